@@ -1,0 +1,59 @@
+# Every target prepares `.venv` by itself: `make demo` and `make test` work from a clean checkout.
+# Another interpreter: `make test PYTHON=python3.12`. Options of the demo: `make demo ARGS="--preset smoke"`.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CONSTRAINTS := $(CURDIR)/constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check bench-engine wheel clean
+
+help:  ## Show the targets
+	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
+	    | while read -r target purpose; do printf '  %-14s%s\n' "$$target" "$$purpose"; done
+
+.venv: $(READY)  ## Create the virtual environment with the tested versions
+
+# The stamp comes last: an interrupted installation is taken up again, never taken for finished.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo 'error: $(PYTHON) is missing or older than Python 3.11; remedy: make PYTHON=/path/to/python3.11' >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## Train a target and a drafter, generate, and show the gain
+	$(BIN)/jakiro demo $(ARGS)
+
+test: $(READY)  ## Run the tests, without the slow matrices
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+test-all: $(READY)  ## Run every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## Lint, formatting, types, import direction
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench-engine: $(READY)  ## Measure the decode engine
+	$(BIN)/python -m inference.bench.engine $(ARGS)
+
+wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
+	rm -rf dist
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m build
+	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; \
+	$(BIN)/python -m venv "$$room/venv"; \
+	"$$room/venv/bin/pip" install -c $(CONSTRAINTS) "$$(ls dist/jakiro-*.whl)[dev]"; \
+	cd "$$room"; \
+	JAKIRO_TEST_INSTALLED=1 PATH="$$room/venv/bin:$$PATH" venv/bin/python -m pytest \
+	    -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider -m 'not slow' $(CURDIR)/tests
+
+clean:  ## Remove what was built or cached here, the environment included
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find configs inference jakiro moa tests training -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,18 @@
+"""Lossless speculative decoding: draft trees, verification, and the decode engine."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.decoder import SpeculativeDecoder
+
+__all__ = ["SpeculativeDecoder"]
+
+_HOMES = {"SpeculativeDecoder": "inference.decoder"}
+
+
+def __getattr__(name: str) -> object:
+    """Import an exported name when it is first used, so that importing the package stays fast."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

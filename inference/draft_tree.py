@@ -1,0 +1,121 @@
+"""Draft trees: candidate continuations of one root, and the laws that sampled ones came from."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+ROOT = -1  # as a parent: the last emitted token, which the target has not read yet
+
+
+class CandidateKind(IntEnum):
+    """How a candidate came to stand in the tree; it decides the rule that may accept it."""
+
+    DETERMINISTIC = 0  # chosen, not drawn: accepted as a point mass
+    SAMPLED = 1  # drawn without replacement from a recorded law: multi-round rule
+
+
+@dataclass(frozen=True)
+class SparseLaw:
+    """Draft laws cut to their m likeliest tokens and renormalised; children are drawn from that."""
+
+    ids: Int[Tensor, "batch parents m"]
+    probs: Float[Tensor, "batch parents m"]
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree of N candidates per sequence; parents come before their children."""
+
+    token_ids: Int[Tensor, "batch nodes"]
+    parent: Int[Tensor, "batch nodes"]  # index of a node, or ROOT
+    depth: Int[Tensor, "batch nodes"]  # at least 1
+    score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
+    kind: Int[Tensor, "batch nodes"]  # CandidateKind
+    draw_rank: Int[Tensor, "batch nodes"]  # order among sampled siblings
+    proposer_id: Int[Tensor, "batch nodes"]  # expert or source that favoured the candidate most
+    is_valid: Bool[Tensor, "batch nodes"]  # padding is False
+    base_length: Int[Tensor, " batch"]  # position of the root
+    max_depth: int
+    round_id: int = 0
+    laws: SparseLaw | None = (
+        None  # of ROOT at 0 and of node n at n + 1; zero where nothing was drawn
+    )
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of candidates, padding included."""
+        return self.token_ids.shape[1]
+
+    @classmethod
+    def empty(cls, base_length: Int[Tensor, " batch"], round_id: int = 0) -> "DraftTree":
+        """Return the tree without candidates: verifying it is a plain decoding step."""
+        ints = torch.zeros(len(base_length), 0, dtype=torch.long, device=base_length.device)
+        return cls(
+            token_ids=ints,
+            parent=ints,
+            depth=ints,
+            score=ints.float(),
+            kind=ints,
+            draw_rank=ints,
+            proposer_id=ints,
+            is_valid=ints.bool(),
+            base_length=base_length,
+            max_depth=0,
+            round_id=round_id,
+        )
+
+    def rows(self) -> list["TreeRow"]:
+        """Return one host-side view per sequence; copies the integers off the device once."""
+        fields = (self.token_ids, self.parent, self.depth, self.kind, self.draw_rank)
+        packed = torch.stack((*fields, self.proposer_id, self.is_valid.long()), dim=1).tolist()
+        return [TreeRow.build(columns, self.laws, index) for index, columns in enumerate(packed)]
+
+
+@dataclass(frozen=True)
+class TreeRow:
+    """One sequence's tree as plain lists, for the walk that accepts candidates."""
+
+    token_ids: list[int]
+    parent: list[int]
+    depth: list[int]
+    proposer_id: list[int]
+    sampled: dict[int, list[int]]  # parent -> children in draw order
+    deterministic: dict[int, list[int]]  # parent -> children
+    laws: SparseLaw | None = None
+    index: int = 0
+
+    @classmethod
+    def build(cls, columns: list[list[int]], laws: SparseLaw | None, index: int) -> "TreeRow":
+        """Sort the valid candidates by parent and kind.
+
+        Args:
+            columns: token, parent, depth, kind, draw rank, proposer and validity of every node.
+            laws: of the whole batch.
+            index: the row's place in the batch.
+        """
+        token_ids, parent, depth, kind, draw_rank, proposer_id, is_valid = columns
+        sampled: dict[int, list[int]] = {}
+        deterministic: dict[int, list[int]] = {}
+        for node in (node for node, valid in enumerate(is_valid) if valid):
+            by_kind = sampled if kind[node] == CandidateKind.SAMPLED else deterministic
+            by_kind.setdefault(parent[node], []).append(node)
+        for siblings in sampled.values():
+            siblings.sort(key=draw_rank.__getitem__)
+        return cls(token_ids, parent, depth, proposer_id, sampled, deterministic, laws, index)
+
+    def draft_law(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
+        """Return ids and probabilities of the law that sampled children of `parent` came from."""
+        if self.laws is None:
+            raise ValueError(f"sampled candidates under node {parent} come without their draft law")
+        return self.laws.ids[self.index, parent + 1], self.laws.probs[self.index, parent + 1]
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the first level down to `node`; empty for ROOT."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parent[node]
+        return nodes[::-1]

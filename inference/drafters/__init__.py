@@ -1,0 +1,1 @@
+"""Everything that drafts, behind one protocol."""

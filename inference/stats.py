@@ -1,0 +1,69 @@
+"""What decoding cost and won, defined once."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DecodeStats:
+    """Counts and seconds of one request, or of several pooled.
+
+    Tokens are counted as ids. The first token comes from prefill and counts in no rate. `seconds`
+    has the keys prefill, draft, verify, commit and total.
+    """
+
+    requests: int = 1
+    emitted: int = 0  # tokens, the one from prefill included
+    target_forwards: int = 0  # after prefill
+    accepted: Counter[int] = field(default_factory=Counter)  # depth -> drafts emitted
+    reached: Counter[int] = field(
+        default_factory=Counter
+    )  # depth -> rounds that had candidates there
+    accepted_by_proposer: Counter[int] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target forward after prefill; plain decoding gives exactly 1."""
+        decoded = self.emitted - self.requests
+        return decoded / self.target_forwards if self.target_forwards else 1.0
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of rounds that accepted a draft at depth d, of those with a candidate to try."""
+        return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
+
+    @property
+    def marginal_acceptance_by_depth(self) -> list[float]:
+        """Share of all rounds that accepted a draft at depth d."""
+        rounds = max(self.target_forwards, 1)
+        return [self.accepted[depth] / rounds for depth in sorted(self.reached)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first, per second after prefill."""
+        decoding = self.seconds["total"] - self.seconds["prefill"]
+        return (self.emitted - self.requests) / decoding if decoding > 0 else 0.0
+
+    @property
+    def seconds_other(self) -> float:
+        """Seconds outside prefill, drafting, verification and commit."""
+        return self.seconds["total"] - sum(
+            self.seconds[part] for part in ("prefill", "draft", "verify", "commit")
+        )
+
+    @classmethod
+    def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
+        """Return the sum of several requests' statistics."""
+        total = cls(requests=0)
+        for one in several:
+            total.requests += one.requests
+            total.emitted += one.emitted
+            total.target_forwards += one.target_forwards
+            total.accepted += one.accepted
+            total.reached += one.reached
+            total.accepted_by_proposer += one.accepted_by_proposer
+            for part, seconds in one.seconds.items():
+                total.seconds[part] += seconds
+        return total

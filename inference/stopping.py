@@ -1,0 +1,42 @@
+"""When a request ends: the Hugging Face criteria, asked once per emitted token."""
+
+import torch
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+
+
+class StopRule:
+    """Decides after each token, so decoding never overshoots.
+
+    Length and end-of-sequence are read off the criteria and tested on the host; any other
+    criterion is called with the tokens so far.
+
+    Args:
+        criteria: as prepared by `generate()`.
+        device: where other criteria expect the tokens.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList, device: torch.device) -> None:
+        self.device = device
+        self.max_length = min(
+            (one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)),
+            default=None,
+        )
+        self.eos_ids = {
+            int(token)
+            for one in criteria
+            if isinstance(one, EosTokenCriteria)
+            for token in one.eos_token_id.flatten().tolist()
+        }
+        known = (MaxLengthCriteria, EosTokenCriteria)
+        self.others = StoppingCriteriaList(one for one in criteria if not isinstance(one, known))
+
+    def __call__(self, token_ids: list[int]) -> bool:
+        """Return whether the sequence, prompt included, is complete."""
+        if token_ids[-1] in self.eos_ids:
+            return True
+        if self.max_length is not None and len(token_ids) >= self.max_length:
+            return True
+        if not self.others:
+            return False
+        so_far = torch.tensor([token_ids], device=self.device)
+        return bool(self.others(so_far, None).all())

@@ -1,0 +1,238 @@
+"""Grows a draft tree level by level from draft laws, deterministic or sampled.
+
+Deterministic trees (EAGLE-2, arXiv 2406.16858): expand the best nodes of each level, score by
+cumulative log-probability, keep the best N of all. Sampled trees: children are drawn without
+replacement from the recorded law; how many is fixed before they are drawn; none is removed,
+reordered or re-ranked afterwards, so N follows from the schedule.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
+from inference.sampling import Sampling
+from jakiro.mixture import posterior_log_weights
+from jakiro.settings import Settings
+
+LAW_SIZE = 256  # tokens kept of a draft law that children are sampled from
+
+
+class TreeShape(Settings):
+    """How a draft tree grows."""
+
+    autoregressive_levels: int = Field(2, ge=1)  # drafter passes A
+    parallel_levels: int = Field(1, ge=0)  # further levels P, read off the last pass
+    children: int = Field(3, ge=1)  # candidates under each expanded node
+    breadth: int = Field(2, ge=1)  # nodes expanded per level
+    num_nodes: int = Field(8, ge=1)  # deterministic trees keep the best N of all candidates
+    sampled: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Longest path of the tree."""
+        return self.autoregressive_levels + self.parallel_levels
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes that verification must have room for."""
+        everything = self.children * (1 + self.breadth * (self.depth - 1))
+        return everything if self.sampled else min(self.num_nodes, everything)
+
+
+class Frontier(NamedTuple):
+    """The nodes whose children are drafted next."""
+
+    token_ids: Int[Tensor, "batch f"]
+    origin: Int[Tensor, "batch f"]  # index, in the frontier one level above, of each node's parent
+    log_weights: Float[Tensor, "batch f components"]  # posterior of the components given the token
+
+
+@runtime_checkable
+class LawSource(Protocol):
+    """Whatever predicts: the drafter's session, or a table in a test."""
+
+    def joint(self, depth: int, frontier: Frontier | None) -> Float[Tensor, "batch f comp vocab"]:
+        """Return `log(w_e p_e(t))` of candidates at `depth`, for each node of the frontier.
+
+        Args:
+            depth: of the candidates, from 1.
+            frontier: their parents, or None for the root.
+        """
+        ...
+
+
+class Level(NamedTuple):
+    """All candidates of one depth, with the laws they came from."""
+
+    token_ids: Int[Tensor, "batch n"]
+    parent: Int[Tensor, "batch n"]  # index into the pool of all levels, or ROOT
+    score: Float[Tensor, "batch n"]
+    draw_rank: Int[Tensor, "batch n"]
+    proposer_id: Int[Tensor, "batch n"]
+    posterior: Float[Tensor, "batch n components"]
+    law: SparseLaw | None  # of the expanded parents
+    expanded: Int[Tensor, "batch f"]  # pool index of each expanded parent, or ROOT
+
+
+@dataclass
+class TreeBuilder:
+    """Builds one round's tree.
+
+    Args:
+        shape: how the tree grows.
+        sampling: shapes the draft laws as the target's are shaped.
+        generator: source of the draws of a sampled tree.
+    """
+
+    shape: TreeShape
+    sampling: Sampling
+    generator: torch.Generator | None = None
+
+    def build(
+        self, source: LawSource, base_length: Int[Tensor, " batch"], round_id: int = 0
+    ) -> DraftTree:
+        """Return the tree that `source` predicts below the root at position `base_length`."""
+        levels: list[Level] = []
+        frontier: Frontier | None = None
+        parents = torch.full_like(base_length, ROOT)[:, None]
+        score = torch.zeros(parents.shape, device=parents.device)
+        pool_size = 0
+        for depth in range(1, self.shape.depth + 1):
+            level = self._grow(source.joint(depth, frontier), parents, score)
+            levels.append(level)
+            score, chosen = level.score.topk(min(self.shape.breadth, level.score.shape[1]), dim=1)
+            frontier = _frontier(level, chosen)
+            parents = chosen + pool_size
+            pool_size += level.score.shape[1]
+        tree = _assemble(levels, base_length, round_id, self.shape.sampled)
+        return tree if self.shape.sampled else _keep_best(tree, self.shape.num_nodes)
+
+    def _grow(self, joint: Tensor, parents: Tensor, score: Tensor) -> Level:
+        """Choose or draw the children of every parent."""
+        # A law sums to 1 up to rounding; above 0 a child would outrank its parent.
+        log_law = self._shaped(joint.logsumexp(dim=2)).clamp(max=0)
+        law = _sparse(log_law) if self.shape.sampled else None
+        picked = _top(log_law, self.shape.children) if law is None else self._drawn(law)
+        token_ids, log_probs = picked
+        at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1)).mT
+        prior = joint.logsumexp(dim=-1)[:, :, None].expand_as(at_token)
+        ranks = torch.arange(token_ids.shape[2], device=token_ids.device).expand_as(token_ids)
+        return Level(
+            token_ids=token_ids.flatten(1),
+            parent=parents[:, :, None].expand_as(token_ids).flatten(1),
+            score=(score[:, :, None] + log_probs).flatten(1),
+            draw_rank=ranks.flatten(1),
+            proposer_id=at_token.argmax(dim=-1).flatten(1),
+            posterior=posterior_log_weights(at_token, prior).flatten(1, 2),
+            law=law,
+            expanded=parents,
+        )
+
+    def _shaped(self, log_law: Tensor) -> Tensor:
+        return self.sampling.shape_draft(log_law.flatten(0, 1)).unflatten(0, log_law.shape[:2])
+
+    def _drawn(self, law: SparseLaw) -> tuple[Tensor, Tensor]:
+        """Draw children without replacement: Gumbel-top-k, whose order is the draw order."""
+        noise = torch.empty(law.probs.shape, dtype=torch.float64)
+        noise = noise.exponential_(generator=self.generator).to(law.probs)
+        log_probs = law.probs.log()
+        keys, places = (log_probs - noise.log()).topk(
+            min(self.shape.children, law.ids.shape[2]), dim=-1
+        )
+        drawn = torch.where(keys.isneginf(), keys, log_probs.gather(2, places))
+        return law.ids.gather(2, places), drawn
+
+
+def _top(log_law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    log_probs, token_ids = log_law.topk(min(count, log_law.shape[-1]), dim=-1)
+    return token_ids, log_probs
+
+
+def _sparse(log_law: Tensor) -> SparseLaw:
+    token_ids, log_probs = _top(log_law, LAW_SIZE)
+    return SparseLaw(token_ids, log_probs.softmax(dim=-1))
+
+
+def _frontier(level: Level, chosen: Tensor) -> Frontier:
+    children = level.score.shape[1] // level.expanded.shape[1]
+    components = level.posterior.shape[2]
+    return Frontier(
+        token_ids=level.token_ids.gather(1, chosen),
+        origin=chosen // children,
+        log_weights=level.posterior.gather(1, chosen[:, :, None].expand(-1, -1, components)),
+    )
+
+
+def _assemble(levels: list[Level], base_length: Tensor, round_id: int, sampled: bool) -> DraftTree:
+    """Join the levels into one tree; parents stand before their children."""
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(level, name) for level in levels], dim=1)
+
+    score = joined("score")
+    kind = CandidateKind.SAMPLED if sampled else CandidateKind.DETERMINISTIC
+    sizes = torch.tensor([level.score.shape[1] for level in levels], device=score.device)
+    depths = torch.arange(1, len(levels) + 1, device=score.device).repeat_interleave(sizes)
+    return DraftTree(
+        token_ids=joined("token_ids"),
+        parent=joined("parent"),
+        depth=depths.expand(len(score), -1),
+        score=score,
+        kind=torch.full(score.shape, int(kind), device=score.device),
+        draw_rank=joined("draw_rank"),
+        proposer_id=joined("proposer_id"),
+        is_valid=~score.isneginf(),
+        base_length=base_length,
+        max_depth=len(levels),
+        round_id=round_id,
+        laws=_recorded(levels, score.shape[1]) if sampled else None,
+    )
+
+
+def _recorded(levels: list[Level], num_nodes: int) -> SparseLaw:
+    """Lay the laws of the expanded nodes out by node, ROOT first."""
+    first = levels[0].law
+    assert first is not None
+    shape = (first.ids.shape[0], num_nodes + 1, first.ids.shape[2])
+    ids, probs = first.ids.new_zeros(shape), first.probs.new_zeros(shape)
+    for level in levels:
+        assert level.law is not None
+        places = (level.expanded + 1)[:, :, None].expand_as(level.law.ids)
+        ids.scatter_(1, places, level.law.ids)
+        probs.scatter_(1, places, level.law.probs)
+    return SparseLaw(ids, probs)
+
+
+def _keep_best(tree: DraftTree, count: int) -> DraftTree:
+    """Keep the `count` candidates of highest score; a parent outranks its children."""
+    if tree.num_nodes <= count:
+        return tree
+    # Children never score above their parent and stand behind it, so a stable order keeps every
+    # kept node's parent, ties included.
+    order = tree.score.sort(dim=1, descending=True, stable=True).indices[:, :count].sort().values
+    places = torch.zeros_like(tree.parent)
+    places.scatter_(1, order, torch.arange(count, device=order.device).expand_as(order))
+    parent = tree.parent.gather(1, order)
+    moved = torch.where(parent == ROOT, ROOT, places.gather(1, parent.clamp(min=0)))
+
+    def kept(values: Tensor) -> Tensor:
+        return values.gather(1, order)
+
+    return DraftTree(
+        token_ids=kept(tree.token_ids),
+        parent=moved,
+        depth=kept(tree.depth),
+        score=kept(tree.score),
+        kind=kept(tree.kind),
+        draw_rank=kept(tree.draw_rank),
+        proposer_id=kept(tree.proposer_id),
+        is_valid=kept(tree.is_valid),
+        base_length=tree.base_length,
+        max_depth=tree.max_depth,
+        round_id=tree.round_id,
+    )

@@ -1,0 +1,24 @@
+"""Exact speculative decoding with a mixture-of-attentions trunk and a bank of expert heads."""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jakiro.config import JakiroConfig
+    from jakiro.drafter import JakiroDrafter
+
+__all__ = ["JakiroConfig", "JakiroDrafter", "__version__"]
+
+_HOMES = {"JakiroConfig": "jakiro.config", "JakiroDrafter": "jakiro.drafter"}
+
+try:
+    __version__ = metadata.version("jakiro")
+except metadata.PackageNotFoundError:  # a checkout on the path that was never installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> object:
+    """Import an exported name when it is first used, so that importing the package stays fast."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

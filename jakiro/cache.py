@@ -1,0 +1,152 @@
+"""The target's key/value cache: preallocated slots that hold a tree and are pruned in place."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+BUCKET = 64  # attention reads whole buckets of slots, so shapes change rarely
+
+
+class HeadShape(NamedTuple):
+    """Geometry of one layer's keys and values; sizes may differ between the two."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's view of a `SlotCache`: writes go to given slots, reads see a prefix of slots.
+
+    Committed tokens live at the slot equal to their position. Masks decide what is visible, so
+    there is no counter, nothing grows, and nothing is dropped when a window slides.
+    """
+
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+        self.slots: Tensor | None = None
+        self.num_visible = 0
+
+    def aim(self, slots: Tensor, num_visible: int) -> None:
+        """Send the next update to `slots` [batch, queries]; it will return `num_visible` slots."""
+        self.slots, self.num_visible = slots, num_visible
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Scatter new keys and values [batch, heads, queries, dim]; return the visible prefix."""
+        assert self.slots is not None
+        index = self.slots[:, None, :, None]
+        self.keys.scatter_(2, index.expand_as(key_states), key_states)
+        self.values.scatter_(2, index.expand_as(value_states), value_states)
+        return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: storage exists from the start."""
+
+    def get_seq_length(self) -> int:
+        """Return 0: lengths are kept per row by the engine, not per layer."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return the number of slots."""
+        return int(self.keys.shape[2])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (visible slots, offset), for models that size a mask by the cache."""
+        return self.num_visible, 0
+
+
+class SlotCache(Cache):
+    """All layers' slots, in one block of memory per head shape.
+
+    Args:
+        shapes: head shape of each layer.
+        batch: number of sequences.
+        capacity: slots per sequence, the junk slot not counted; rounded up to whole buckets.
+        dtype: of keys and values.
+        device: where they live.
+    """
+
+    def __init__(
+        self,
+        shapes: tuple[HeadShape, ...],
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.capacity = -(-(capacity + 1) // BUCKET) * BUCKET
+        self.junk_slot = self.capacity - 1  # pads are written here; it stays finite and unseen
+        self._blocks: list[Tensor] = []
+        layers: dict[int, SlotLayer] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [index for index, other in enumerate(shapes) if other == shape]
+            keys, values = (
+                torch.zeros(
+                    (len(members), batch, shape.num_kv_heads, self.capacity, dim),
+                    dtype=dtype,
+                    device=device,
+                )
+                for dim in (shape.key_dim, shape.value_dim)
+            )
+            self._blocks += [keys, values]
+            for place, index in enumerate(members):
+                layers[index] = SlotLayer(keys[place], values[place])
+        self.slot_layers = [layers[index] for index in range(len(shapes))]
+        super().__init__(layers=list(self.slot_layers))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one cached token takes over all layers."""
+        total = sum(block.numel() * block.element_size() for block in self._blocks)
+        return total // (self._blocks[0].shape[1] * self.capacity)
+
+    def aim(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
+        """Prepare every layer for a forward that writes `slots` and reads `num_visible` slots."""
+        for layer in self.slot_layers:
+            layer.aim(slots, num_visible)
+
+    def visible_for(self, highest_slot: int) -> int:
+        """Return the bucketed number of slots that covers `highest_slot`."""
+        return min((highest_slot // BUCKET + 1) * BUCKET, self.capacity)
+
+    def move(
+        self, source: Int[Tensor, "batch rows"], destination: Int[Tensor, "batch rows"]
+    ) -> None:
+        """Copy rows between slots in all layers; costs O(rows), independent of the context."""
+        for block in self._blocks:
+            shape = (block.shape[0], -1, block.shape[2], -1, block.shape[4])
+            taken = block.gather(3, source[None, :, None, :, None].expand(shape))
+            block.scatter_(3, destination[None, :, None, :, None].expand(shape), taken)
+
+    def rows(
+        self, slots: Int[Tensor, "batch rows"], layers: tuple[int, ...]
+    ) -> Float[Tensor, "batch rows layers width"]:
+        """Return keys and values of `layers` at `slots`, flattened to one width per layer."""
+        if len(self._blocks) == 2:
+            gathered = [_rows_of(block, slots, layers) for block in self._blocks]
+            return torch.cat(gathered, dim=-1)
+        parts = []
+        for index in layers:
+            layer = self.slot_layers[index]
+            pair = [_rows_of(part[None], slots, (0,)) for part in (layer.keys, layer.values)]
+            parts.append(torch.cat(pair, dim=-1))
+        return torch.cat(parts, dim=2)
+
+
+def _rows_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
+    """Gather [layer, batch, head, slot, dim] at slots into [batch, row, layer, head * dim]."""
+    chosen = block if len(layers) == block.shape[0] else block[list(layers)]
+    shape = (chosen.shape[0], -1, chosen.shape[2], -1, chosen.shape[4])
+    taken = chosen.gather(3, slots[None, :, None, :, None].expand(shape))
+    return taken.permute(1, 3, 0, 2, 4).flatten(start_dim=3)

@@ -1,0 +1,141 @@
+"""What a drafter is made of: its settings, its target, and the Hugging Face shell around them."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from transformers import PreTrainedConfig
+
+from jakiro.errors import ConfigError
+from jakiro.settings import Settings, validate_settings
+from jakiro.target_record import TargetRecord
+
+
+class TrunkSettings(Settings):
+    """Geometry of self- and cross-attention."""
+
+    num_heads: int = Field(4, ge=1)
+    num_kv_heads: int = Field(2, ge=1)
+    head_dim: int = Field(64, ge=2, multiple_of=2)
+    rope_base: float = Field(10_000.0, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "TrunkSettings":
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError("num_heads must be a multiple of num_kv_heads")
+        return self
+
+
+class MemorySettings(Settings):
+    """Layer self-attention: how the target's per-layer state becomes memory."""
+
+    layers: tuple[int, ...] | None = None  # which target layers are read; None: all
+    common_width: int | None = Field(None, ge=1)  # project each layer to this width first
+    num_heads: int = Field(2, ge=1)
+    head_dim: int = Field(32, ge=2, multiple_of=2)
+    mlp_width: int = Field(128, ge=1)
+
+
+class BankSettings(Settings):
+    """The expert bank, see `jakiro.experts.ExpertBank`."""
+
+    num_experts: Literal[1, 2, 4] = 2
+    expert_width: int = Field(512, ge=1)
+    combine: Literal["sum", "mixture"] = "mixture"
+    contrastive_head: bool = True
+
+
+class ScheduleSettings(Settings):
+    """Depth of the draft: trunk passes, then levels read off the last pass."""
+
+    autoregressive_levels: int = Field(2, ge=1, le=16)
+    parallel_levels: int = Field(1, ge=0, le=3)
+
+    @property
+    def depth(self) -> int:
+        """Longest path of a draft tree."""
+        return self.autoregressive_levels + self.parallel_levels
+
+
+class DrafterSettings(Settings):
+    """Everything that decides a drafter's parameters and its schedule."""
+
+    trunk: TrunkSettings = TrunkSettings()
+    memory: MemorySettings = MemorySettings()
+    bank: BankSettings = BankSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+
+
+class JakiroConfig(PreTrainedConfig):
+    """The `config.json` of a drafter.
+
+    Args:
+        drafter: fields of `DrafterSettings`.
+        target: fields of `TargetRecord`.
+        record: free-form facts kept with the weights: provenance, evaluation, tree costs.
+    """
+
+    model_type = "jakiro"
+
+    def __init__(
+        self,
+        drafter: dict[str, Any] | None = None,
+        target: dict[str, Any] | None = None,
+        record: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.drafter = drafter
+        self.target = target
+        self.record = record
+        super().__init__(**kwargs)
+
+    @property
+    def settings(self) -> DrafterSettings:
+        """The validated drafter settings."""
+        return validate_settings(DrafterSettings, self.drafter or {}, source="the drafter config")
+
+    @property
+    def target_record(self) -> TargetRecord:
+        """The validated record of the target.
+
+        Raises:
+            ConfigError: the config names no target.
+        """
+        if self.target is None:
+            raise ConfigError(
+                "the drafter config names no target",
+                expected="a `target` record",
+                got="none",
+                remedy="build the config with jakiro.config.config_for",
+            )
+        return validate_settings(TargetRecord, self.target, source="the drafter config's target")
+
+
+def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
+    """Return the config of a drafter with `settings` for `target`.
+
+    Raises:
+        ConfigError: a memory layer lies outside the target, or layer widths differ and no common
+            width is given.
+    """
+    _check_memory(settings.memory, target)
+    return JakiroConfig(
+        drafter=settings.model_dump(mode="json"), target=target.model_dump(mode="json")
+    )
+
+
+def _check_memory(memory: MemorySettings, target: TargetRecord) -> None:
+    count = len(target.kv_widths)
+    layers = memory.layers if memory.layers is not None else tuple(range(count))
+    if not layers or any(not 0 <= layer < count for layer in layers):
+        raise ConfigError(
+            "drafter.memory.layers names layers that the target does not have",
+            expected=f"one or more indices from 0 to {count - 1}",
+            got=list(layers),
+        )
+    if len({target.kv_widths[layer] for layer in layers}) > 1:
+        raise ConfigError(
+            "the target's layers differ in the width of their keys and values",
+            expected="memory layers of one width",
+            got=sorted({target.kv_widths[layer] for layer in layers}),
+            remedy="choose drafter.memory.layers of equal width",
+        )

@@ -1,0 +1,53 @@
+"""The exceptions that callers of Jakiro can meet: what was expected, what came, the remedy."""
+
+
+class JakiroError(Exception):
+    """Base of every error raised on purpose.
+
+    Args:
+        message: what is wrong, in one sentence without a final full stop.
+        expected: what would have been right.
+        got: what was found instead.
+        remedy: what the caller can do about it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        expected: object = None,
+        got: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        parts = [message]
+        if expected is not None:
+            parts.append(f"expected: {expected}")
+        if got is not None:
+            parts.append(f"got: {got}")
+        if remedy is not None:
+            parts.append(f"remedy: {remedy}")
+        super().__init__("; ".join(parts))
+
+
+class ConfigError(JakiroError, ValueError):
+    """A configuration value, key, or combination is not usable."""
+
+
+class PromptError(JakiroError, ValueError):
+    """A prompt or a sampling argument cannot be decoded as asked."""
+
+
+class DataError(JakiroError, ValueError):
+    """Training data is missing, malformed, or unusable."""
+
+
+class CheckpointError(JakiroError):
+    """A checkpoint or cached artefact is missing, damaged, or does not fit."""
+
+
+class TargetNotSupported(JakiroError):
+    """The target model has a part that exact tree verification cannot handle."""
+
+
+class TargetMismatch(JakiroError, ValueError):
+    """A drafter, tokenizer, or template was made for another target."""

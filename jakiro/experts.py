@@ -1,0 +1,133 @@
+"""The Mixture-of-Experts head bank (arXiv 2502.06282): decoupled experts behind one router."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+Combine = Literal["sum", "mixture"]
+
+
+class BankOutput(NamedTuple):
+    """Predicted target features of every level, as components of one law per level.
+
+    Level 0 predicts the target's feature at the query's own position, level k the feature k
+    positions later without having seen the tokens between. `components` is 1 for combine "sum"
+    and the number of experts for "mixture".
+    """
+
+    features: Float[Tensor, "*batch levels components hidden"]
+    log_weights: Float[Tensor, "*batch components"]  # of the law, normalised
+    gate: Float[Tensor, "*batch experts"]  # the router's own weights, for balance and statistics
+
+
+class ExpertBank(nn.Module):
+    """SwiGLU experts, all of them run, whose outputs become one or several draft laws.
+
+    With x the trunk's vector, n its norm, `h_e` the inner activation and `E_e = D_e h_e` the output
+    of expert e:
+
+    - "sum": `F1 = x + sum_e w_e E_e`; one feature, one softmax (published dynamic Jakiro).
+    - "mixture": `F1_e = x + E_e`; the law is `sum_e w_e softmax(F1_e)`, so experts can put
+      different tokens on top and the tree stays one calibrated law without duplicate siblings.
+
+    Parallel level k uses its own down-projections `D'_e` unless the contrastive head provides it:
+
+    - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
+    - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.
+
+    Args:
+        hidden: width of trunk vectors and target features.
+        expert_width: inner width of one expert.
+        num_experts: how many experts; 1 is a plain feed-forward head ("experts off").
+        num_parallel: parallel levels P that follow each autoregressive pass.
+        combine: how experts become laws, see above.
+        contrastive_head: whether parallel levels see the contrast between experts; it has no
+            effect with one expert.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        expert_width: int,
+        num_experts: int,
+        num_parallel: int,
+        combine: Combine,
+        contrastive_head: bool,
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.combine = combine
+        contrast = contrastive_head and num_experts > 1 and num_parallel > 0
+        self.published_contrast = contrast and combine == "sum"
+        own_levels = num_parallel - int(self.published_contrast)
+        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
+        self.gate_up = nn.Linear(hidden, num_experts * 2 * expert_width, bias=False)
+        self.down = _stacked(num_experts, expert_width, hidden)
+        self.level_down = (
+            _stacked(own_levels, num_experts, expert_width, hidden) if own_levels else None
+        )
+        self.beta = (
+            nn.Parameter(torch.zeros(own_levels))
+            if contrast and not self.published_contrast
+            else None
+        )
+
+    def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> BankOutput:
+        """Return the features and weights of all levels for each trunk vector."""
+        normed = self.norm(trunk)
+        inner = self._inner(normed)
+        outputs = einsum(inner, self.down, "... e w, e w h -> ... e h")
+        own = self._own_levels(inner, outputs)
+        scores = self.router(normed)
+        gate = scores[..., : self.num_experts].softmax(dim=-1)
+        if self.combine == "mixture":
+            return self._mixture(trunk, outputs, own, scores, gate)
+        return self._sum(trunk, outputs, own, scores, gate)
+
+    def _inner(self, normed: Tensor) -> Tensor:
+        gate, up = rearrange(
+            self.gate_up(normed), "... (e two w) -> two ... e w", two=2, e=self.num_experts
+        )
+        return silu(gate) * up
+
+    def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
+        """Return each expert's output through the parallel levels' own projections `D'_e h_e`."""
+        if self.level_down is None:
+            return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
+        return einsum(inner, self.level_down, "... e w, p e w h -> ... p e h")
+
+    def _sum(
+        self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
+    ) -> BankOutput:
+        levels = [einsum(gate, outputs, "... e, ... e h -> ... h")]
+        if self.published_contrast:
+            levels.append(_top_against_rest(scores[..., self.num_experts :].softmax(-1), outputs))
+        levels += einsum(gate, own, "... e, ... p e h -> ... p h").unbind(-2)
+        features = trunk.unsqueeze(-2) + torch.stack(levels, dim=-2)
+        return BankOutput(features.unsqueeze(-2), torch.zeros_like(scores[..., :1]), gate)
+
+    def _mixture(
+        self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
+    ) -> BankOutput:
+        if self.beta is not None:
+            others = (outputs.sum(-2, keepdim=True) - outputs) / (self.num_experts - 1)
+            own = own + self.beta[:, None, None] * (outputs - others).unsqueeze(-3)
+        stacked = torch.cat((outputs.unsqueeze(-3), own), dim=-3)
+        features = trunk[..., None, None, :] + stacked
+        return BankOutput(features, scores.log_softmax(dim=-1), gate)
+
+
+def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
+    """Return `v_top E_top - sum_{e != top} v_e E_e`."""
+    top = weights == weights.amax(dim=-1, keepdim=True)
+    return einsum(torch.where(top, weights, -weights), outputs, "... e, ... e h -> ... h")
+
+
+def _stacked(*shape: int) -> nn.Parameter:
+    """A stack of linear weights, drawn with the variance that keeps activations at unit scale."""
+    return nn.Parameter(torch.randn(shape) * shape[-2] ** -0.5)

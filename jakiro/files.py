@@ -1,0 +1,82 @@
+"""Files that are never half-written, and names that follow from contents."""
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+
+from jakiro.errors import ConfigError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace the file at `path`, so that a reader sees the old content or the new, never a part.
+
+    Args:
+        path: the file; its folder must exist.
+        content: the new content; text is encoded as UTF-8.
+
+    Raises:
+        OSError: the folder is missing or unwritable, or the disk is full; `path` is unchanged.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    # Same folder, hence same file system: only then is the replacement atomic.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def fingerprint(*parts: object) -> str:
+    """Return a SHA-256 in hexadecimal that is the same for the same parts, on every machine.
+
+    Mappings are compared regardless of their order, lists and tuples as equal.
+
+    Args:
+        *parts: bytes, or data that JSON can hold; where one part ends makes a difference.
+
+    Raises:
+        TypeError: a part is neither bytes nor data that JSON can hold.
+        ValueError: a part holds a number that is not finite.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        kind, data = ("bytes", part) if isinstance(part, bytes) else ("json", _canonical(part))
+        digest.update(f"{kind}:{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def ensure_writable_folder(path: Path) -> Path:
+    """Create the folder if it is missing and prove that files can be written into it.
+
+    Returns:
+        The folder's absolute path.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to.
+    """
+    folder = path.expanduser().absolute()
+    probe = folder / f".probe.{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into the folder {folder}",
+            expected="a folder that can be created and written to",
+            got=error.strerror or error,
+            remedy="choose another folder, or change its permissions",
+        ) from error
+    return folder
+
+
+def _canonical(part: object) -> bytes:
+    text = json.dumps(part, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()

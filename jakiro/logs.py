@@ -1,0 +1,37 @@
+"""Logging for people: one handler on standard error, and only the first process speaks."""
+
+import logging
+import os
+from functools import cache
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+_ROOT = "jakiro"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger below `jakiro` that writes to standard error on rank 0 only.
+
+    Args:
+        name: the module's `__name__`; those of the sister packages are put below `jakiro`.
+    """
+    _configure_root()
+    is_below_root = name == _ROOT or name.startswith(f"{_ROOT}.")
+    return logging.getLogger(name if is_below_root else f"{_ROOT}.{name}")
+
+
+@cache
+def _configure_root() -> None:
+    # The console looks standard error up at each record, so redirections keep working.
+    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
+    handler.addFilter(_is_first_process)
+    root = logging.getLogger(_ROOT)
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False  # else an application's own root handler repeats each line
+
+
+def _is_first_process(_record: logging.LogRecord) -> bool:
+    # Read at each record, because a launcher may set the rank after the first import.
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,230 @@
+"""The frozen target: one adapter through which everything else sees a Hugging Face causal LM."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from jakiro.cache import HeadShape, SlotCache
+from jakiro.errors import TargetNotSupported
+from jakiro.files import fingerprint
+from jakiro.masks import ancestor_matrix, same_document, slot_mask
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What a drafter must know about a target."""
+
+    hidden_size: int
+    vocab_size: int
+    head_shapes: tuple[HeadShape, ...]
+    layer_kinds: tuple[str, ...]
+    window: int | None
+    max_position: int
+    fingerprint: str
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.head_shapes)
+
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        """Size of keys plus values of one token, per layer."""
+        return tuple(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.head_shapes)
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Tokens for one target forward: a prompt, a single token, or a root with its draft tree."""
+
+    token_ids: Int[Tensor, "batch queries"]
+    positions: Int[Tensor, "batch queries"]
+    slots: Int[Tensor, "batch queries"]
+    lengths: Int[Tensor, " batch"]  # committed rows, all of which every query sees
+    highest_slot: int  # over the batch, known on the host
+    parents: Int[Tensor, "batch queries"] | None = None  # index into queries, -1: none; None: chain
+    max_depth: int = 1  # longest path among the queries; unused for a chain
+    documents: Int[Tensor, "batch queries"] | None = None  # packed chains, isolated by document
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a target forward leaves: features, and rows in the cache at `step.slots`."""
+
+    features: Float[Tensor, "batch queries hidden"]  # after the final norm
+    step: StepInput
+    cache: SlotCache
+
+
+class TargetAdapter:
+    """Runs a stock causal LM over chains and trees with a `SlotCache`; never changes its weights.
+
+    Args:
+        model: any Hugging Face decoder-only causal LM whose layers all attend over positions.
+
+    Raises:
+        TargetNotSupported: a layer keeps a recurrent state, or the adapter's forward does not
+            reproduce the model's own logits.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._embeddings = model.get_input_embeddings()
+        self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
+        self.spec = self._probe()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embeddings."""
+        return self._table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of features and cache."""
+        return self._table.dtype
+
+    def new_cache(self, batch: int, capacity: int) -> SlotCache:
+        """Return an empty cache for sequences of up to `capacity` tokens, drafts included."""
+        return SlotCache(self.spec.head_shapes, batch, capacity, self.dtype, self.device)
+
+    def embed(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
+        """Return the target's own token embeddings."""
+        return self._embeddings(token_ids)
+
+    def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
+        """Return the target's logits of features, with its family's scaling and soft-capping."""
+        logits = self._head(features)
+        if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (factor := getattr(self.config, "logit_scale", None)) is not None:
+            logits = logits * factor
+        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def forward(self, step: StepInput, cache: SlotCache) -> StepOutput:
+        """Read the tokens of `step`, write their rows to the cache, and return their features."""
+        num_visible = cache.visible_for(step.highest_slot)
+        cache.aim(step.slots, num_visible)
+        output = self._decoder(
+            input_ids=step.token_ids,
+            position_ids=step.positions,
+            attention_mask=self._attention_masks(step, num_visible),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return StepOutput(output.last_hidden_state, step, cache)
+
+    def _attention_masks(self, step: StepInput, num_visible: int) -> Tensor | dict[str, Tensor]:
+        visible = slot_mask(step.lengths, step.slots, _ancestors(step), num_visible)
+        masks = {kind: self._additive(visible, kind, step) for kind in set(self.spec.layer_kinds)}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _additive(self, visible: Tensor, kind: str, step: StepInput) -> Tensor:
+        if kind == SLIDING and self.spec.window is not None:
+            # A window counts positions, not slots: a node's slot lies beyond its position.
+            slot_positions = torch.arange(visible.shape[2], device=visible.device)
+            slot_positions = slot_positions.expand(visible.shape[0], -1).clone()
+            slot_positions.scatter_(1, step.slots, step.positions)
+            distance = step.positions[:, :, None] - slot_positions[:, None, :]
+            visible = visible & (distance < self.spec.window)
+        blocked = torch.finfo(self.dtype).min
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
+        return mask.masked_fill_(~visible, blocked).unsqueeze(1)
+
+    @torch.no_grad()
+    def _probe(self) -> TargetSpec:
+        """Read the geometry off a short forward and check that the adapter reproduces it."""
+        kinds, window = _layer_kinds(self.config)
+        token_ids = torch.arange(3, device=self.device)[None]
+        own_cache = DynamicCache(config=self.config)
+        expected = self.model(input_ids=token_ids, past_key_values=own_cache).logits
+        spec = TargetSpec(
+            hidden_size=self._table.shape[1],
+            vocab_size=expected.shape[-1],
+            head_shapes=tuple(_head_shape(layer) for layer in own_cache.layers),
+            layer_kinds=kinds,
+            window=window,
+            max_position=int(self.config.max_position_embeddings),
+            fingerprint=self._fingerprint(expected.shape[-1]),
+        )
+        self.spec = spec
+        step = chain_step(token_ids, start=0)
+        got = self.logits(self.forward(step, self.new_cache(1, 3)).features)
+        _check_reproduces(got, expected, type(self.model).__name__)
+        return spec
+
+    def _fingerprint(self, vocab_size: int) -> str:
+        """Hash the geometry and the signs of some weights, which no load dtype changes."""
+        signs = (self._table[:64, :64] > 0).int().tolist()
+        layers = int(self.config.num_hidden_layers)
+        geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
+        return fingerprint([geometry, signs])
+
+
+def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput:
+    """Return the step that reads consecutive tokens at positions `start`, `start + 1`, ..."""
+    batch, count = token_ids.shape
+    positions = torch.arange(start, start + count, device=token_ids.device).expand(batch, -1)
+    lengths = torch.full((batch,), start, device=token_ids.device)
+    return StepInput(token_ids, positions, positions, lengths, highest_slot=start + count - 1)
+
+
+def _ancestors(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
+    if step.parents is not None:
+        return ancestor_matrix(step.parents, step.max_depth)
+    batch, count = step.token_ids.shape
+    chain = torch.ones(count, count, dtype=torch.bool, device=step.token_ids.device).tril()
+    if step.documents is None:
+        return chain.expand(batch, -1, -1)
+    return chain & same_document(step.documents)
+
+
+def _layer_kinds(config: object) -> tuple[tuple[str, ...], int | None]:
+    """Return each layer's attention kind and the window of the sliding ones."""
+    num_layers = int(getattr(config, "num_hidden_layers"))  # noqa: B009 - config classes are untyped
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = [SLIDING if window else FULL] * num_layers
+    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
+        raise TargetNotSupported(
+            "the target has layers that cannot branch over a draft tree",
+            expected=f"layers of kind {FULL} or {SLIDING}",
+            got=", ".join(unknown),
+            remedy="use a target whose every layer attends over positions",
+        )
+    return tuple(kinds), window
+
+
+def _head_shape(layer: object) -> HeadShape:
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
+        raise TargetNotSupported(
+            "a layer of the target keeps no keys and values",
+            expected="key/value attention in every layer",
+            got=type(layer).__name__,
+            remedy="use a target without recurrent or linear-attention layers",
+        )
+    return HeadShape(keys.shape[1], keys.shape[3], values.shape[3])
+
+
+def _check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
+    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
+    error = (got.float() - expected.float()).abs().max().item()
+    scale = max(1.0, expected.float().abs().max().item())
+    if not error <= tolerance * scale:  # also catches NaN
+        raise TargetNotSupported(
+            f"the adapter does not reproduce the logits of {name}",
+            expected=f"largest difference at most {tolerance * scale:.1e}",
+            got=f"{error:.1e}",
+            remedy='load the target with attn_implementation="eager", or report the family',
+        )

@@ -1,0 +1,39 @@
+"""Rotary position embedding (arXiv 2104.09864), half-split layout."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Rotary(nn.Module):
+    """Rotates head vectors by an angle proportional to their absolute position.
+
+    Args:
+        head_dim: size of one head, even.
+        base: wavelength base, in positions.
+    """
+
+    def __init__(self, head_dim: int, base: float) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.base = base
+        # Derived, so neither parameter nor buffer: loaders that build modules on the meta device
+        # would leave a buffer that no checkpoint holds uninitialised.
+        self._frequencies: Tensor | None = None
+
+    def forward(
+        self,
+        heads: Float[Tensor, "batch heads rows dim"],
+        positions: Int[Tensor, "#batch rows"],
+    ) -> Float[Tensor, "batch heads rows dim"]:
+        """Return `heads` rotated by `positions`; angles are computed in float32."""
+        angles = positions[:, None, :, None] * self._on(heads.device)
+        cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    def _on(self, device: torch.device) -> Tensor:
+        if self._frequencies is None or self._frequencies.device != device:
+            exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+            self._frequencies = self.base ** (-exponents / self.head_dim)
+        return self._frequencies

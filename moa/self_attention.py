@@ -1,0 +1,65 @@
+"""Causal self-attention over token embeddings, the first half of the trunk (arXiv 2410.03804)."""
+
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from moa.rotary import Rotary
+from moa.rows import Rows, RowStore, only_these
+
+
+class SelfAttention(nn.Module):
+    """Pre-norm grouped-query attention with a residual connection.
+
+    The rows depend on a token and its position alone, never on a drafted feature, so rows of
+    accepted tokens stay valid and rows of rejected ones are simply forgotten.
+
+    Args:
+        hidden: width of the residual stream.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides `num_heads`.
+        head_dim: size of one head, even.
+        rope_base: wavelength base of the rotary embedding.
+    """
+
+    def __init__(
+        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_base: float
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
+        self.key = nn.Linear(hidden, num_kv_heads * head_dim, bias=False)
+        self.value = nn.Linear(hidden, num_kv_heads * head_dim, bias=False)
+        self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
+        self.rotary = Rotary(head_dim, rope_base)
+
+    def rows(
+        self,
+        embeddings: Float[Tensor, "batch rows hidden"],
+        positions: Int[Tensor, "batch rows"],
+    ) -> Rows:
+        """Return keys and values of `embeddings` standing at `positions`."""
+        return self._rows(self.norm(embeddings), positions)
+
+    def forward(
+        self,
+        embeddings: Float[Tensor, "batch queries hidden"],
+        positions: Int[Tensor, "batch queries"],
+        mask: Bool[Tensor, "batch 1 queries keys"],
+        store: RowStore = only_these,
+    ) -> Float[Tensor, "batch queries hidden"]:
+        """Let tokens attend to the rows that `store` returns and `mask` allows (True: may see)."""
+        normed = self.norm(embeddings)
+        keys, values = store(self._rows(normed, positions))
+        queries = self.rotary(self._heads(self.query(normed)), positions)
+        mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+        return embeddings + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+
+    def _rows(self, normed: Tensor, positions: Tensor) -> Rows:
+        keys = self.rotary(self._heads(self.key(normed)), positions)
+        return Rows(keys, self._heads(self.value(normed)))
+
+    def _heads(self, flat: Tensor) -> Tensor:
+        return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)

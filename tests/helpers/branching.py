@@ -1,0 +1,50 @@
+"""Runs random code once per outcome of its choices, with the probability of each."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+class Chooser:
+    """Stands in for chance: replays a script of choices, then takes the first possible one."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script = script
+        self.taken: list[tuple[int, int]] = []  # (choice, number of possible ones)
+        self.probability = 1.0
+
+    def choose(self, probabilities: Sequence[float]) -> int:
+        """Return the index that this run takes."""
+        possible = [index for index, one in enumerate(probabilities) if one > 0]
+        place = self.script[len(self.taken)] if len(self.taken) < len(self.script) else 0
+        self.taken.append((place, len(possible)))
+        self.probability *= probabilities[possible[place]]
+        return possible[place]
+
+    def accept(self, probability: float) -> bool:
+        """Return whether this run accepts a trial of the given probability."""
+        return self.choose([probability, 1.0 - probability]) == 0
+
+
+def law_of(experiment: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
+    """Return the exact law of what `experiment` returns, by running every path of choices."""
+    law: defaultdict[Outcome, float] = defaultdict(float)
+    script: list[int] | None = []
+    while script is not None:
+        chooser = Chooser(script)
+        outcome = experiment(chooser)
+        law[outcome] += chooser.probability
+        script = _next_script(chooser.taken)
+    return dict(law)
+
+
+def _next_script(taken: list[tuple[int, int]]) -> list[int] | None:
+    choices = list(taken)
+    while choices and choices[-1][0] + 1 == choices[-1][1]:
+        choices.pop()
+    if not choices:
+        return None
+    last, _ = choices.pop()
+    return [place for place, _ in choices] + [last + 1]

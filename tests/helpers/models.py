@@ -1,0 +1,71 @@
+"""Tiny random models, built in milliseconds."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from jakiro.config import (
+    BankSettings,
+    DrafterSettings,
+    MemorySettings,
+    ScheduleSettings,
+    TrunkSettings,
+    config_for,
+)
+from jakiro.drafter import JakiroDrafter
+from jakiro.target import TargetAdapter
+from jakiro.target_record import record_target
+
+
+def tiny_llama(vocab: int = 61, seed: int = 0, **changes: object) -> LlamaForCausalLM:
+    """A random Llama whose laws are far from uniform."""
+    torch.manual_seed(seed)
+    fields = {
+        "vocab_size": vocab,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **changes,
+    }
+    return LlamaForCausalLM(LlamaConfig(**fields)).eval()
+
+
+def tiny_settings(
+    num_experts: int = 2,
+    combine: str = "mixture",
+    parallel_levels: int = 1,
+    contrastive_head: bool = True,
+    autoregressive_levels: int = 2,
+    **memory: object,
+) -> DrafterSettings:
+    """Settings of a drafter of a few thousand parameters."""
+    return DrafterSettings(
+        trunk=TrunkSettings(num_heads=4, num_kv_heads=2, head_dim=8),
+        memory=MemorySettings(num_heads=2, head_dim=8, mlp_width=16, **memory),
+        bank=BankSettings(
+            num_experts=num_experts,
+            expert_width=24,
+            combine=combine,
+            contrastive_head=contrastive_head,
+        ),
+        schedule=ScheduleSettings(
+            autoregressive_levels=autoregressive_levels, parallel_levels=parallel_levels
+        ),
+    )
+
+
+def tiny_drafter(
+    target: TargetAdapter, settings: DrafterSettings | None = None, seed: int = 1
+) -> JakiroDrafter:
+    """A random drafter for a target."""
+    torch.manual_seed(seed)
+    record = record_target(target.spec, "tiny")
+    drafter = JakiroDrafter(config_for(settings or tiny_settings(), record)).eval()
+    if drafter.bank.beta is not None:  # starts at 0, where the contrast would not be tested
+        torch.nn.init.constant_(drafter.bank.beta, 0.7)
+    return drafter

@@ -1,0 +1,194 @@
+"""Random laws for every prefix: a draft source and a target without any network."""
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from helpers.branching import Chooser, law_of
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from inference import accept
+from inference.draft_tree import DraftTree, SparseLaw
+from inference.sampling import ProcessedLaw, Sampling
+from inference.tree_builder import Frontier, TreeBuilder, TreeShape
+
+Prefix = tuple[int, ...]
+
+
+class Tables:
+    """Target logits and draft experts that depend on the whole prefix, in float64.
+
+    Args:
+        vocab: size of the vocabulary.
+        components: number of draft experts; they overlap in what they propose.
+        seed: of the tables.
+        sharpness: spread of the logits.
+    """
+
+    def __init__(self, vocab: int, components: int, seed: int, sharpness: float = 1.5) -> None:
+        self.vocab, self.components = vocab, components
+        self.seed, self.sharpness = seed, sharpness
+
+    def _random(self, kind: int, prefix: Prefix, *shape: int) -> Tensor:
+        key = hash((self.seed, kind, prefix)) % (1 << 62)
+        generator = torch.Generator().manual_seed(key)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * self.sharpness
+
+    def target_logits(self, prefix: Prefix) -> Tensor:
+        """Raw target logits after a prefix."""
+        return self._random(0, prefix, self.vocab)
+
+    def joint(self, prefix: Prefix) -> Tensor:
+        """Return log(w_e p_e(t)) of the draft experts after a prefix."""
+        laws = self._random(1, prefix, self.components, self.vocab).log_softmax(-1)
+        return laws + self._random(2, prefix, self.components).log_softmax(-1)[:, None]
+
+
+class TableSource:
+    """A `LawSource` over tables, below one prefix."""
+
+    def __init__(self, tables: Tables, prefix: Prefix) -> None:
+        self.tables = tables
+        self.frontier = [prefix]
+
+    def joint(self, depth: int, frontier: Frontier | None) -> Tensor:
+        """Look the laws of the frontier's own paths up."""
+        if frontier is not None:
+            tokens, origins = frontier.token_ids[0].tolist(), frontier.origin[0].tolist()
+            pairs = zip(tokens, origins, strict=True)
+            self.frontier = [(*self.frontier[origin], token) for token, origin in pairs]
+        return torch.stack([self.tables.joint(prefix) for prefix in self.frontier])[None]
+
+
+class BranchingBuilder(TreeBuilder):
+    """Draws the children of sampled trees by the chooser, one after the other."""
+
+    chooser: Chooser
+
+    def _drawn(self, law: SparseLaw) -> tuple[Tensor, Tensor]:
+        parents = law.probs.shape[1]
+        drawn = [self._drawn_at(law.ids[0, i], law.probs[0, i]) for i in range(parents)]
+        tokens, log_probs = zip(*drawn, strict=True)
+        return torch.stack(tokens)[None], torch.stack(log_probs)[None]
+
+    def _drawn_at(self, ids: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        count = min(self.shape.children, len(ids))
+        left, tokens, log_probs = probs.clone(), [], []
+        for _ in range(count):
+            if left.sum() <= 0:
+                tokens.append(ids[0])
+                log_probs.append(torch.tensor(float("-inf"), dtype=probs.dtype))
+                continue
+            place = self.chooser.choose((left / left.sum()).tolist())
+            tokens.append(ids[place])
+            log_probs.append(probs[place].log())
+            left[place] = 0
+        return torch.stack(tokens), torch.stack(log_probs)
+
+
+Tamper = Callable[[DraftTree], DraftTree]
+
+
+def one_round(
+    tables: Tables,
+    shape: TreeShape,
+    sampling: Sampling,
+    prefix: Prefix,
+    tamper: Tamper = lambda tree: tree,
+) -> dict[Prefix, float]:
+    """Return the exact law of the tokens that one round of draft, verify and accept emits."""
+
+    def drafted(chooser: Chooser) -> int:
+        builder = BranchingBuilder(shape, sampling)
+        builder.chooser = chooser
+        trees.append(builder.build(TableSource(tables, prefix), torch.tensor([len(prefix)])))
+        return len(trees) - 1
+
+    trees: list[DraftTree] = []
+    total: dict[Prefix, float] = {}
+    for index, probability in law_of(drafted).items():
+        for emitted, share in _walked(tables, sampling, prefix, tamper(trees[index])).items():
+            total[emitted] = total.get(emitted, 0.0) + probability * share
+    return total
+
+
+def _walked(
+    tables: Tables, sampling: Sampling, prefix: Prefix, tree: DraftTree
+) -> dict[Prefix, float]:
+    """Return the exact law of what acceptance makes of one tree."""
+    row = tree.rows()[0]
+    paths = [
+        tuple(row.token_ids[index] for index in row.path(node))
+        for node in range(-1, len(row.token_ids))
+    ]
+    logits = torch.stack([tables.target_logits(prefix + path) for path in paths])
+    processed = ProcessedLaw(logits, torch.tensor(prefix, dtype=torch.long), row, sampling)
+    law = cache(processed.__call__)
+
+    def experiment(chooser: Chooser) -> Prefix:
+        path, next_law = accept.walk(row, law, chooser.accept)
+        last = chooser.choose(next_law.tolist())
+        return (*(row.token_ids[node] for node in path), last)
+
+    return law_of(experiment)
+
+
+def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
+    """Return the target's processed law after a prefix."""
+    row = DraftTree.empty(torch.tensor([len(prefix)])).rows()[0]
+    emitted = torch.tensor(prefix, dtype=torch.long)
+    return ProcessedLaw(tables.target_logits(prefix)[None], emitted, row, sampling)(-1)
+
+
+def two_round_error(
+    tables: Tables,
+    shape: TreeShape,
+    sampling: Sampling,
+    tamper: Tamper = lambda tree: tree,
+    length: int = 3,
+) -> float:
+    """Return the total variation between the first tokens of two rounds and the target's own.
+
+    Runs that emitted fewer than `length` tokens are continued by the target.
+    """
+    start: Prefix = (0, 1)
+    second = {}
+    got: dict[Prefix, float] = {}
+    for first, probability in one_round(tables, shape, sampling, start, tamper).items():
+        if len(first) >= length:
+            _continue(tables, sampling, start, first, probability, length, got)
+            continue
+        if first not in second:
+            second[first] = one_round(tables, shape, sampling, start + first, tamper)
+        for then, conditional in second[first].items():
+            _continue(tables, sampling, start, first + then, probability * conditional, length, got)
+    expected: dict[Prefix, float] = {}
+    _continue(tables, sampling, start, (), 1.0, length, expected)
+    keys = itertools.chain(got, expected)
+    return 0.5 * sum(abs(got.get(key, 0.0) - expected.get(key, 0.0)) for key in set(keys))
+
+
+def _continue(
+    tables: Tables,
+    sampling: Sampling,
+    start: Prefix,
+    emitted: Prefix,
+    probability: float,
+    length: int,
+    into: dict[Prefix, float],
+) -> None:
+    if len(emitted) >= length:
+        into[emitted[:length]] = into.get(emitted[:length], 0.0) + probability
+        return
+    for token, share in enumerate(target_law(tables, sampling, start + emitted).tolist()):
+        if share > 0:
+            _continue(
+                tables, sampling, start, (*emitted, token), probability * share, length, into
+            )
+
+
+def no_processors(do_sample: bool = True) -> Sampling:
+    """The target's raw law."""
+    return Sampling(LogitsProcessorList(), do_sample)

@@ -1,0 +1,134 @@
+"""Small tokenizers, data files, settings and batches, for tests that train."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from jakiro.config import DrafterSettings
+from jakiro.drafter import JakiroDrafter
+from jakiro.settings import validate_settings
+from jakiro.target import TargetAdapter
+from jakiro.yaml_layers import merge
+from training.anchors import draw_anchors
+from training.batch import Batch
+from training.config import TrainSettings
+from training.data.packing import PackedRow, collate
+from training.module import TrainingModule
+from training.objectives import LossTerms, ObjectiveSettings
+from training.views import TargetView, look_at_target
+
+TEXTS = tuple(
+    f"def add_{name}(first, second):\n    total = first + second * {number}\n    return total\n" * 3
+    for number, name in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight"))
+)
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 300 tokens, trained on `TEXTS`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["</s>", "<user>", "<assistant>", "<system>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    wrapped.chat_template = chat_template
+    return wrapped
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
+    """Write rows, one per line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
+    """Settings of a run of a few steps on the target and the texts that lie in a folder."""
+    base = {
+        "target": {"name_or_path": str(folder / "target")},
+        "data": {
+            "paths": [str(folder / "texts.jsonl")],
+            "row_length": 48,
+            "held_out": 2,
+            "cache_folder": str(folder / "cache"),
+        },
+        "drafter": {
+            "trunk": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+            "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
+            "bank": {"expert_width": 32},
+        },
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "batch": {"rows": 4, "micro_batch": 2},
+        "evaluation": {"num_prompts": 2, "prompt_tokens": 8, "max_new_tokens": 8},
+        "checkpoint": {"every": 5},
+        "steps": 10,
+        "log_every": 1,
+        "run_folder": str(folder / "run"),
+    }
+    return validate_settings(TrainSettings, merge(base, changes), source="the test")
+
+
+def random_batch(
+    *rows: Sequence[int], row_length: int = 24, draws: int = 1, vocab: int = 61, seed: int = 0
+) -> Batch:
+    """Rows of documents of the given lengths with random tokens; all tokens are responses."""
+    random = np.random.default_rng(seed)
+    batch = []
+    for number, lengths in enumerate(rows):
+        padding = row_length - sum(lengths)
+        documents = np.repeat([*range(len(lengths)), -1], [*lengths, padding])
+        positions = np.concatenate([np.arange(length) for length in (*lengths, padding)])
+        tokens = random.integers(0, vocab, row_length)
+        row = PackedRow(tokens, positions, documents, documents >= 0)
+        keys = [(seed, number, draw) for draw in range(draws)]
+        batch.append((row, np.stack([draw_anchors(row.document_starts, 2, key) for key in keys])))
+    return collate(batch)
+
+
+@dataclass
+class TinyTraining:
+    """A tiny target and drafter, and the loss of batches."""
+
+    drafter: JakiroDrafter
+    target: TargetAdapter
+    objective: ObjectiveSettings
+
+    def view(self, batch: Batch) -> TargetView:
+        """What the target says of a batch."""
+        rows, length = batch.token_ids.shape
+        cache = self.target.new_cache(rows, length)
+        return look_at_target(self.target, batch, self.drafter.memory_layers, cache)
+
+    def loss(self, batch: Batch, **changes: object) -> LossTerms:
+        """The loss terms of a batch, with changes to the objective."""
+        module = TrainingModule(self.drafter, self.objective.model_copy(update=changes))
+        return module(self.view(batch), batch, self.target.logits)
+
+    def gradients(self, total: Tensor) -> list[Tensor]:
+        """The gradient of each parameter."""
+        return list(torch.autograd.grad(total, list(self.drafter.parameters()), allow_unused=True))
+
+
+def tiny_training(settings: DrafterSettings | None = None) -> TinyTraining:
+    """A random target and drafter."""
+    target = TargetAdapter(tiny_llama().requires_grad_(False))
+    objective = ObjectiveSettings(feature_weight=0.3, distance_decay=0.9)
+    return TinyTraining(tiny_drafter(target, settings), target, objective)

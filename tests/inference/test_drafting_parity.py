@@ -1,0 +1,193 @@
+"""Training and decoding see the same drafter: one masked pass equals cached, step-by-step drafting."""
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from inference.drafters.trained import TrainedDrafter, TrainedSession
+from inference.drafters.tree_pass import TreePass
+from inference.protocol import Committed
+from inference.sampling import Sampling
+from inference.tree_builder import Frontier, TreeShape
+from jakiro.mixture import joint_log_probs, posterior_log_weights
+from jakiro.target import StepOutput, TargetAdapter, chain_step
+from training.batch import Batch
+from training.views import draft_all_positions, look_at_target
+
+GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
+VARIANTS = [
+    tiny_settings(num_experts=2, combine="mixture", parallel_levels=2),
+    tiny_settings(num_experts=2, combine="sum", parallel_levels=1),
+    tiny_settings(num_experts=4, combine="sum", parallel_levels=2, contrastive_head=False),
+    tiny_settings(num_experts=1, combine="mixture", parallel_levels=1),
+    tiny_settings(layers=(0, 2), common_width=12),
+]
+
+
+def _ids(settings: object) -> str:
+    bank, schedule = settings.bank, settings.schedule  # type: ignore[attr-defined]
+    return f"E{bank.num_experts}-{bank.combine}-P{schedule.parallel_levels}"
+
+
+def _prefilled(
+    drafter: TrainedDrafter, tokens: Tensor, length: int
+) -> tuple[TrainedSession, StepOutput]:
+    """Return a session that has verified `length` tokens; the root is the next one."""
+    target = drafter.target
+    output = target.forward(chain_step(tokens[:, :length], 0), target.new_cache(1, 64))
+    session = drafter.open(GREEDY, capacity=64)
+    memory = drafter.encode(output, torch.arange(length)[None])
+    session.advance(Committed(length, tokens[:, : length + 1], memory))
+    return session, output
+
+
+def _tree_pass(session: TrainedSession) -> TreePass:
+    return TreePass(
+        session.drafter,
+        session.own_rows,
+        session.memory.prefix(session.length),
+        session.root,
+        session.length,
+    )
+
+
+def _one_row(tokens: Tensor, anchors: Tensor) -> Batch:
+    count = tokens.shape[1]
+    return Batch(
+        token_ids=tokens,
+        positions=torch.arange(count)[None],
+        documents=torch.zeros(1, count, dtype=torch.long),
+        is_response=torch.ones(1, count, dtype=torch.bool),
+        anchors=anchors[None, None],
+    )
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=_ids)
+@torch.no_grad()
+def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: object) -> None:
+    target = TargetAdapter(tiny_llama())
+    model = tiny_drafter(target, settings)  # type: ignore[arg-type]
+    parallel = settings.schedule.parallel_levels  # type: ignore[attr-defined]
+    depth, length = 4, 7
+    tokens = torch.randint(0, 61, (1, length + depth + parallel))
+    # Position length + d - 1 is drafted at distance d from the last verified one, length - 1.
+    anchors = torch.arange(tokens.shape[1]).clamp(max=length - 1)
+    batch = _one_row(tokens, anchors)
+    view = look_at_target(target, batch, model.memory_layers, target.new_cache(1, 32))
+    trained = next(iter(draft_all_positions(model, view, batch)))
+
+    shape = TreeShape(autoregressive_levels=depth, parallel_levels=parallel, breadth=1)
+    drafter = TrainedDrafter(model, target, shape)
+    source = _tree_pass(_prefilled(drafter, tokens, length)[0])
+    weights = trained.log_weights[:, length + depth - 1 : length + depth]
+    for step in range(1, depth + parallel + 1):
+        frontier = None
+        if step > 1:
+            token = tokens[:, length + step - 1 : length + step]
+            frontier = Frontier(token, torch.zeros_like(token), weights)
+        got = source.joint(step, frontier)
+        level = max(0, step - depth)
+        place = length + min(step, depth) - 1
+        logits = target.logits(trained.features[:, place : place + 1, level])
+        prior = weights if level else trained.log_weights[:, place : place + 1]
+        expected = joint_log_probs(logits, prior)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        if step >= depth and step < depth + parallel:
+            follows = tokens[0, length + step]
+            weights = posterior_log_weights(expected[..., follows], prior)
+
+
+@torch.no_grad()
+def test_a_tree_step_equals_one_linear_pass_per_path() -> None:
+    target = TargetAdapter(tiny_llama())
+    model = tiny_drafter(target)
+    shape = TreeShape(autoregressive_levels=3, parallel_levels=1, breadth=3, children=3, num_nodes=99)
+    tokens = torch.randint(0, 61, (1, 9))
+    session, _ = _prefilled(TrainedDrafter(model, target, shape), tokens, 8)
+    tree = session.propose(99, None)
+    row = tree.rows()[0]
+    assert tree.num_nodes == 3 + 9 + 9 + 9
+    chain = TreeShape(autoregressive_levels=3, parallel_levels=1, breadth=1)
+    for node in range(tree.num_nodes):
+        path = [row.token_ids[index] for index in row.path(node)]
+        fresh, _ = _prefilled(TrainedDrafter(model, target, chain), tokens, 8)
+        expected = _score_of_path(_tree_pass(fresh), path)
+        assert tree.score[0, node].item() == pytest.approx(expected, abs=1e-4)
+
+
+def _score_of_path(source: TreePass, path: list[int]) -> float:
+    score, frontier = 0.0, None
+    for depth, token in enumerate(path, start=1):
+        joint = source.joint(depth, frontier)
+        score += joint[0, 0, :, token].logsumexp(0).item()
+        posterior = posterior_log_weights(joint[..., token], joint.logsumexp(-1))
+        frontier = Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long), posterior)
+    return score
+
+
+@torch.no_grad()
+def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    tokens = torch.randint(0, 61, (1, 15))
+    session, output = _prefilled(drafter, tokens, 8)
+    session.propose(8, None)  # leaves drafted rows behind, which must not matter
+    more = target.forward(chain_step(tokens[:, 8:12], 8), output.cache)
+    memory = drafter.encode(more, torch.arange(4)[None])
+    session.advance(Committed(12, tokens[:, 8:13], memory))
+    fresh, _ = _prefilled(drafter, tokens, 12)
+    for kept, new in ((session.own_rows, fresh.own_rows), (session.memory, fresh.memory)):
+        for got, expected in zip(kept.prefix(12), new.prefix(12), strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    again, expected_tree = session.propose(8, None), fresh.propose(8, None)
+    assert torch.equal(again.token_ids, expected_tree.token_ids)
+
+
+@torch.no_grad()
+def test_advancing_twice_changes_nothing_and_a_gap_is_refused() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    tokens = torch.randint(0, 61, (1, 12))
+    session, output = _prefilled(drafter, tokens, 8)
+    memory = drafter.encode(output, torch.arange(8)[None])
+    before = session.propose(8, None)
+    session.advance(Committed(8, tokens[:, :9], memory))
+    assert torch.equal(session.propose(8, None).token_ids, before.token_ids)
+    late = memory._replace(base_length=9)
+    with pytest.raises(ValueError, match="session ends at 8"):
+        session.advance(Committed(11, tokens[:, 9:12], late))
+
+
+@pytest.mark.parametrize("combine", ["sum", "mixture"])
+@torch.no_grad()
+def test_without_experts_both_ways_to_combine_are_the_same_head(combine: str) -> None:
+    target = TargetAdapter(tiny_llama())
+    one = tiny_drafter(target, tiny_settings(num_experts=1, combine=combine))
+    other = tiny_drafter(target, tiny_settings(num_experts=1, combine="mixture"))
+    other.load_state_dict(one.state_dict())
+    vectors = torch.randn(1, 5, 32)
+    for got, expected in zip(one.bank(vectors), other.bank(vectors), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@torch.no_grad()
+def test_posterior_routing_equals_the_brute_force_joint_law() -> None:
+    """P(t1, t2) = sum_e w_e p1_e(t1) p2_e(t2), and the parallel level is its conditional."""
+    target = TargetAdapter(tiny_llama())
+    model = tiny_drafter(target, tiny_settings(autoregressive_levels=1))
+    shape = TreeShape(autoregressive_levels=1, parallel_levels=1, breadth=4, children=4, num_nodes=99)
+    session, _ = _prefilled(TrainedDrafter(model, target, shape), torch.randint(0, 61, (1, 9)), 8)
+    source = _tree_pass(session)
+    source.joint(1, None)
+    assert source.output is not None
+    laws = target.logits(source.output.features[0, 0]).softmax(-1)  # [level, expert, vocab]
+    weights = source.output.log_weights[0, 0].exp()
+    brute = torch.einsum("e,ea,eb->ab", weights, laws[0], laws[1])
+    tree = session.propose(99, None)
+    row = tree.rows()[0]
+    for node in range(tree.num_nodes):
+        path = [row.token_ids[index] for index in row.path(node)]
+        expected = brute[tuple(path)] if len(path) == 2 else brute[path[0]].sum()
+        assert tree.score[0, node].exp().item() == pytest.approx(expected.item(), rel=1e-4)

@@ -1,0 +1,131 @@
+"""The command line is fast to answer and turns every mistake of a caller into one line."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import jakiro
+from jakiro.cli import main
+from jakiro.errors import ConfigError, JakiroError
+
+Demo = Callable[..., None]
+
+
+@pytest.fixture
+def plant_demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Demo], None]:
+    """Put a function in the place of the demo, which takes minutes."""
+
+    def plant(run_demo: Demo) -> None:
+        module = ModuleType("jakiro.demo.pipeline")
+        module.run_demo = run_demo  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "jakiro.demo.pipeline", module)
+
+    return plant
+
+
+def run(*words: str) -> object:
+    """Run the command line in this process and return its exit code."""
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    return exit_.value.code or 0
+
+
+def raising(error: BaseException) -> Demo:
+    def run_demo(**_options: Any) -> None:
+        raise error
+
+    return run_demo
+
+
+def test_the_demo_gets_its_options(plant_demo: Callable[[Demo], None]) -> None:
+    calls: list[dict[str, Any]] = []
+    plant_demo(lambda **options: calls.append(options))
+    assert run("demo") == 0
+    words = ["--preset", "smoke", "--cache-dir", "c", "--device", "cpu", "--target", "t"]
+    assert run("demo", *words) == 0
+    assert calls == [
+        {"preset": "small", "cache_dir": None, "device": "auto", "target": None},
+        {"preset": "smoke", "cache_dir": Path("c"), "device": "cpu", "target": "t"},
+    ]
+
+
+def test_a_mistake_of_the_caller_is_one_line_without_traceback(
+    plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_demo(raising(ConfigError("bad\n  value", expected="good", got="bad", remedy="be good")))
+    assert run("demo") == 2
+    captured = capsys.readouterr()
+    assert captured.err == "error: bad value; expected: good; got: bad; remedy: be good\n"
+    assert not captured.out
+
+
+@pytest.mark.parametrize("words", [("--debug", "demo"), ("demo", "--debug")])
+def test_debug_shows_the_traceback_before_the_line(
+    words: tuple[str, ...],
+    plant_demo: Callable[[Demo], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant_demo(raising(JakiroError("bad")))
+    assert run(*words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "error: bad"
+
+
+def test_an_interruption_is_said_in_one_word(
+    plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_demo(raising(KeyboardInterrupt()))
+    assert run("demo") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_fault_of_the_program_is_not_hidden(plant_demo: Callable[[Demo], None]) -> None:
+    plant_demo(raising(ZeroDivisionError("ours")))
+    with pytest.raises(ZeroDivisionError):
+        main(["demo"])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "Missing command"),
+        (("dmeo",), "No such command 'dmeo'"),
+        (("--colour",), "No such option"),
+        (("demo", "--preset", "huge"), "'--preset'"),
+        (("demo", "--device"), "'--device'"),
+        (("demo", "more"), "unexpected extra argument"),
+    ],
+)
+def test_a_malformed_command_is_one_line_with_a_remedy(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert complaint in line
+    assert line.endswith("; remedy: see `jakiro --help`")
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"jakiro {jakiro.__version__}\n"
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = (
+        "import sys; from jakiro.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

@@ -1,0 +1,112 @@
+"""The drafter as a Hugging Face model: saved, loaded strictly, blind to what it must not see."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from safetensors.torch import load_file, save_file
+
+from jakiro import JakiroConfig, JakiroDrafter
+from jakiro.config import config_for
+from jakiro.errors import CheckpointError, ConfigError
+from jakiro.target import TargetAdapter
+from jakiro.target_record import record_target
+from training.batch import Batch
+from training.views import draft_all_positions, look_at_target
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetAdapter:
+    return TargetAdapter(tiny_llama())
+
+
+def test_saving_and_loading_keeps_weights_settings_and_outputs(
+    target: TargetAdapter, tmp_path: Path
+) -> None:
+    drafter = tiny_drafter(target)
+    drafter.save_pretrained(tmp_path)
+    loaded = JakiroDrafter.from_pretrained(tmp_path)
+    assert loaded.config.settings == drafter.config.settings
+    assert loaded.config.target_record == drafter.config.target_record
+    state = torch.randn(1, 4, 3, 32)
+    positions = torch.arange(4)[None]
+    for got, kept in zip(
+        loaded.remember(state, positions), drafter.remember(state, positions), strict=True
+    ):
+        torch.testing.assert_close(got, kept)
+
+
+@pytest.mark.parametrize("fault", ["missing", "left over", "misshapen"])
+def test_weights_that_do_not_match_the_config_are_refused(
+    target: TargetAdapter, tmp_path: Path, fault: str
+) -> None:
+    tiny_drafter(target).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    if fault == "missing":
+        del weights["bank.router.weight"]
+    elif fault == "left over":
+        weights["bank.spare"] = torch.zeros(2)
+    else:
+        weights["bank.router.weight"] = torch.zeros(7, 3)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"bank\."):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_a_drafter_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="remedy: check the path"):
+        JakiroDrafter.from_pretrained(tmp_path / "nowhere")
+
+
+def test_an_unknown_key_in_the_saved_settings_is_refused(
+    target: TargetAdapter, tmp_path: Path
+) -> None:
+    tiny_drafter(target).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["drafter"]["bank"]["num_expert"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="did you mean 'bank.num_experts'"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def test_memory_layers_outside_the_target_are_refused(target: TargetAdapter) -> None:
+    with pytest.raises(ConfigError, match="from 0 to 2"):
+        config_for(tiny_settings(layers=(0, 3)), record_target(target.spec, "tiny"))
+
+
+def test_a_config_without_a_target_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names no target"):
+        JakiroDrafter(JakiroConfig())
+
+
+@torch.no_grad()
+def test_nothing_beyond_anchor_or_position_reaches_a_prediction(target: TargetAdapter) -> None:
+    drafter = tiny_drafter(target)
+    count, place, anchor = 10, 6, 3
+    anchors = (torch.arange(count) - (place - anchor)).clamp(min=0)
+    batch = Batch(
+        token_ids=torch.randint(0, 61, (1, count)),
+        positions=torch.arange(count)[None],
+        documents=torch.zeros(1, count, dtype=torch.long),
+        is_response=torch.ones(1, count, dtype=torch.bool),
+        anchors=anchors[None, None],
+    )
+    view = look_at_target(target, batch, drafter.memory_layers, target.new_cache(1, count))
+    before = next(iter(draft_all_positions(drafter, view, batch))).features[0, place]
+
+    later_memory = view.state.clone()
+    later_memory[:, anchor + 1 :] += 1.0
+    later_tokens = view.embeddings.clone()
+    later_tokens[:, place + 1 :] += 1.0
+    blind = view._replace(state=later_memory, embeddings=later_tokens)
+    after = next(iter(draft_all_positions(drafter, blind, batch))).features[0, place]
+    torch.testing.assert_close(after, before, atol=0, rtol=0)
+
+    seen = view.state.clone()
+    seen[:, anchor] += 1.0
+    changed = view._replace(state=seen)
+    other = next(iter(draft_all_positions(drafter, changed, batch))).features[0, place]
+    assert not torch.allclose(other, before)

@@ -1,0 +1,48 @@
+"""Mixture-of-attentions modules on their own."""
+
+import torch
+
+from moa.memory_encoder import MemoryEncoder
+from moa.rotary import Rotary
+from moa.self_attention import SelfAttention
+
+
+def test_rotary_scores_depend_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    rotary, query, key = Rotary(8, 10_000.0), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    def score(first: int, second: int) -> torch.Tensor:
+        return (
+            rotary(query, torch.tensor([[first]])) * rotary(key, torch.tensor([[second]]))
+        ).sum()
+
+    torch.testing.assert_close(score(3, 1), score(103, 101))
+    assert not torch.isclose(score(3, 1), score(3, 2))
+
+
+@torch.no_grad()
+def test_memory_of_a_token_ignores_other_tokens_but_uses_every_layer() -> None:
+    torch.manual_seed(0)
+    encoder = MemoryEncoder(
+        num_layers=3, width=12, hidden=10, num_heads=2, head_dim=4, mlp_width=16, common_width=6
+    )
+    state = torch.randn(1, 5, 3, 12)
+    memory = encoder(state)
+    assert memory.shape == (1, 5, 10)
+    torch.testing.assert_close(encoder(state[:, 2:3])[0, 0], memory[0, 2])
+    for layer in range(3):
+        changed = state.clone()
+        changed[0, 2, layer] *= -1.0
+        assert not torch.allclose(encoder(changed)[0, 2], memory[0, 2])
+
+
+@torch.no_grad()
+def test_rows_written_ahead_equal_rows_of_a_forward() -> None:
+    torch.manual_seed(0)
+    attention = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_base=1e4)
+    embeddings, positions = torch.randn(1, 6, 16), torch.arange(6)[None]
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    seen = []
+    attention(embeddings, positions, mask, lambda rows: seen.append(rows) or rows)
+    for got, expected in zip(attention.rows(embeddings, positions), seen[0], strict=True):
+        torch.testing.assert_close(got, expected)

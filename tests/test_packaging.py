@@ -1,0 +1,55 @@
+"""The packages under test are ours, typed, light to import, and import one another one way only."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from importlib import import_module
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter.cli import lint_imports
+
+PACKAGES = ("inference", "jakiro", "moa", "training")
+CHECKOUT = Path(__file__).resolve().parent.parent
+SITE_PACKAGES = Path(sysconfig.get_path("purelib")).resolve()
+HOME = SITE_PACKAGES if os.environ.get("JAKIRO_TEST_INSTALLED") == "1" else CHECKOUT
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_package_under_test_is_ours(package: str) -> None:
+    # `inference` is also the name of a foreign package.
+    file = import_module(package).__file__
+    assert file is not None
+    assert Path(file).resolve() == HOME / package / "__init__.py"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_package_ships_its_types(package: str) -> None:
+    assert (HOME / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_the_package_does_not_wait_for_torch(package: str) -> None:
+    program = f"import sys, {package}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("package", ["inference", "jakiro"])
+def test_every_exported_name_can_be_imported(package: str) -> None:
+    module = import_module(package)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+        _ = module.Nonsense
+
+
+def test_imports_go_one_way() -> None:
+    config = str(CHECKOUT / "pyproject.toml")
+    assert lint_imports(config_filename=config, no_cache=True, no_logo=True) == 0
+
+
+def test_moa_knows_only_torch_einops_and_jaxtyping() -> None:
+    graph = grimp.build_graph("moa", include_external_packages=True, cache_dir=None)
+    external = {module for module in graph.modules if graph.is_module_squashed(module)}
+    assert external - sys.stdlib_module_names <= {"einops", "jaxtyping", "torch"}

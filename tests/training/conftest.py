@@ -1,0 +1,23 @@
+"""A target with its tokenizer and texts, on disk, shared by the tests that train."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_llama
+from helpers.training import TEXTS, tiny_tokenizer, write_jsonl
+
+
+@pytest.fixture(scope="session")
+def _workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workshop")
+    tiny_llama(vocab=300, eos_token_id=0).save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
+    return folder
+
+
+@pytest.fixture
+def workshop(_workshop: Path, tmp_path: Path) -> Path:
+    """A folder of the test's own with `target` and `texts.jsonl`."""
+    return shutil.copytree(_workshop, tmp_path / "workshop")

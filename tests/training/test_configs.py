@@ -1,0 +1,65 @@
+"""Every config in the repository loads, and says what its comments say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.settings import load_settings
+from jakiro.target_record import TargetRecord
+from jakiro.yaml_layers import read_layered_yaml
+from training.config import TrainSettings
+from training.deepspeed_config import build_deepspeed_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
+
+
+def test_the_base_lists_every_setting_with_its_default() -> None:
+    base = load_settings(TrainSettings, CONFIGS / "base.yaml", REQUIRED)
+    defaults = TrainSettings.model_validate(
+        {"target": {"name_or_path": "any"}, "data": {"paths": ["any.jsonl"]}}
+    )
+    assert base == defaults
+    listed = read_layered_yaml(CONFIGS / "base.yaml")
+    listed["target"]["name_or_path"] = listed["data"]["paths"] = None
+    full = defaults.model_dump()
+    for group, values in full.items():
+        assert group in listed
+        if isinstance(values, dict):
+            assert listed[group].keys() == values.keys()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [CONFIGS / "demo.yaml", *sorted((CONFIGS / "targets").glob("*.yaml"))],
+    ids=lambda path: path.stem,
+)
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_config_loads_as_it_is_and_its_batch_can_be_shared_out(
+    path: Path, num_processes: int
+) -> None:
+    settings = load_settings(TrainSettings, path)
+    deepspeed = build_deepspeed_config(settings, num_processes)
+    assert deepspeed["train_batch_size"] == (
+        deepspeed["train_micro_batch_size_per_gpu"]
+        * deepspeed["gradient_accumulation_steps"]
+        * num_processes
+    )
+
+
+def test_the_drafter_for_an_8b_target_has_264_million_parameters() -> None:
+    settings = load_settings(TrainSettings, CONFIGS / "targets" / "llama3-8b.yaml")
+    record = TargetRecord(
+        name_or_path=settings.target.name_or_path,
+        hidden_size=4096,
+        vocab_size=128_256,
+        kv_widths=(2048,) * 32,
+        fingerprint="any",
+    )
+    with torch.device("meta"):
+        drafter = JakiroDrafter(config_for(settings.drafter, record))
+    total = sum(parameter.numel() for parameter in drafter.parameters())
+    assert total == pytest.approx(264e6, rel=0.005)

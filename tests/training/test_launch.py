@@ -1,0 +1,92 @@
+"""Real processes under DeepSpeed's launcher train like one process, whatever is shared out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training import tiny_run
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.settings import dump_settings
+from training.config import TrainSettings
+from training.journal import read_metrics
+from training.processes import free_port
+from training.train import train
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def launch(settings: TrainSettings, workshop: Path, *extra: str, num_processes: int = 2) -> Any:
+    """Train under the launcher with two processes."""
+    config = workshop / "launch.yaml"
+    config.write_text(dump_settings(settings))
+    launcher = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--master_port",
+        str(free_port()),
+    ]
+    command = [*launcher, "--num_accelerators", str(num_processes), "--module", "training.train"]
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [*command, "--config", str(config), *extra],
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=workshop,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def record_of(settings: TrainSettings) -> dict[str, Any]:
+    return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").config.record
+
+
+def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
+    """Same losses at every step, same evaluation, same drafter, within float32."""
+    metrics = [
+        [line for line in read_metrics(run.run_folder) if "loss" in line] for run in (one, other)
+    ]
+    for a, b in zip(*metrics, strict=True):
+        assert a["positions"] == b["positions"]
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-3)
+    drafters = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in (one, other)]
+    for a, b in zip(*(drafter.parameters() for drafter in drafters), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
+    evaluations = [record_of(run)["evaluation"] for run in (one, other)]
+    assert evaluations[0]["held_out"]["loss"] == pytest.approx(
+        evaluations[1]["held_out"]["loss"], abs=1e-3
+    )
+    assert evaluations[0]["decoding"][0]["tokens"] == evaluations[1]["decoding"][0]["tokens"]
+
+
+@pytest.mark.parametrize(
+    "zero_stage",
+    [0, pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+)
+def test_two_processes_train_like_one(workshop: Path, zero_stage: int) -> None:
+    # Rows differ in how many positions carry a loss, so each process has another count.
+    changes: dict[str, Any] = {"steps": 6, "batch": {"micro_batch": 1}}
+    alone = tiny_run(workshop, run_folder=str(workshop / "alone"), **changes)
+    train(alone)
+    changes["engine"] = {"zero_stage": zero_stage}
+    shared = tiny_run(workshop, run_folder=str(workshop / "shared"), **changes)
+    finished = launch(shared, workshop)
+    assert finished.returncode == 0, finished.stderr
+    assert_same_run(alone, shared)
+
+
+def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
+    finished = launch(tiny_run(workshop), workshop, "--set", "data.paths=[./none.jsonl]")
+    assert finished.returncode == 2
+    errors = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "there is no file or folder ./none.jsonl" in errors[0]
+    assert "Traceback" not in finished.stderr

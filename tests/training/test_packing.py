@@ -1,0 +1,61 @@
+"""Packing keeps every token, isolates documents, and leaves little padding."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.data.packing import PackedRows
+from training.data.token_store import TokenStore
+
+
+def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
+    """Documents whose token ids are all different."""
+    starts = np.cumsum([0, *lengths])
+    token_ids = np.arange(starts[-1], dtype=np.int32)
+    return TokenStore(token_ids, np.ones(len(token_ids), np.bool_), starts, "any")
+
+
+@given(lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30), row_length=st.integers(2, 20))
+def test_every_token_appears_once_and_documents_stay_whole(
+    lengths: list[int], row_length: int
+) -> None:
+    store = store_of(lengths)
+    rows = PackedRows(store, range(len(lengths)), row_length)
+    seen = []
+    for index in range(len(rows)):
+        row = rows.row(index)
+        for number in range(row.documents.max() + 1):
+            inside = row.documents == number
+            tokens = row.token_ids[inside]
+            assert (np.diff(tokens) == 1).all()  # consecutive tokens of one document
+            assert (row.positions[inside] == np.arange(inside.sum())).all()
+            assert (row.document_starts[inside] == np.flatnonzero(inside)[0]).all()
+            seen += tokens.tolist()
+        assert (row.is_response == (row.documents >= 0)).all()
+    assert sorted(seen) == list(range(sum(lengths)))
+    # Only a document longer than a row is split.
+    pieces = sum(-(-length // row_length) for length in lengths)
+    assert sum(len(row) for row in rows._rows) == pieces
+
+
+def test_padding_stays_under_five_percent_on_conversations_of_many_lengths() -> None:
+    lengths = np.random.default_rng(0).lognormal(5.5, 1.0, 3000).astype(int).clip(8)
+    rows = PackedRows(store_of(lengths.tolist()), range(len(lengths)), 2048)
+    assert 1 - lengths.sum() / (len(rows) * 2048) < 0.05
+
+
+def test_a_piece_without_responses_is_not_packed() -> None:
+    store = store_of([10, 10])
+    store.is_response[:10] = False
+    store.is_response[3] = True
+    rows = PackedRows(store, range(2), 5)
+    tokens = np.concatenate([rows.row(index).token_ids for index in range(len(rows))])
+    assert sorted(tokens.tolist()) == [*range(5), *range(10, 20)]
+
+
+@pytest.mark.parametrize("documents", [[0], [1], []])
+def test_only_the_chosen_documents_are_packed(documents: list[int]) -> None:
+    rows = PackedRows(store_of([4, 4]), documents, 8)
+    tokens = [t for i in range(len(rows)) for t in rows.row(i).token_ids[rows.row(i).is_response]]
+    assert tokens == [token for index in documents for token in range(4 * index, 4 * index + 4)]

@@ -1,0 +1,95 @@
+"""Tokens are read once per content, and nothing half-written is ever used."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.training import CHAT_TEMPLATE, TEXTS, tiny_tokenizer, write_jsonl
+
+from jakiro.errors import ConfigError, DataError
+from training.data import token_store
+from training.data.token_store import TokenStore, open_tokens
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
+
+
+def open_in(folder: Path, data: Path) -> TokenStore:
+    return open_tokens([str(data)], tiny_tokenizer(), folder / "cache")
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the data was read again")
+
+    monkeypatch.setattr(token_store, "encode_documents", refuse)
+
+
+def test_documents_come_back_as_they_were_encoded(tmp_path: Path, data: Path) -> None:
+    store, tokenizer = open_in(tmp_path, data), tiny_tokenizer()
+    assert store.num_documents == len(TEXTS)
+    for index, text in enumerate(TEXTS):
+        expected = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        assert store.document(index).token_ids.tolist() == expected
+        assert store.document(index).is_response.all()
+
+
+def test_the_same_content_is_not_read_again(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_in(tmp_path, data)
+    forbid_reading(monkeypatch)
+    moved = data.rename(data.with_name("moved.jsonl"))
+    np.testing.assert_array_equal(open_in(tmp_path, moved).token_ids, first.token_ids)
+
+
+def test_other_content_or_another_template_is_read_anew(tmp_path: Path, data: Path) -> None:
+    first = open_in(tmp_path, data)
+    data.write_text(data.read_text() + '{"text": "one more"}\n')
+    assert open_in(tmp_path, data).num_documents == first.num_documents + 1
+    templated = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
+    assert templated.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("name", ["token_ids", "is_response", "starts.npy", "sizes.json"])
+def test_a_damaged_cache_is_built_again(tmp_path: Path, data: Path, name: str) -> None:
+    first = open_in(tmp_path, data)
+    expected = first.token_ids.copy()
+    (path,) = (tmp_path / "cache").glob(f"*/{name}")
+    path.write_bytes(path.read_bytes()[:-7])
+    again = open_in(tmp_path, data)
+    np.testing.assert_array_equal(again.token_ids, expected)
+    assert again.num_documents == len(TEXTS)
+
+
+def test_an_interrupted_reading_leaves_nothing_that_counts(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            open_in(tmp_path, data)
+    assert open_in(tmp_path, data).num_documents == len(TEXTS)
+    assert not list((tmp_path / "cache").glob(".*.partial"))
+
+
+def test_documents_without_a_second_token_are_dropped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}, {"text": TEXTS[0]}])
+    assert open_in(tmp_path, data).num_documents == 1
+    assert "1 documents without a second token were dropped" in caplog.text
+
+
+def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}])
+    with pytest.raises(DataError, match="nothing to learn from"):
+        open_in(tmp_path, data)
+
+
+def test_an_unusable_cache_folder_is_named(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "cache").write_text("a file in its place")
+    with pytest.raises(ConfigError, match="cannot write into the folder"):
+        open_in(tmp_path, data)

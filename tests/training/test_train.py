@@ -1,0 +1,269 @@
+"""A run from data to drafter in this process: it learns, goes on after interruptions, and refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training import tiny_run, write_jsonl
+from torch import distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inference.decoder import SpeculativeDecoder
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError
+from jakiro.settings import dump_settings
+from training.checkpoint import Checkpoints
+from training.config import TrainSettings
+from training.journal import read_metrics
+from training.run_folder import RunFolder
+from training.train import main, train
+
+
+class InterruptedError_(Exception):
+    """Stands for the power cut."""
+
+
+def curve(settings: TrainSettings) -> list[float]:
+    """The recorded loss of each step."""
+    return [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
+
+
+def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
+    return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the run die as soon as the checkpoint of a step is written."""
+    save = Checkpoints.save
+
+    def save_and_die(self: Checkpoints, engine: Any, state: Any) -> None:
+        save(self, engine, state)
+        if state.step == step:
+            raise InterruptedError_
+
+    monkeypatch.setattr(Checkpoints, "save", save_and_die)
+
+
+def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=40, batch={"draws": 2}, evaluation={"every": 20})
+    folder = train(settings)
+    losses = curve(settings)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    drafter = JakiroDrafter.from_pretrained(folder)
+    record = drafter.config.record
+    assert record["training"]["step"] == 40
+    assert record["training"]["tokens"] == sum(
+        line["tokens"] for line in read_metrics(settings.run_folder) if "tokens" in line
+    )
+    assert record["evaluation"]["decoding"][0]["tau"] >= 1.0
+    assert record["evaluation"]["held_out"]["loss"] > 0
+    assert record["provenance"]["versions"]["torch"]
+    assert AutoTokenizer.from_pretrained(folder)("def")["input_ids"]
+    assert SpeculativeDecoder.from_pretrained(folder).generate("def", max_new_tokens=4).text
+    evaluations = [line for line in read_metrics(settings.run_folder) if "evaluation" in line]
+    assert [line["step"] for line in evaluations] == [20, 40]
+    assert list((settings.run_folder / "tensorboard").iterdir())
+
+
+def test_a_given_target_is_used_and_left_as_it_was(workshop: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+    before = {name: part.clone() for name, part in model.state_dict().items()}
+    tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
+    settings = tiny_run(workshop, steps=2)
+    train(settings, model=model, tokenizer=tokenizer)
+    assert all(torch.equal(before[name], part) for name, part in model.state_dict().items())
+    assert not dist.is_initialized()
+
+
+def test_an_interrupted_run_goes_on_bit_by_bit(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny_run(workshop, run_folder=str(workshop / "whole"))
+    train(whole)
+    halved = tiny_run(workshop, run_folder=str(workshop / "halved"))
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step=5)
+        with pytest.raises(InterruptedError_):
+            train(halved)
+    assert not (halved.run_folder / "drafter").exists()
+    with (halved.run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "loss": 0.0}\n{"step": 7, "lo')  # of steps that were lost
+    train(halved)
+    assert curve(whole) == curve(halved)
+    for name, part in weights(whole).items():
+        assert torch.equal(part, weights(halved)[name]), name
+
+
+def test_a_half_written_checkpoint_is_never_used(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny_run(workshop, run_folder=str(workshop / "whole"))
+    train(whole)
+    halved = tiny_run(workshop, run_folder=str(workshop / "halved"))
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step=5)
+        with pytest.raises(InterruptedError_):
+            train(halved)
+    good = halved.run_folder / "checkpoints" / "step-00000005"
+    partial = good.with_name(".partial")
+    shutil.copytree(good, partial)
+    (partial / "state.json").unlink()
+    train(halved)
+    assert curve(whole) == curve(halved)
+
+
+def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny_run(workshop)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step=5)
+        with pytest.raises(InterruptedError_):
+            train(settings)
+    for path in (settings.run_folder / "checkpoints").rglob("*.pt"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000005; .*remove that"):
+        train(settings)
+
+
+def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:
+    settings = tiny_run(workshop, checkpoint={"every": 2, "keep": 2})
+    train(settings)
+    kept = sorted(path.name for path in (settings.run_folder / "checkpoints").iterdir())
+    assert kept == ["step-00000008", "step-00000010"]
+
+
+def test_a_finished_run_is_returned_as_it_is(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=2)
+    folder = train(settings)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert train(settings) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_where_things_lie_does_not_make_another_run(workshop: Path, tmp_path: Path) -> None:
+    settings = tiny_run(workshop, steps=2)
+    train(settings)
+    moved = shutil.move(workshop, tmp_path / "moved")
+    again = tiny_run(Path(moved), steps=2, batch={"micro_batch": 4}, checkpoint={"keep": 1})
+    assert train(again) == again.run_folder / "drafter"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, r"other settings \(seed differs\); expected: 0; got: 1"),
+        ({"optimizer": {"learning_rate": 0.5}}, r"\(optimizer\.learning_rate differs\)"),
+        ({"data": {"row_length": 32}}, r"\(data\.row_length differs\)"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(
+    workshop: Path, changes: dict[str, Any], message: str
+) -> None:
+    train(tiny_run(workshop, steps=2))
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_run(workshop, **{"steps": 2, **changes}))
+
+
+def test_a_folder_with_a_run_on_other_data_is_refused(workshop: Path) -> None:
+    train(tiny_run(workshop, steps=2))
+    write_jsonl(workshop / "texts.jsonl", [{"text": "other words " * 9}] * 4)
+    with pytest.raises(ConfigError, match=r"\(data_fingerprint differs\)"):
+        train(tiny_run(workshop, steps=2))
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=2)
+    with (
+        RunFolder(settings.run_folder).claim(settings, {}),
+        pytest.raises(ConfigError, match="another process is training"),
+    ):
+        train(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"data": {"paths": ["./missing.jsonl"]}}, DataError, "no file or folder"),
+        ({"data": {"held_out": 8}}, DataError, "held_out leaves nothing"),
+        ({"data": {"row_length": 1000}}, ConfigError, "longer than the target's context"),
+        ({"batch": {"rows": 3}}, ConfigError, r"batch\.rows cannot be shared out evenly"),
+        ({"target": {"name_or_path": "./missing"}}, CheckpointError, "cannot load the tokenizer"),
+        ({"evaluation": {"prompts": "./missing.jsonl"}}, DataError, "no file or folder"),
+        ({"drafter": {"memory": {"layers": [3]}}}, ConfigError, "layers that the target does not"),
+    ],
+)
+def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
+    workshop: Path, changes: dict[str, Any], error: type[JakiroError], message: str
+) -> None:
+    settings = tiny_run(workshop, **changes)
+    with pytest.raises(error, match=message):
+        train(settings)
+    assert not settings.run_folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": {"warmup_steps": 11}}, "warmup_steps at most as large as steps"),
+        ({"engine": {"zero_stage": 4}}, r"'engine\.zero_stage'"),
+        ({"optimizer": {"lr": 1}}, r"unknown key 'optimizer\.lr'"),
+        ({"data": {"paths": []}}, r"'data\.paths'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    workshop: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_run(workshop, **changes)
+
+
+def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
+    write_jsonl(workshop / "prompts.jsonl", [{"text": "def add_one(first"}])
+    settings = tiny_run(workshop, steps=2, evaluation={"prompts": str(workshop / "prompts.jsonl")})
+    folder = train(settings)
+    record = JakiroDrafter.from_pretrained(folder).config.record
+    assert record["evaluation"]["decoding"][0]["tokens"] == 8
+
+
+@pytest.fixture
+def config_file(workshop: Path) -> Callable[..., str]:
+    def write(**changes: Any) -> str:
+        path = workshop / "train.yaml"
+        path.write_text(dump_settings(tiny_run(workshop, **changes)))
+        return str(path)
+
+    return write
+
+
+def test_the_command_line_trains(config_file: Callable[..., str], workshop: Path) -> None:
+    config = config_file(steps=2)
+    assert main(["--config", config, "--set", "log_every=2", "--local_rank=0"]) == 0
+    assert (workshop / "run" / "drafter" / "config.json").exists()
+    assert json.loads((workshop / "run" / "provenance.json").read_text())["versions"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=x", "unusable value for 'seed'"),
+        ("sed=1", "unknown key 'sed'"),
+        ("data.paths=[./none.jsonl]", "no file or folder"),
+    ],
+)
+def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
+    config_file: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    override: str,
+    message: str,
+) -> None:
+    assert main(["--config", config_file(), "--set", override]) == 2
+    captured = capsys.readouterr()
+    *_, last = captured.err.strip().splitlines()
+    assert last.startswith("error: ")
+    assert message in last
+    assert "Traceback" not in captured.err
+    with pytest.raises(JakiroError):
+        main(["--config", config_file(), "--set", override, "--debug"])

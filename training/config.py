@@ -1,0 +1,176 @@
+"""Everything that decides a training run, in one file of settings."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from jakiro.config import DrafterSettings
+from jakiro.errors import ConfigError
+from jakiro.settings import Settings
+from training.objectives import ObjectiveSettings
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TargetSettings(Settings):
+    """The frozen target.
+
+    Attributes:
+        name_or_path: a folder or hub id of a causal LM with its tokenizer.
+        dtype: what the target computes in.
+    """
+
+    name_or_path: str = Field(min_length=1)
+    dtype: Precision = "fp32"
+
+
+class DataSettings(Settings):
+    """What to train on, see `training.data`.
+
+    Attributes:
+        paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
+            `name:split`.
+        row_length: tokens of a packed row; longer documents are split.
+        held_out: documents kept out of training, to measure on.
+        cache_folder: where tokens are kept between runs; None for the user's cache.
+    """
+
+    paths: tuple[str, ...] = Field(min_length=1)
+    row_length: int = Field(512, ge=2)
+    held_out: int = Field(0, ge=0)
+    cache_folder: Path | None = None
+
+
+class BatchSettings(Settings):
+    """What one optimizer step sees; the same for any number of processes.
+
+    Attributes:
+        rows: packed rows of a step, over all processes.
+        micro_batch: rows that a process reads at a time; it decides memory, not the result.
+        draws: times that anchors are drawn for a row; all share one forward of the target.
+    """
+
+    rows: int = Field(8, ge=1)
+    micro_batch: int = Field(8, ge=1)
+    draws: int = Field(1, ge=1, le=8)
+
+    def accumulation(self, num_processes: int) -> int:
+        """Return how many micro-batches each process reads per step.
+
+        Raises:
+            ConfigError: the rows cannot be shared out evenly.
+        """
+        if self.rows % (self.micro_batch * num_processes):
+            raise ConfigError(
+                "batch.rows cannot be shared out evenly",
+                expected=f"a multiple of batch.micro_batch ({self.micro_batch}) times the "
+                f"number of processes ({num_processes})",
+                got=self.rows,
+                remedy="change batch.rows or batch.micro_batch",
+            )
+        return self.rows // (self.micro_batch * num_processes)
+
+
+class OptimizerSettings(Settings):
+    """AdamW and its learning rate over time.
+
+    Attributes:
+        learning_rate: at the peak.
+        betas: of the moving averages.
+        weight_decay: decoupled, applied to matrices only.
+        warmup_steps: steps in which the rate rises linearly to its peak.
+        schedule: shape of the fall from the peak to the floor at the last step.
+        floor: share of the peak that remains at the last step.
+        clip: largest norm of the gradient; 0 for no limit.
+    """
+
+    learning_rate: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(50, ge=0)
+    schedule: Literal["linear", "cosine"] = "linear"
+    floor: float = Field(0.05, ge=0, le=1)
+    clip: float = Field(1.0, ge=0)
+
+
+class EngineSettings(Settings):
+    """How DeepSpeed shares the drafter out.
+
+    Attributes:
+        zero_stage: 0 shares nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
+        dtype: what the drafter computes in; master weights are fp32.
+        device: "auto" prefers a GPU.
+    """
+
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    dtype: Precision = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class EvaluationSettings(Settings):
+    """Measuring on what training does not see: held-out loss, and the real decode loop.
+
+    Attributes:
+        every: steps between evaluations; None for one at the end.
+        prompts: a file of `{"text"}` or `{"messages"}` rows; None for starts of held-out documents.
+        num_prompts: how many are decoded; 0 for none.
+        prompt_tokens: how much of a held-out text without response mask becomes its prompt.
+        max_new_tokens: length of each answer.
+        temperatures: of the answers; 0 is greedy.
+        held_out_rows: packed rows of held-out documents to measure the loss on.
+    """
+
+    every: int | None = Field(None, ge=1)
+    prompts: Path | None = None
+    num_prompts: int = Field(8, ge=0)
+    prompt_tokens: int = Field(64, ge=1)
+    max_new_tokens: int = Field(64, ge=1)
+    temperatures: tuple[float, ...] = (0.0,)
+    held_out_rows: int = Field(32, ge=0)
+
+
+class CheckpointSettings(Settings):
+    """What an interruption may cost.
+
+    Attributes:
+        every: steps between checkpoints; None for none.
+        keep: how many of the latest stay on disk.
+    """
+
+    every: int | None = Field(500, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class TrainSettings(Settings):
+    """One training run.
+
+    Attributes:
+        steps: optimizer steps.
+        seed: of initial weights, order of rows, and anchors.
+        log_every: steps between records of the metrics.
+        run_folder: receives metrics, checkpoints, and in the end the drafter.
+    """
+
+    target: TargetSettings
+    data: DataSettings
+    drafter: DrafterSettings = DrafterSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    batch: BatchSettings = BatchSettings()
+    engine: EngineSettings = EngineSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    steps: int = Field(1000, ge=1)
+    seed: int = Field(0, ge=0)
+    log_every: int = Field(10, ge=1)
+    run_folder: Path = Path("runs/drafter")
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> "TrainSettings":
+        if self.optimizer.warmup_steps > self.steps:
+            raise ValueError("optimizer.warmup_steps at most as large as steps")
+        return self

@@ -1,0 +1,167 @@
+"""Where training data comes from: files, folders, and data sets of the hub, read row by row."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jakiro.errors import DataError
+
+
+class Record(NamedTuple):
+    """One row of data, and where it stands, such as `chats.jsonl:12`."""
+
+    fields: dict[str, Any]
+    place: str
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A JSONL file, a JSON file with one list, or a Parquet file."""
+
+    path: Path
+
+    def fingerprint(self) -> str:
+        """Return a hash of the file's bytes."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the file's rows with their line (JSONL) or number (others), counted from 1.
+
+        Raises:
+            DataError: the file or a row is malformed; the message names its place.
+        """
+        for number, fields in _READERS[self.path.suffix](self.path):
+            place = f"{self.path}:{number}"
+            if not isinstance(fields, dict):
+                raise DataError(
+                    f"{place} is no row", expected="an object", got=type(fields).__name__
+                )
+            yield Record(fields, place)
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A split of a data set that the `datasets` library finds by name."""
+
+    name: str
+    split: str
+
+    def fingerprint(self) -> str:
+        """Return the library's own hash of the data set."""
+        return str(self._load()._fingerprint)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the data set's rows with their number, counted from 1.
+
+        Raises:
+            DataError: the data set cannot be loaded.
+        """
+        for number, fields in enumerate(self._load(), start=1):
+            yield Record(fields, f"{self.name}:{number}")
+
+    def _load(self) -> Any:
+        from datasets import load_dataset  # takes seconds to import; files do not need it
+
+        try:
+            return load_dataset(self.name, split=self.split)
+        except (OSError, ValueError) as error:  # also offline, unknown name, no such split
+            raise DataError(
+                f"cannot load the data set {self.name!r}",
+                expected=f"a file, a folder, or a data set of the hub with a split {self.split!r}",
+                got=str(error).splitlines()[0],
+                remedy="check data.paths",
+            ) from error
+
+
+Source = FileSource | HubSource
+
+
+def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
+    """Return what the paths name; a folder stands for all data files below it, in order.
+
+    Raises:
+        DataError: a file is missing or of an unknown kind, or a folder holds no data.
+    """
+    return tuple(source for path in paths for source in _sources_at(path))
+
+
+def _sources_at(name: str) -> list[Source]:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _sources_in(path)
+    if path.is_file():
+        return [_file_source(path)]
+    if path.suffix in _READERS or path.is_absolute() or name.startswith((".", "~")):
+        raise DataError(
+            f"there is no file or folder {name}",
+            expected="training data",
+            got="nothing",
+            remedy="check data.paths",
+        )
+    hub_name, _, split = name.partition(":")
+    return [HubSource(hub_name, split or "train")]
+
+
+def _sources_in(folder: Path) -> list[Source]:
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _READERS)
+    if not files:
+        raise DataError(
+            f"the folder {folder} holds no training data",
+            expected=f"files that end in {', '.join(_READERS)}",
+            got="none",
+        )
+    return [FileSource(path) for path in files]
+
+
+def _file_source(path: Path) -> FileSource:
+    if path.suffix not in _READERS:
+        raise DataError(
+            f"cannot tell what kind of file {path} is",
+            expected=f"a name that ends in {', '.join(_READERS)}",
+            got=path.suffix or "no ending",
+        )
+    return FileSource(path)
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _parse(line, f"{path}:{number}")
+
+
+def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
+    rows = _parse(path.read_bytes(), str(path))
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{path} holds no rows",
+            expected="a list of objects",
+            got=type(rows).__name__,
+            remedy="end the file's name in .jsonl if it has one object per line",
+        )
+    yield from enumerate(rows, start=1)
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        batches = ParquetFile(path).iter_batches()
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"cannot read {path}", expected="a Parquet file", got=error) from error
+
+
+def _parse(text: bytes, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise DataError(f"{place} is not JSON", expected="valid JSON", got=error) from error
+
+
+_READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}

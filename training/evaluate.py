@@ -1,0 +1,91 @@
+"""Measuring a drafter on what training has not seen: its losses, and the real decode loop."""
+
+from typing import Any
+
+import torch
+
+from inference.decoder import SpeculativeDecoder
+from inference.stats import DecodeStats
+from jakiro.drafter import JakiroDrafter
+from training.data.sampler import Sampler
+from training.meter import Meter
+from training.module import TrainingModule
+from training.preparation import Prepared
+from training.processes import Processes
+from training.target_reader import TargetReader
+
+
+class Evaluation:
+    """Measures drafters on held-out rows and prompts, which are shared out over the processes.
+
+    Args:
+        inputs: of the run.
+        reader: of the target.
+        processes: this one among the others.
+    """
+
+    def __init__(self, inputs: Prepared, reader: TargetReader, processes: Processes) -> None:
+        self._inputs = inputs
+        self._settings = inputs.settings
+        self._reader = reader
+        self._processes = processes
+
+    def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
+        """Return `held_out`, mean losses, and `decoding`, tau and acceptance per temperature.
+
+        What there is nothing held out for is left out. All processes must call it.
+        """
+        results: dict[str, Any] = {}
+        if len(self._inputs.held_out) and self._settings.evaluation.held_out_rows:
+            results["held_out"] = self._measure_losses(drafter)
+        if self._inputs.prompts:
+            results["decoding"] = self._measure_decoding(drafter)
+        return results
+
+    @torch.no_grad()
+    def _measure_losses(self, drafter: JakiroDrafter) -> dict[str, Any]:
+        module = TrainingModule(drafter, self._settings.objective)
+        meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
+        sampler, num_rows = self._held_out_rows()
+        size = self._settings.batch.micro_batch
+        for begin in range(size * self._processes.rank, num_rows, size * self._processes.count):
+            batch = sampler.batch(0, begin, min(begin + size, num_rows))
+            on_device = batch.to(self._processes.device)
+            terms = module(self._reader.view(on_device), on_device, self._reader.logits)
+            meter.add(terms, int((batch.documents >= 0).sum()))
+        return meter.read()
+
+    def _held_out_rows(self) -> tuple[Sampler, int]:
+        """Return the held-out rows, always with the same anchors, and how many to look at."""
+        rows = self._inputs.held_out
+        sampler = Sampler(
+            rows,
+            rows_per_step=len(rows),
+            draws=1,
+            num_levels=self._settings.drafter.schedule.autoregressive_levels,
+            seed=self._settings.seed,
+        )
+        return sampler, min(self._settings.evaluation.held_out_rows, len(rows))
+
+    def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
+        decoder = SpeculativeDecoder(self._inputs.target.model, drafter, self._inputs.tokenizer)
+        return [
+            self._decode(decoder, temperature)
+            for temperature in self._settings.evaluation.temperatures
+        ]
+
+    def _decode(self, decoder: SpeculativeDecoder, temperature: float) -> dict[str, Any]:
+        """Continue the prompts, each with a seed of its own."""
+        limit = self._settings.evaluation.max_new_tokens
+        prompts = list(enumerate(self._inputs.prompts))
+        mine = DecodeStats.pooled(
+            decoder.generate(prompt, temperature=temperature, seed=seed, max_new_tokens=limit).stats
+            for seed, prompt in prompts[self._processes.rank :: self._processes.count]
+        )
+        stats = DecodeStats.pooled(self._processes.gather(mine))
+        return {
+            "temperature": temperature,
+            "tau": stats.tau,
+            "acceptance_by_depth": stats.acceptance_by_depth,
+            "tokens": stats.emitted,
+        }

@@ -1,0 +1,80 @@
+"""What is kept out of training, to measure on: packed rows, and prompts to be continued."""
+
+import hashlib
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from inference.preparation import Prompt
+from jakiro.errors import DataError
+from training.data.sources import find_sources
+from training.data.token_store import TokenStore
+
+
+def choose_held_out(store: TokenStore, count: int) -> tuple[list[int], list[int]]:
+    """Return the documents to train on and those to hold out, chosen by a hash of their tokens.
+
+    So neither the order of the data nor what else is in it decides about a document.
+
+    Raises:
+        DataError: nothing would remain to train on.
+    """
+    if count >= store.num_documents:
+        raise DataError(
+            "data.held_out leaves nothing to train on",
+            expected=f"fewer than all {store.num_documents} documents",
+            got=count,
+            remedy="lower data.held_out, or add data",
+        )
+    documents = range(store.num_documents)
+    if count == 0:
+        return list(documents), []
+    by_hash = sorted(documents, key=lambda index: _hash(store, index))
+    return sorted(by_hash[count:]), by_hash[:count]
+
+
+def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
+    """Return the first prompts of a data file: texts, or conversations to be answered.
+
+    Raises:
+        DataError: the file is missing or malformed, or a row is no prompt.
+    """
+    records = (record for source in find_sources([str(path)]) for record in source.records())
+    prompts: list[Prompt] = []
+    for fields, place in islice(records, max_prompts):
+        prompt = fields.get("text", fields.get("messages"))
+        if not isinstance(prompt, str | list) or not prompt:
+            raise DataError(
+                f"{place} is no prompt", expected="the key text or messages", got=", ".join(fields)
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def prompts_of(
+    store: TokenStore, documents: Iterable[int], *, prompt_tokens: int, longest: int, count: int
+) -> list[Prompt]:
+    """Return prompts made of the starts of documents.
+
+    Args:
+        store: the tokens.
+        documents: in order of preference.
+        prompt_tokens: start of a text; a conversation is cut before the first answer.
+        longest: tokens of the longest usable prompt.
+        count: how many prompts at most.
+    """
+    starts = (_start_of(store, index, prompt_tokens) for index in documents)
+    return list(islice((start for start in starts if 0 < len(start) <= longest), count))
+
+
+def _start_of(store: TokenStore, index: int, prompt_tokens: int) -> list[int]:
+    document = store.document(index)
+    first_response = int(np.argmax(document.is_response))
+    length = first_response or min(prompt_tokens, len(document.token_ids) // 2)
+    return document.token_ids[:length].tolist()
+
+
+def _hash(store: TokenStore, index: int) -> bytes:
+    return hashlib.sha256(store.document(index).token_ids.tobytes()).digest()

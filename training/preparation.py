@@ -1,0 +1,141 @@
+"""The inputs of a run: what can go wrong with target, data and prompts goes wrong here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from inference.preparation import Prompt
+from jakiro.config import JakiroConfig, config_for
+from jakiro.errors import CheckpointError, ConfigError, DataError
+from jakiro.target import TargetAdapter
+from jakiro.target_record import record_target
+from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
+from training.data.packing import PackedRows
+from training.data.token_store import TokenStore, open_tokens
+from training.held_out import choose_held_out, prompts_of, read_prompts
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose inputs are all there and fit together.
+
+    Attributes:
+        settings: of the run.
+        target: the frozen target.
+        tokenizer: the target's.
+        drafter_config: of the drafter to be trained.
+        rows: to train on.
+        held_out: rows of the documents kept out of training.
+        prompts: to be continued when the drafter is evaluated.
+        data_fingerprint: of data and tokenizer.
+    """
+
+    settings: TrainSettings
+    target: TargetAdapter
+    tokenizer: PreTrainedTokenizerBase
+    drafter_config: JakiroConfig
+    rows: PackedRows
+    held_out: PackedRows
+    prompts: Sequence[Prompt]
+    data_fingerprint: str
+
+
+def prepare(
+    settings: TrainSettings,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Prepared:
+    """Load the target and the data of a run; arguments and errors are those of `train`."""
+    tokenizer = tokenizer or load_tokenizer(settings.target)
+    store = open_tokens(settings.data.paths, tokenizer, settings.data.cache_folder)
+    train, held_out = choose_held_out(store, settings.data.held_out)
+    target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
+    _check_row_length(settings.data.row_length, target.spec.max_position)
+    record = record_target(target.spec, settings.target.name_or_path, tokenizer)
+    return Prepared(
+        settings=settings,
+        target=target,
+        tokenizer=tokenizer,
+        drafter_config=config_for(settings.drafter, record),
+        rows=_pack(store, train, settings),
+        held_out=PackedRows(store, held_out, settings.data.row_length),
+        prompts=_prompts(settings, store, held_out, target),
+        data_fingerprint=store.fingerprint,
+    )
+
+
+def load_model(settings: TargetSettings) -> PreTrainedModel:
+    """Load a target.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            settings.name_or_path, dtype=TORCH_DTYPES[settings.dtype]
+        )
+    except (OSError, ValueError) as error:
+        raise _cannot_load("target", settings, error) from error
+
+
+def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
+    """Load a target's tokenizer.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(settings.name_or_path)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("tokenizer", settings, error) from error
+
+
+def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load the {what} of {settings.name_or_path}",
+        expected="a folder or hub id of a causal language model with its tokenizer",
+        got=str(error).strip().splitlines()[0],
+        remedy="check target.name_or_path",
+    )
+
+
+def _check_row_length(row_length: int, max_position: int) -> None:
+    if row_length > max_position:
+        raise ConfigError(
+            "data.row_length is longer than the target's context",
+            expected=f"at most {max_position}",
+            got=row_length,
+        )
+
+
+def _pack(store: TokenStore, documents: Sequence[int], settings: TrainSettings) -> PackedRows:
+    rows = PackedRows(store, documents, settings.data.row_length)
+    if not len(rows):
+        raise DataError(
+            "there is nothing to train on",
+            expected="response tokens outside of the held-out documents",
+            got="none",
+            remedy="add data, or lower data.held_out",
+        )
+    return rows
+
+
+def _prompts(
+    settings: TrainSettings, store: TokenStore, held_out: Sequence[int], target: TargetAdapter
+) -> list[Prompt]:
+    evaluation = settings.evaluation
+    if evaluation.prompts is not None:
+        return read_prompts(evaluation.prompts, evaluation.num_prompts)
+    return prompts_of(
+        store,
+        held_out,
+        prompt_tokens=evaluation.prompt_tokens,
+        longest=target.spec.max_position - evaluation.max_new_tokens,
+        count=evaluation.num_prompts,
+    )

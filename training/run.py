@@ -1,0 +1,173 @@
+"""One run: resume, steps, records, evaluations, checkpoints, and the finished drafter."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.logs import get_logger
+from jakiro.provenance import provenance
+from training.checkpoint import Checkpoints, RunState
+from training.config import TORCH_DTYPES
+from training.data.sampler import Sampler
+from training.evaluate import Evaluation
+from training.journal import Journal, progress_bar
+from training.preparation import Prepared
+from training.processes import Processes
+from training.run_folder import RunFolder
+from training.target_reader import TargetReader
+from training.trainer import Trainer
+
+_logger = get_logger(__name__)
+
+
+class Run:
+    """Takes a prepared run to its end; all processes act together, the first one writes.
+
+    Args:
+        inputs: what was prepared.
+        processes: this one among the others.
+    """
+
+    def __init__(self, inputs: Prepared, processes: Processes) -> None:
+        self._inputs = inputs
+        self._settings = inputs.settings
+        self._processes = processes
+        self._folder = RunFolder(inputs.settings.run_folder)
+        self._state = RunState()
+        self._seconds_unrecorded = 0.0
+        self._journal: Journal | None = None
+
+    def complete(self, progress: Progress | None = None) -> Path:
+        """Do what remains of the run and return the finished drafter's folder.
+
+        Raises:
+            ConfigError: the run folder cannot be used, or the batch cannot be shared out.
+            CheckpointError: a checkpoint cannot be loaded.
+        """
+        self._settings.batch.accumulation(self._processes.count)
+        is_first = self._processes.is_first
+        with self._folder.claim(self._settings, self._facts()) if is_first else nullcontext():
+            self._processes.wait()
+            if self._folder.is_finished:
+                _logger.info(f"the run in {self._folder.path} is finished already")
+            else:
+                with progress_bar(progress, is_shown=is_first) as bar:
+                    self._train(bar)
+            self._processes.wait()
+        return self._folder.drafter
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "target_fingerprint": self._inputs.target.spec.fingerprint,
+            "data_fingerprint": self._inputs.data_fingerprint,
+        }
+
+    def _train(self, progress: Progress) -> None:
+        target: Any = self._inputs.target.model
+        target.to(self._processes.device)
+        drafter = self._build_drafter()
+        reader = self._build_reader(drafter)
+        trainer = Trainer(drafter, reader, self._build_sampler(), self._settings, self._processes)
+        evaluation = Evaluation(self._inputs, reader, self._processes)
+        try:
+            self._take_steps(trainer, evaluation, progress)
+            self._publish(trainer.copy_drafter(), evaluation.measure(trainer.copy_drafter()))
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            trainer.engine.destroy()
+
+    def _build_drafter(self) -> JakiroDrafter:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._settings.seed)  # the same weights on every process
+            return JakiroDrafter(self._inputs.drafter_config)
+
+    def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
+        return TargetReader(
+            self._inputs.target,
+            drafter.memory_layers,
+            self._settings.data.row_length,
+            TORCH_DTYPES[self._settings.engine.dtype],
+        )
+
+    def _build_sampler(self) -> Sampler:
+        return Sampler(
+            self._inputs.rows,
+            rows_per_step=self._settings.batch.rows,
+            draws=self._settings.batch.draws,
+            num_levels=self._settings.drafter.schedule.autoregressive_levels,
+            seed=self._settings.seed,
+        )
+
+    def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
+        settings = self._settings
+        checkpoints = Checkpoints(
+            self._folder.checkpoints, settings.checkpoint.keep, self._processes
+        )
+        state = self._state = checkpoints.restore(trainer.engine)
+        if self._processes.is_first:
+            self._journal = Journal(self._folder.path, state.step)
+        task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
+        while state.step < settings.steps:
+            self._take_step(trainer)
+            progress.update(task, completed=state.step, description=self._description())
+            if self._is_due(settings.evaluation.every) and state.step < settings.steps:
+                self._write({"evaluation": evaluation.measure(trainer.copy_drafter())})
+            if self._is_due(settings.checkpoint.every):
+                checkpoints.save(trainer.engine, state)
+
+    def _take_step(self, trainer: Trainer) -> None:
+        started, state = perf_counter(), self._state
+        rate = trainer.step(state.step)
+        state.step += 1
+        # A checkpoint closes a record, else a resumed run would record other means.
+        is_recorded = any(
+            map(self._is_due, (self._settings.log_every, self._settings.checkpoint.every))
+        )
+        means = trainer.meter.read() if is_recorded else {}  # waits for the device
+        self._seconds_unrecorded += perf_counter() - started
+        if is_recorded:
+            facts = {"learning_rate": rate, "gradient_norm": trainer.gradient_norm}
+            self._record(means | facts)
+
+    def _is_due(self, every: int | None) -> bool:
+        """Whether it is time for what happens every so many steps and at the end."""
+        step = self._state.step
+        return every is not None and (step % every == 0 or step == self._settings.steps)
+
+    def _record(self, facts: dict[str, Any]) -> None:
+        """Record the losses of the steps since the last record."""
+        speed = {"tokens_per_second": facts["tokens"] / self._seconds_unrecorded}
+        self._state.tokens += facts["tokens"]
+        self._state.seconds += self._seconds_unrecorded
+        self._seconds_unrecorded = 0.0
+        self._state.losses = facts | speed
+        self._write(self._state.losses)
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        if self._journal is not None:
+            self._journal.write(self._state.step, facts)
+
+    def _description(self) -> str:
+        losses = self._state.losses
+        if not losses:
+            return "drafter"
+        agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
+        return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
+
+    def _publish(self, drafter: JakiroDrafter, evaluation: dict[str, Any]) -> None:
+        self._write({"evaluation": evaluation})
+        drafter.config.record = {
+            "provenance": provenance(),
+            "settings": self._settings.model_dump(mode="json"),
+            "training": asdict(self._state),
+            "evaluation": evaluation,
+        }
+        if self._processes.is_first:
+            self._folder.publish(drafter, self._inputs.tokenizer)

@@ -1,0 +1,130 @@
+"""The folder of a run: whose it is, how far it came, and what it leaves behind."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.files import ensure_writable_folder, write_atomically
+from jakiro.provenance import write_provenance
+from training.config import TrainSettings
+
+# What does not change a run's result: where things lie, how often progress is kept, and which
+# share of a batch is in memory at a time. Data and target are compared by fingerprint instead.
+_FREE: Any = {
+    "run_folder": True,
+    "checkpoint": True,
+    "log_every": True,
+    "target": {"name_or_path"},
+    "data": {"paths", "cache_folder"},
+    "batch": {"micro_batch"},
+    "engine": {"device"},
+}
+
+
+class RunFolder:
+    """Keeps one run; another run's results are never overwritten.
+
+    Args:
+        path: the folder; it is created when claimed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+
+    @property
+    def drafter(self) -> Path:
+        """Where the finished drafter lies; it exists in full or not at all."""
+        return self.path / "drafter"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.drafter.is_dir()
+
+    @contextmanager
+    def claim(self, settings: TrainSettings, facts: Mapping[str, str]) -> Iterator[None]:
+        """Own the folder for this run, while no other process trains in it.
+
+        Args:
+            settings: of the run; kept in `config.yaml`.
+            facts: fingerprints of the target and the data.
+
+        Raises:
+            ConfigError: the folder is not writable, in use, or belongs to another run.
+        """
+        ensure_writable_folder(self.path)
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                self._check_or_found(_identity(settings, facts), settings)
+                yield
+        except Timeout as error:
+            raise ConfigError(
+                f"another process is training in {self.path}",
+                expected="a run folder of its own for each run",
+                got="a lock",
+                remedy="wait for it, or choose another run_folder",
+            ) from error
+
+    def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
+        """Write the finished drafter with its tokenizer; it appears in full or not at all."""
+        partial = self.path / ".drafter.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        drafter.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        settle(partial, self.drafter)
+        return self.drafter
+
+    def _check_or_found(self, identity: dict[str, Any], settings: TrainSettings) -> None:
+        record = self.path / "run.json"
+        if record.exists():
+            _require_same(self.path, json.loads(record.read_text()), identity)
+        else:
+            write_provenance(self.path, settings)
+            write_atomically(record, json.dumps(identity, indent=2))
+
+
+def settle(partial: Path, final: Path) -> None:
+    """Give a finished folder its name, after everything in it has reached the disk."""
+    for path in partial.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    partial.rename(final)
+
+
+def _identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
+    return {"settings": settings.model_dump(mode="json", exclude=_FREE), **facts}
+
+
+def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]) -> None:
+    before, now = dict(_flatten(recorded)), dict(_flatten(identity))
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise ConfigError(
+                f"the run folder {path} holds a run with other settings ({name} differs)",
+                expected=before.get(name),
+                got=now.get(name),
+                remedy="choose another run_folder, or repeat the settings in its config.yaml",
+            )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield name.removeprefix("settings."), value

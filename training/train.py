@@ -1,0 +1,86 @@
+"""Training from the first file read to the finished drafter: the entry point.
+
+`deepspeed --module training.train --config FILE [--set key.path=value ...]` on any number of
+processes, `python -m training.train --config FILE` on one.
+"""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from jakiro.errors import JakiroError
+from jakiro.settings import load_settings
+from training.config import TrainSettings
+from training.preparation import prepare
+from training.processes import is_first_process, join_processes, launch_environment
+from training.run import Run
+
+EXIT_CODE_BAD_INPUT = 2
+
+
+def train(
+    settings: TrainSettings,
+    *,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Train a drafter and return its folder, `run_folder/drafter`.
+
+    An interrupted run goes on from its last checkpoint; a finished one is returned as it is.
+
+    Args:
+        settings: of the run.
+        model: the target, if it is loaded already; by default it is loaded by name.
+        tokenizer: its tokenizer, likewise.
+        progress: a display to show the steps in; by default one on standard error.
+
+    Raises:
+        ConfigError: settings do not fit together, or the run folder holds another run.
+        DataError: data is missing or malformed, or holds nothing to learn from.
+        CheckpointError: the target or a checkpoint cannot be loaded.
+        TargetNotSupported: the target cannot be drafted for.
+    """
+    with launch_environment(settings.engine.device):
+        inputs = prepare(settings, model, tokenizer)
+        with join_processes(settings.engine.device) as processes:
+            return Run(inputs, processes).complete(progress)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as the command line says; return 0 when done and 2 on bad input."""
+    options = _parse(arguments)
+    try:
+        train(load_settings(TrainSettings, options.config, options.overrides))
+    except JakiroError as error:
+        if options.debug:
+            raise
+        if is_first_process():
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        return EXIT_CODE_BAD_INPUT
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = ArgumentParser(prog="training.train", description="Train a drafter for a target.")
+    parser.add_argument("--config", type=Path, required=True, help="a YAML file of settings")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY.PATH=VALUE",
+        action="append",
+        default=[],
+        help="lay a value over the file's; may be repeated",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    parser.add_argument("--local_rank", help="given by some launchers, not needed")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

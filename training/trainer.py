@@ -1,0 +1,124 @@
+"""The optimizer steps: frozen target, drafter under the DeepSpeed engine, exact normalisation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from jakiro.drafter import JakiroDrafter
+from training.batch import Batch
+from training.config import TrainSettings
+from training.data.sampler import Sampler
+from training.deepspeed_config import build_deepspeed_config
+from training.meter import Meter
+from training.module import TrainingModule
+from training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from training.processes import Processes, import_deepspeed
+from training.target_reader import TargetReader
+
+
+class Trainer:
+    """Takes optimizer steps; the same ones on any number of processes.
+
+    The loss is a sum over positions divided by the number of positions that carry a loss in the
+    whole step, over all micro-batches and processes, however unevenly they hold them.
+
+    Args:
+        drafter: what is trained; owned by the engine from now on.
+        reader: of the frozen target, which stays outside the engine.
+        sampler: of the training rows.
+        settings: of the run.
+        processes: this one among the others.
+    """
+
+    def __init__(
+        self,
+        drafter: JakiroDrafter,
+        reader: TargetReader,
+        sampler: Sampler,
+        settings: TrainSettings,
+        processes: Processes,
+    ) -> None:
+        self._settings = settings
+        self._sampler = sampler
+        self._processes = processes
+        self._accumulation = settings.batch.accumulation(processes.count)
+        self._reader = reader
+        self.engine = _build_engine(drafter, settings, processes)
+        self._norm: Tensor | float = 0.0
+        self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
+
+    def step(self, number: int) -> float:
+        """Take one optimizer step, counted from zero, and return its learning rate."""
+        batches = self._batches(number)
+        num_positions = self._count_positions(batches)
+        for batch in batches:
+            on_device = batch.to(self._processes.device)
+            terms = self.engine(self._reader.view(on_device), on_device, self._reader.logits)
+            # DeepSpeed takes the mean over micro-batches and processes; what is wanted is the sum.
+            share = self._processes.count * self._accumulation / num_positions
+            self.engine.backward(terms.total * share)
+            self.meter.add(terms, int((batch.documents >= 0).sum()))
+        norm = self._local_norm()
+        rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
+        set_learning_rate(self.engine.optimizer, rate)
+        self.engine.step()
+        global_norm = self.engine.get_global_grad_norm()
+        self._norm = norm if global_norm is None else global_norm
+        return rate
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the last step's gradient, before it was clipped."""
+        return float(self._norm)
+
+    def copy_drafter(self) -> JakiroDrafter:
+        """Return the drafter as it is now, whole on every process, however it is shared out.
+
+        All processes must call it.
+        """
+        source = self.engine.module.drafter
+        gathered = import_deepspeed().zero.GatheredParameters(
+            list(source.parameters()), enabled=self.engine.zero_optimization_stage() == 3
+        )
+        copy: Any = JakiroDrafter(source.config)
+        with gathered:
+            copy.load_state_dict({name: part.clone() for name, part in source.state_dict().items()})
+        return copy.to(self._processes.device, self._reader.dtype)
+
+    def _local_norm(self) -> Tensor | float:
+        """Norm of the gradients that lie whole on this process; the engine knows that of others."""
+        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        return get_total_norm(gradients) if gradients else 0.0
+
+    def _batches(self, step: int) -> list[Batch]:
+        """Return this process's micro-batches of a step."""
+        size = self._settings.batch.micro_batch
+        stride = size * self._processes.count
+        first = size * self._processes.rank
+        begins = range(first, self._settings.batch.rows, stride)
+        return [self._sampler.batch(step, begin, begin + size) for begin in begins]
+
+    def _count_positions(self, batches: Sequence[Batch]) -> Tensor:
+        count = sum(count_positions(batch) for batch in batches)
+        total = torch.tensor(float(count), device=self._processes.device)
+        return self._processes.sum(total).clamp(min=1.0)
+
+
+def count_positions(batch: Batch) -> int:
+    """Return the number of positions that carry a loss, over all draws; see `gather_examples`."""
+    distance = torch.arange(batch.token_ids.shape[1]) - batch.anchors
+    return int((batch.targets_exist(1)[:, None] & (distance >= 1)).sum())
+
+
+def _build_engine(drafter: JakiroDrafter, settings: TrainSettings, processes: Processes) -> Any:
+    module = TrainingModule(drafter, settings.objective).to(processes.device)
+    engine, *_ = import_deepspeed().initialize(
+        model=module,
+        optimizer=build_optimizer(module, settings.optimizer),
+        config=build_deepspeed_config(settings, processes.count),
+        dist_init_required=False,
+    )
+    return engine
