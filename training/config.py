@@ -101,7 +101,8 @@ class EngineSettings(Settings):
     """How DeepSpeed shares the drafter out.
 
     Attributes:
-        zero_stage: 0 shares nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
+        zero_stage: 0 shares nothing, 1 optimizer states, 2 also gradients, 3 also parameters;
+            at least 1 in half precision.
         dtype: what the drafter computes in; master weights are fp32.
         device: "auto" prefers a GPU.
     """

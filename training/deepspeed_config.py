@@ -18,12 +18,15 @@ def build_deepspeed_config(settings: TrainSettings, num_processes: int) -> dict[
         ConfigError: the rows of a step cannot be shared out evenly.
     """
     batch, engine = settings.batch, settings.engine
+    # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when it is
+    # built, which spoils Adam's correction of its first averages.
+    stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
     return {
         "train_batch_size": batch.rows,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.accumulation(num_processes),
         "gradient_clipping": settings.optimizer.clip,
-        "zero_optimization": {"stage": engine.zero_stage},
+        "zero_optimization": {"stage": stage},
         "bf16": {"enabled": engine.dtype == "bf16"},
         "fp16": {"enabled": engine.dtype == "fp16"},
         "zero_allow_untested_optimizer": True,

@@ -82,8 +82,9 @@ def import_deepspeed() -> ModuleType:
     import deepspeed.ops
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # Else the first run on a CPU compiles an extension for more than a minute.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Else the first run on a CPU compiles an extension for more than a minute. Set before DeepSpeed
+    # looks for itself what it could compile, which runs the compiler too.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 
 

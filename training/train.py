@@ -21,6 +21,7 @@ from training.processes import is_first_process, join_processes, launch_environm
 from training.run import Run
 
 EXIT_CODE_BAD_INPUT = 2
+EXIT_CODE_INTERRUPTED = 130
 
 
 def train(
@@ -53,7 +54,7 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says; return 0 when done and 2 on bad input."""
+    """Train as the command line says; return 0 when done, 2 on bad input, 130 when interrupted."""
     options = _parse(arguments)
     try:
         train(load_settings(TrainSettings, options.config, options.overrides))
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_first_process():
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
+    except KeyboardInterrupt:  # the next start goes on from the last checkpoint
+        return EXIT_CODE_INTERRUPTED
     return 0
 
 

@@ -53,21 +53,24 @@ class Trainer:
     def step(self, number: int) -> float:
         """Take one optimizer step, counted from zero, and return its learning rate."""
         batches = self._batches(number)
-        num_positions = self._count_positions(batches)
-        for batch in batches:
-            on_device = batch.to(self._processes.device)
-            terms = self.engine(self._reader.view(on_device), on_device, self._reader.logits)
-            # DeepSpeed takes the mean over micro-batches and processes; what is wanted is the sum.
-            share = self._processes.count * self._accumulation / num_positions
-            self.engine.backward(terms.total * share)
-            self.meter.add(terms, int((batch.documents >= 0).sum()))
-        norm = self._local_norm()
+        # DeepSpeed takes the mean over micro-batches and processes; what is wanted is the sum.
+        share = self._processes.count * self._accumulation / self._count_positions(batches)
         rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
         set_learning_rate(self.engine.optimizer, rate)
+        for batch in batches:
+            self._accumulate(batch, share)
+        return rate
+
+    def _accumulate(self, batch: Batch, share: Tensor) -> None:
+        """Add the gradient of a micro-batch; after the last one the engine takes its step."""
+        on_device = batch.to(self._processes.device)
+        terms = self.engine(self._reader.view(on_device), on_device, self._reader.logits)
+        self.engine.backward(terms.total * share)
+        self.meter.add(terms, int((batch.documents >= 0).sum()))
+        norm = self._local_norm()
         self.engine.step()
         global_norm = self.engine.get_global_grad_norm()
         self._norm = norm if global_norm is None else global_norm
-        return rate
 
     @property
     def gradient_norm(self) -> float:

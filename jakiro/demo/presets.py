@@ -2,6 +2,8 @@
 
 from pydantic import PositiveFloat, PositiveInt
 
+from jakiro.demo.drafting import DrafterRecipe
+from jakiro.demo.texts import TextRecipe
 from jakiro.settings import Settings
 
 
@@ -33,8 +35,8 @@ class TargetRecipe(Settings):
     num_steps: PositiveInt
     warmup_steps: PositiveInt = 20
     decay_share: PositiveFloat = 0.5
-    muon_lr: PositiveFloat = 0.02
-    adam_lr: PositiveFloat = 3e-3
+    muon_lr: PositiveFloat = 0.015
+    adam_lr: PositiveFloat = 0.02
     held_out_rows: PositiveInt = 200
     seed: int = 0
 
@@ -45,10 +47,22 @@ class TargetRecipe(Settings):
 
 
 class Preset(Settings):
-    """One size of the demo."""
+    """One size of the demo.
+
+    Attributes:
+        texts: what the drafter learns from.
+        num_tree_prompts: prompts of the dev files that the draft tree is chosen on.
+        num_prompts: prompts of the test files that results are reported on.
+        max_new_tokens: length of a continuation.
+    """
 
     name: str
     target: TargetRecipe
+    texts: TextRecipe
+    drafter: DrafterRecipe
+    num_tree_prompts: PositiveInt
+    num_prompts: PositiveInt
+    max_new_tokens: PositiveInt
 
 
 PRESETS = {
@@ -69,6 +83,11 @@ PRESETS = {
                 num_steps=150,
                 held_out_rows=40,
             ),
+            texts=TextRecipe(num_files=20, num_batches=2, batch=16),
+            drafter=DrafterRecipe(steps=40, rows=4),
+            num_tree_prompts=2,
+            num_prompts=3,
+            max_new_tokens=32,
         ),
         Preset(
             name="small",
@@ -80,9 +99,14 @@ PRESETS = {
                 num_kv_heads=2,
                 head_dim=32,
                 intermediate_size=352,
-                rows_per_step=8,
-                num_steps=800,
+                rows_per_step=4,
+                num_steps=1250,
             ),
+            texts=TextRecipe(num_files=200, num_batches=8),
+            drafter=DrafterRecipe(steps=500),
+            num_tree_prompts=4,
+            num_prompts=10,
+            max_new_tokens=64,
         ),
     )
 }

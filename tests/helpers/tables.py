@@ -184,9 +184,7 @@ def _continue(
         return
     for token, share in enumerate(target_law(tables, sampling, start + emitted).tolist()):
         if share > 0:
-            _continue(
-                tables, sampling, start, (*emitted, token), probability * share, length, into
-            )
+            _continue(tables, sampling, start, (*emitted, token), probability * share, length, into)
 
 
 def no_processors(do_sample: bool = True) -> Sampling:

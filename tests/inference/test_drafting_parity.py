@@ -1,4 +1,4 @@
-"""Training and decoding see the same drafter: one masked pass equals cached, step-by-step drafting."""
+"""Training and decoding see the same drafter: a masked pass equals cached, stepwise drafting."""
 
 import pytest
 import torch
@@ -103,7 +103,9 @@ def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: ob
 def test_a_tree_step_equals_one_linear_pass_per_path() -> None:
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target)
-    shape = TreeShape(autoregressive_levels=3, parallel_levels=1, breadth=3, children=3, num_nodes=99)
+    shape = TreeShape(
+        autoregressive_levels=3, parallel_levels=1, breadth=3, children=3, num_nodes=99
+    )
     tokens = torch.randint(0, 61, (1, 9))
     session, _ = _prefilled(TrainedDrafter(model, target, shape), tokens, 8)
     tree = session.propose(99, None)
@@ -177,7 +179,9 @@ def test_posterior_routing_equals_the_brute_force_joint_law() -> None:
     """P(t1, t2) = sum_e w_e p1_e(t1) p2_e(t2), and the parallel level is its conditional."""
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target, tiny_settings(autoregressive_levels=1))
-    shape = TreeShape(autoregressive_levels=1, parallel_levels=1, breadth=4, children=4, num_nodes=99)
+    shape = TreeShape(
+        autoregressive_levels=1, parallel_levels=1, breadth=4, children=4, num_nodes=99
+    )
     session, _ = _prefilled(TrainedDrafter(model, target, shape), torch.randint(0, 61, (1, 9)), 8)
     source = _tree_pass(session)
     source.joint(1, None)

@@ -1,4 +1,4 @@
-"""The decode loop on real (tiny) models: equal to transformers, lossless when sampling, exact stops."""
+"""The decode loop on tiny models: equal to transformers, lossless when sampling, exact stops."""
 
 import itertools
 from collections import Counter

@@ -28,9 +28,7 @@ CLEARLY_WRONG = 1e-3
 DETERMINISTIC = TreeShape(
     autoregressive_levels=2, parallel_levels=0, children=3, breadth=2, num_nodes=6
 )
-SAMPLED = TreeShape(
-    autoregressive_levels=2, parallel_levels=0, children=2, breadth=1, sampled=True
-)
+SAMPLED = TreeShape(autoregressive_levels=2, parallel_levels=0, children=2, breadth=1, sampled=True)
 ONE_DRAW = SAMPLED.model_copy(update={"autoregressive_levels": 1})
 TABLES = Tables(vocab=4, components=2, seed=7)
 
@@ -119,8 +117,6 @@ def _sorted_siblings(tree: DraftTree) -> DraftTree:
 
 def _pruned_after_the_draw(tree: DraftTree) -> DraftTree:
     return replace(tree, is_valid=tree.is_valid & (tree.score > tree.score.median()))
-
-
 
 
 @pytest.mark.parametrize(

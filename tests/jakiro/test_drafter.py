@@ -68,7 +68,7 @@ def test_an_unknown_key_in_the_saved_settings_is_refused(
     config = json.loads((tmp_path / "config.json").read_text())
     config["drafter"]["bank"]["num_expert"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="did you mean 'bank.num_experts'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'bank\.num_experts'"):
         JakiroDrafter.from_pretrained(tmp_path)
 
 

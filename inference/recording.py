@@ -1,0 +1,76 @@
+"""Watches a drafter at work: which ranks and depths of its trees were accepted."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from inference.draft_tree import DraftTree
+from inference.protocol import Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.sampling import Sampling
+from jakiro.target import StepOutput
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One verified tree: how many candidates outrank each accepted node, from depth 1 down."""
+
+    ranks: list[int]
+
+
+class RecordingDrafter:
+    """Drafts as another drafter does and keeps a record of every round.
+
+    Args:
+        drafter: does the work; its trees must be deterministic.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.version = drafter.version
+        self.max_nodes = drafter.max_nodes
+        self.max_depth = drafter.max_depth
+        self.records: list[RoundRecord] = []
+
+    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
+        """Return a recorded session."""
+        return RecordingSession(self.drafter.open(sampling, capacity, batch), self.records)
+
+    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows | None:
+        """Encode as the recorded drafter does."""
+        return self.drafter.encode(output, rows)
+
+
+class RecordingSession:
+    """A session that notes, at each feedback, what became of its last tree."""
+
+    def __init__(self, session: DraftSession, records: list[RoundRecord]) -> None:
+        self.session = session
+        self.records = records
+        self.tree: DraftTree | None = None
+
+    def advance(self, committed: Committed) -> None:
+        """Pass on."""
+        self.session.advance(committed)
+
+    def propose(self, budget: int, generator: torch.Generator | None) -> DraftTree:
+        """Pass on, and keep the tree."""
+        self.tree = self.session.propose(budget, generator)
+        return self.tree
+
+    def feedback(self, result: VerifyResult) -> None:
+        """Record the accepted nodes' ranks by score, and pass on."""
+        if self.tree is not None:
+            order = self.tree.score[0].argsort(descending=True, stable=True)
+            ranks = order.argsort()[result.path[0]].tolist()
+            self.records.append(RoundRecord(ranks))
+        self.session.feedback(result)
+
+    def rollback(self, length: int) -> None:
+        """Pass on."""
+        self.session.rollback(length)
+
+    def close(self) -> None:
+        """Pass on."""
+        self.session.close()

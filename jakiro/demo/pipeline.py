@@ -1,0 +1,240 @@
+"""The demo from nothing to figures: a target, a drafter for it, and what drafting gains."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import Progress
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from inference.decoder import SpeculativeDecoder
+from inference.tree_budget import TreeChoice, choose_tree
+from jakiro.demo.comparison import (
+    DRAFTER,
+    LOOKUP,
+    PLAIN,
+    TRANSFORMERS,
+    Measured,
+    by_decoder,
+    by_transformers,
+    compare,
+)
+from jakiro.demo.corpus import Corpus, load_corpus
+from jakiro.demo.drafting import train_drafter
+from jakiro.demo.presets import PRESETS, Preset
+from jakiro.demo.prompts import held_out_prompts
+from jakiro.demo.repetition import repeated_ngram_share
+from jakiro.demo.report import results_of, show_results, show_text
+from jakiro.demo.target import read_record, train_target
+from jakiro.demo.texts import write_texts
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError
+from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.target import TargetAdapter
+
+TEMPERATURES = (0.0, 0.8)
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """The demo's target, embedded or the user's."""
+
+    place: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    held_out_loss: float | None  # nats per token; unknown for the user's target
+
+
+def run_demo(
+    preset: str = "small",
+    cache_dir: Path | None = None,
+    device: str = "auto",
+    target: str | None = None,
+) -> None:
+    """Train what is not in the cache, generate by all methods, and print what was measured.
+
+    The last line of standard output is one JSON document.
+
+    Args:
+        preset: "smoke" or "small".
+        cache_dir: where trained models are kept; by default the user's cache folder.
+        device: "auto", "cpu" or "cuda".
+        target: folder or hub id of a causal LM to use instead of the embedded one.
+
+    Raises:
+        ConfigError: the cache folder cannot be written to, or there is no such device.
+        CheckpointError: the target cannot be loaded.
+        DataError: the standard library's source is not there to learn from.
+    """
+    recipe = PRESETS[preset]
+    folder = ensure_writable_folder(cache_dir or Path(platformdirs.user_cache_dir("jakiro")))
+    console = Console()
+    corpus = load_corpus()
+    with _quiet_libraries(), Progress(console=Console(stderr=True)) as progress:
+        loaded = _load_target(recipe, corpus, folder, device, target, progress)
+        drafter_folder = _train(recipe, corpus, loaded, folder, device, progress)
+        drafter = JakiroDrafter.from_pretrained(drafter_folder)
+        choice = _choose_tree(recipe, corpus, loaded, drafter, drafter_folder, progress)
+        measured, prompts = _compare(recipe, corpus, loaded, drafter, choice, progress)
+    results = results_of(measured, choice)
+    facts = _facts_of_target(loaded, measured)
+    show_text(console, _best_sample(measured), prompts[0], loaded.tokenizer)
+    show_results(console, results, facts)
+    document = {
+        "preset": preset,
+        "target": facts,
+        "drafter": {
+            "path": str(drafter_folder),
+            "parameters": drafter.num_parameters(),
+            "tree": choice.shape.model_dump(),
+        },
+        "results": results,
+    }
+    print(json.dumps(document))  # noqa: T201 - for programs, so no console that wraps lines
+
+
+def _load_target(
+    preset: Preset,
+    corpus: Corpus,
+    folder: Path,
+    device: str,
+    target: str | None,
+    progress: Progress,
+) -> LoadedTarget:
+    where = (
+        "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    )
+    own = None if target else train_target(preset, corpus, folder, progress, device=where)
+    place = target or str(own)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot load the target {place}",
+            expected="a folder or hub id of a causal LM with its tokenizer",
+            got=str(error).strip().splitlines()[0],
+        ) from error
+    loss = None if own is None else read_record(own).held_out_loss
+    model.to(torch.device(where))
+    return LoadedTarget(place, model.eval(), tokenizer, loss)
+
+
+def _train(
+    preset: Preset,
+    corpus: Corpus,
+    loaded: LoadedTarget,
+    folder: Path,
+    device: str,
+    progress: Progress,
+) -> Path:
+    texts = write_texts(
+        preset.texts,
+        corpus,
+        loaded.model,
+        loaded.tokenizer,
+        TargetAdapter(loaded.model).spec.fingerprint,
+        folder,
+        progress,
+    )
+    return train_drafter(
+        preset.drafter,
+        loaded.place,
+        texts,
+        folder,
+        loaded.model,
+        loaded.tokenizer,
+        device,
+        progress,
+    )
+
+
+def _choose_tree(
+    preset: Preset,
+    corpus: Corpus,
+    loaded: LoadedTarget,
+    drafter: JakiroDrafter,
+    drafter_folder: Path,
+    progress: Progress,
+) -> TreeChoice:
+    """Return the tree for this machine; measured once and kept beside the drafter."""
+    identity = fingerprint(str(drafter_folder), torch.get_num_threads(), str(loaded.model.device))
+    path = drafter_folder.parent.parent / f"tree-{identity[:16]}.json"
+    try:
+        return TreeChoice.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        task = progress.add_task("Choosing a tree", total=None)
+        ids = _prompt_ids(corpus, "dev", loaded, preset.num_tree_prompts)
+        target = TargetAdapter(loaded.model)
+        torch.nn.Module.to(drafter.eval(), target.device)
+        choice = choose_tree(target, drafter, ids, TEMPERATURES)
+        write_atomically(path, choice.model_dump_json(indent=2))
+        progress.update(task, total=1, completed=1)
+        return choice
+
+
+def _compare(
+    preset: Preset,
+    corpus: Corpus,
+    loaded: LoadedTarget,
+    drafter: JakiroDrafter,
+    choice: TreeChoice,
+    progress: Progress,
+) -> tuple[list[Measured], list[str]]:
+    model, limit = loaded.model, preset.max_new_tokens
+    plain = SpeculativeDecoder(model)
+    drafting = SpeculativeDecoder(model, drafter, tree=choice.shape)
+    methods = {
+        TRANSFORMERS: by_transformers(model, limit),
+        LOOKUP: by_transformers(model, limit, prompt_lookup_num_tokens=5),
+        PLAIN: by_decoder(plain, limit),
+        DRAFTER: by_decoder(drafting, limit),
+    }
+    ids = _prompt_ids(corpus, "test", loaded, preset.num_prompts)
+    measured = compare(methods, ids, TEMPERATURES, progress)
+    return measured, [str(loaded.tokenizer.decode(prompt)) for prompt in ids]
+
+
+def _prompt_ids(corpus: Corpus, split: Any, loaded: LoadedTarget, count: int) -> list[list[int]]:
+    prompts = held_out_prompts(corpus, split, loaded.tokenizer, count=count)
+    return [loaded.tokenizer.encode(one.text, add_special_tokens=False) for one in prompts]
+
+
+def _facts_of_target(loaded: LoadedTarget, measured: list[Measured]) -> dict[str, Any]:
+    greedy = next(one for one in measured if one.method == TRANSFORMERS and one.temperature == 0)
+    return {
+        "path": loaded.place,
+        "parameters": loaded.model.num_parameters(),
+        "held_out_loss": loaded.held_out_loss,
+        "repeated_4gram_share": repeated_ngram_share(one.token_ids for one in greedy.samples),
+    }
+
+
+def _best_sample(measured: list[Measured]) -> Any:
+    return next(one for one in measured if one.method == DRAFTER).samples[0]
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keep libraries' own progress bars and hints from tearing ours apart."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()

@@ -1,0 +1,100 @@
+"""What the demo shows: coloured text, a table, and one line of JSON."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from inference.tree_budget import TreeChoice
+from jakiro.demo.comparison import DRAFTER, PLAIN, TRANSFORMERS, Measured, Sample
+
+# How a token was won: by the target itself, or as a draft accepted at depth 1, 2, ...
+_COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
+
+
+def results_of(measured: list[Measured], choice: TreeChoice) -> list[dict[str, Any]]:
+    """Return one row of figures per method and temperature.
+
+    Speed-ups are ratios of pooled tokens per second at the same temperature. `identical_to_target`
+    compares the tokens with those of transformers and is None where tokens are drawn.
+    """
+    by_key = {(one.method, one.temperature): one for one in measured}
+    return [
+        _row(one, by_key[TRANSFORMERS, one.temperature], by_key[PLAIN, one.temperature], choice)
+        for one in measured
+    ]
+
+
+def show_text(
+    console: Console, sample: Sample, prompt: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Print a continuation; the colour of a token says how it was won."""
+    text = Text(prompt, style="dim")
+    for token, depth in zip(sample.token_ids, sample.depths, strict=True):
+        text.append(str(tokenizer.decode([token])), style=_colour(depth))
+    legend = Text("\nwon by: ")
+    legend.append("the target itself", style=_colour(0))
+    for depth in sorted(set(sample.depths) - {0}):
+        legend.append(f"  draft at depth {depth}", style=_colour(depth))
+    console.rule("what the target says, and how each token was won")
+    console.print(text, legend)
+
+
+def show_results(console: Console, results: list[dict[str, Any]], target: dict[str, Any]) -> None:
+    """Print the table of figures, and how easy the text was."""
+    columns = ("method", "T", "tau", "tokens/s", "x transformers", "x plain", "ceiling", "same")
+    table = Table(*columns, title="tokens per second after prefill, all methods taking turns")
+    for row in results:
+        table.add_row(
+            row["method"],
+            f"{row['temperature']:g}",
+            f"{row['tau']:.2f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['speedup']:.2f}",
+            f"{row['speedup_over_plain']:.2f}",
+            "-" if row["ceiling"] is None else f"{row['ceiling']:.0f}",
+            {None: "-", True: "yes", False: "NO"}[row["identical_to_target"]],
+        )
+    console.print(table)
+    console.print(
+        "tau: tokens per target forward. ceiling: tokens/s if only the timed forwards took time. "
+        "same: greedy tokens equal those of transformers.\n"
+        f"The target's held-out loss is {_number(target['held_out_loss'])} nats per token; "
+        f"{target['repeated_4gram_share']:.0%} of the 4-grams in its greedy text are repeats, "
+        "which makes greedy text easy to draft.",
+        highlight=False,
+    )
+
+
+def _row(
+    one: Measured, transformers: Measured, plain: Measured, choice: TreeChoice
+) -> dict[str, Any]:
+    stats, is_greedy = one.stats, one.temperature == 0
+    speed = stats.tokens_per_second
+    same = [
+        a.token_ids == b.token_ids for a, b in zip(one.samples, transformers.samples, strict=True)
+    ]
+    shape = {PLAIN: None, DRAFTER: choice.shape}
+    return {
+        "method": one.method,
+        "temperature": one.temperature,
+        "tau": stats.tau,
+        "tokens_per_second": speed,
+        "speedup": speed / transformers.stats.tokens_per_second,
+        "speedup_over_plain": speed / plain.stats.tokens_per_second,
+        "identical_to_target": all(same) if is_greedy else None,
+        "ceiling": (
+            choice.costs.ceiling(shape[one.method], stats.tau) if one.method in shape else None
+        ),
+        "acceptance_by_depth": stats.acceptance_by_depth,
+    }
+
+
+def _colour(depth: int) -> str:
+    return _COLOURS[min(depth, len(_COLOURS) - 1)]
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
