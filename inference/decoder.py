@@ -156,10 +156,15 @@ class SpeculativeDecoder:
         self, prompt: Prompt, temperature: float, seed: int, generation: dict[str, Any]
     ) -> DecodeRun:
         input_ids = encode_prompt(prompt, self.tokenizer, self.target.device)
-        if self.tokenizer is not None and generation.get("stop_strings"):
-            generation = {**generation, "tokenizer": self.tokenizer}
-        limit = self.target.spec.max_position
-        request = prepare(self.target.model, input_ids, temperature, seed, limit, **generation)
+        request = prepare(
+            self.target.model,
+            input_ids,
+            temperature,
+            seed,
+            self.target.spec.max_position,
+            self.tokenizer,
+            **generation,
+        )
         return DecodeRun(self.target, self.drafter, request)
 
     def _decode(self, token_ids: list[int]) -> str | None:

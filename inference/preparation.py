@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
 
 from inference.engine import Request
@@ -38,6 +39,7 @@ def prepare(
     temperature: float,
     seed: int,
     max_position: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     **generation: Any,
 ) -> Request:
     """Return the request that `model.generate(input_ids, **generation)` describes.
@@ -51,6 +53,7 @@ def prepare(
         temperature: 0 is greedy; otherwise tokens are sampled.
         seed: key of every random number.
         max_position: number of positions that the target has.
+        tokenizer: finds stop strings.
         **generation: further `GenerationConfig` fields, such as max_new_tokens or top_p.
 
     Raises:
@@ -67,7 +70,7 @@ def prepare(
         attention_mask=torch.ones_like(input_ids),
         custom_generate=_capture,
         **(random if temperature > 0 else {"do_sample": False}),
-        **_with_padding(model, generation),
+        **_with_stop_strings(_with_padding(model, generation), tokenizer),
     )
     sampling = Sampling(prepared.processors, do_sample=temperature > 0, seed=seed)
     max_length = _checked_length(prepared, max_position)
@@ -103,7 +106,6 @@ def _capture(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    tokenizer: PreTrainedTokenizerBase | None = None,  # kept by generate() for stop strings
     **model_kwargs: Any,
 ) -> Prepared:
     """The decoding method that decodes nothing and returns what it was given."""
@@ -118,6 +120,19 @@ def _with_padding(model: PreTrainedModel, generation: dict[str, Any]) -> dict[st
     eos = defaults.eos_token_id
     pad = eos[0] if isinstance(eos, list) else eos
     return {**generation, "pad_token_id": 0 if pad is None else pad}
+
+
+def _with_stop_strings(
+    generation: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
+) -> dict[str, Any]:
+    """Turn stop strings into a criterion: `generate()` drops the tokenizer of a custom method."""
+    strings = generation.get("stop_strings")
+    if not strings:
+        return generation
+    rest = {key: value for key, value in generation.items() if key != "stop_strings"}
+    criterion = StopStringCriteria(_needed(tokenizer), strings)
+    criteria = StoppingCriteriaList([*rest.get("stopping_criteria", ()), criterion])
+    return {**rest, "stopping_criteria": criteria}
 
 
 def _checked_length(prepared: Prepared, max_position: int) -> int:
@@ -137,7 +152,7 @@ def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBas
         raise PromptError(
             "the decoder has no tokenizer",
             expected="token ids",
-            got="text or messages",
+            got="text, messages or stop strings",
             remedy="pass tokenizer= to SpeculativeDecoder",
         )
     return tokenizer

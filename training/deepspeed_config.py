@@ -18,8 +18,8 @@ def build_deepspeed_config(settings: TrainSettings, num_processes: int) -> dict[
         ConfigError: the rows of a step cannot be shared out evenly.
     """
     batch, engine = settings.batch, settings.engine
-    # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when it is
-    # built, which spoils Adam's correction of its first averages.
+    # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
+    # it is built, which spoils Adam's correction of its first averages.
     stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
     return {
         "train_batch_size": batch.rows,

@@ -127,9 +127,8 @@ class Run:
         rate = trainer.step(state.step)
         state.step += 1
         # A checkpoint closes a record, else a resumed run would record other means.
-        is_recorded = any(
-            map(self._is_due, (self._settings.log_every, self._settings.checkpoint.every))
-        )
+        dues = (self._settings.log_every, self._settings.checkpoint.every)
+        is_recorded = any(self._is_due(every) for every in dues)
         means = trainer.meter.read() if is_recorded else {}  # waits for the device
         self._seconds_unrecorded += perf_counter() - started
         if is_recorded:

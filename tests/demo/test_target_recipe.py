@@ -14,27 +14,29 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jakiro.demo.corpus import Corpus, SourceFile
 from jakiro.demo.muon import Muon, orthogonalize
-from jakiro.demo.presets import PRESETS, Preset, TargetRecipe
+from jakiro.demo.presets import PRESETS, TargetRecipe
 from jakiro.demo.pretraining import Pretraining, learning_rate_share
 from jakiro.demo.target import RECORD_NAME, is_intact, read_record, train_target
 from jakiro.errors import DataError
 
-TINY = Preset(
-    name="tiny",
-    target=TargetRecipe(
-        vocab_size=300,
-        num_layers=2,
-        hidden_size=16,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        intermediate_size=32,
-        row_tokens=16,
-        rows_per_step=4,
-        num_steps=12,
-        warmup_steps=2,
-        held_out_rows=10,
-    ),
+TINY = PRESETS["smoke"].model_copy(
+    update={
+        "name": "tiny",
+        "target": TargetRecipe(
+            vocab_size=300,
+            num_layers=2,
+            hidden_size=16,
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=8,
+            intermediate_size=32,
+            row_tokens=16,
+            rows_per_step=4,
+            num_steps=12,
+            warmup_steps=2,
+            held_out_rows=10,
+        ),
+    }
 )
 
 

@@ -1,0 +1,75 @@
+"""What the README promises: its blocks of code run as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.tokenizers import tiny_tokenizer
+
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.settings import load_settings
+from jakiro.target import TargetAdapter
+from jakiro.target_record import record_target
+from training.config import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A target with its tokenizer, and a drafter for it, saved as a user would have them."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
+    target_path, drafter_path = folder / "target", folder / "drafter"
+    model.save_pretrained(target_path)
+    tokenizer.save_pretrained(target_path)
+    target = TargetAdapter(model)
+    record = record_target(target.spec, str(target_path), tokenizer)
+    drafter = tiny_drafter(target)
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(drafter_path)
+    assert drafter.num_parameters() > 0
+    return {"target_path": str(target_path), "drafter_path": str(drafter_path)}
+
+
+@pytest.mark.parametrize("block", _blocks("python"), ids=["decode", "own target"])
+def test_python_blocks_of_the_readme_run(
+    block: str, saved: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, object] = dict(saved)
+    exec(block, names)
+    assert names["output"].sequences.shape[0] == 1  # type: ignore[attr-defined]
+
+
+def test_the_yaml_block_of_the_readme_is_a_valid_training_run(tmp_path: Path) -> None:
+    (block,) = _blocks("yaml")
+    file = tmp_path / "my.yaml"
+    file.write_text(block.replace("base.yaml", str(ROOT / "configs" / "base.yaml")))
+    settings = load_settings(TrainSettings, file)
+    assert settings.data.paths == ("chats.jsonl",)
+
+
+@pytest.mark.parametrize(
+    "override", re.findall(r"--set (\S+)", README), ids=lambda override: override
+)
+def test_overrides_in_the_readme_name_real_settings(override: str) -> None:
+    settings = load_settings(TrainSettings, ROOT / "configs" / "demo.yaml", [override])
+    assert settings.steps > 0
+
+
+def test_files_that_the_readme_links_to_exist() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    assert _blocks("bash")[0].split()[:2] == ["make", "demo"]
+    assert "make test" in _blocks("bash")[0]

@@ -1,0 +1,105 @@
+"""The public decoder: loading, text in and out, streaming."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models import tiny_llama, tiny_settings
+from helpers.tokenizers import TEXT, tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from inference import SpeculativeDecoder
+from inference.streaming import TextStream
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, PromptError, TargetMismatch
+from jakiro.target import TargetAdapter
+from jakiro.target_record import record_target
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def drafter_path(
+    tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    model = tiny_llama(vocab=len(tokenizer))
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    record = record_target(TargetAdapter(model).spec, str(folder / "target"), tokenizer)
+    torch.manual_seed(0)
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
+    return folder / "drafter"
+
+
+def test_a_drafter_loads_the_target_and_tokenizer_it_was_made_for(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    output = decoder.generate("def main(", max_new_tokens=12)
+    assert output.text == decoder.tokenizer.decode(output.new_token_ids)
+    assert output.stats.emitted == len(output.new_token_ids) == len(output.depths) == 12
+
+
+def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    arguments = {"max_new_tokens": 40, "temperature": 1.0, "seed": 5}
+    pieces = list(decoder.stream("def main(", **arguments))
+    assert "".join(pieces) == decoder.generate("def main(", **arguments).text
+    assert len(pieces) > 1
+
+
+def test_streams_never_cut_a_code_point(tokenizer: PreTrainedTokenizerFast) -> None:
+    stream = TextStream(tokenizer)
+    ids = tokenizer.encode(TEXT + "🙂 ö")
+    pieces = [stream.push([token]) for token in ids]
+    assert "".join(pieces) + stream.flush() == TEXT + "🙂 ö"
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+def test_an_abandoned_stream_frees_its_caches(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    run = decoder._run("def main(", 0.0, 0, {"max_new_tokens": 30})
+    rounds = iter(run)
+    next(rounds)
+    rounds.close()
+    assert run.is_closed
+    assert not hasattr(run, "cache")
+
+
+def test_stop_strings_end_the_text(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    full = decoder.generate("def main(", max_new_tokens=30)
+    texts = [decoder.tokenizer.decode([token]) for token in full.new_token_ids]
+    place = next(index for index, text in enumerate(texts) if index > 2 and text.isascii())
+    output = decoder.generate("def main(", max_new_tokens=30, stop_strings=[texts[place]])
+    first = texts.index(texts[place])
+    assert output.new_token_ids == full.new_token_ids[: first + 1]
+
+
+def test_chat_messages_go_through_the_template(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    messages = [{"role": "user", "content": "def main("}]
+    with pytest.raises(PromptError, match="no chat template"):
+        decoder.generate(messages)
+    decoder.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    from_messages = decoder.generate(messages, max_new_tokens=8)
+    assert from_messages.text == decoder.generate("def main(", max_new_tokens=8).text
+
+
+def test_a_foreign_tokenizer_is_refused(drafter_path: Path) -> None:
+    drafter = JakiroDrafter.from_pretrained(drafter_path)
+    model = tiny_llama(vocab=len(tiny_tokenizer()))
+    foreign = tiny_tokenizer()
+    foreign.add_tokens(["<new>"])
+    with pytest.raises(TargetMismatch, match="tokenizer"):
+        SpeculativeDecoder(model, drafter, foreign)
+
+
+def test_a_target_that_has_moved_away_is_an_error_with_a_remedy(
+    drafter_path: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="pass target="):
+        SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone")

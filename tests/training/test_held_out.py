@@ -1,0 +1,64 @@
+"""What is held out stays the same whatever else the data holds, and never trains."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.training import write_jsonl
+
+from jakiro.errors import DataError
+from training.data.token_store import TokenStore
+from training.held_out import choose_held_out, prompts_of, read_prompts
+
+LENGTHS = (9, 30, 12, 50, 8, 21)
+
+
+def store(order: list[int], first_response: int = 0) -> TokenStore:
+    """Documents, each filled with its own number."""
+    starts = np.cumsum([0, *(LENGTHS[number] for number in order)])
+    token_ids = np.concatenate([np.full(LENGTHS[n], n, np.int32) for n in order])
+    positions = np.concatenate([np.arange(LENGTHS[n]) for n in order])
+    return TokenStore(token_ids, positions >= first_response, starts, "any")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5])
+def test_every_document_either_trains_or_is_held_out(count: int) -> None:
+    training, held_out = choose_held_out(store([0, 1, 2, 3, 4, 5]), count)
+    assert len(held_out) == count
+    assert sorted(training + held_out) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_order_of_the_data_does_not_decide() -> None:
+    chosen = []
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 4, 2]):
+        chosen.append({order[index] for index in choose_held_out(store(order), 3)[1]})
+    assert chosen[0] == chosen[1]
+
+
+def test_holding_everything_out_is_refused() -> None:
+    with pytest.raises(DataError, match="leaves nothing to train on"):
+        choose_held_out(store([0, 1]), 2)
+
+
+def test_a_conversation_is_cut_before_its_first_answer() -> None:
+    prompts = prompts_of(store([0, 1], 5), [1, 0], prompt_tokens=3, longest=99, count=9)
+    assert prompts == [[1] * 5, [0] * 5]
+
+
+def test_a_text_is_cut_early_enough_to_leave_half_of_it() -> None:
+    prompts = prompts_of(store([0, 1]), [0, 1], prompt_tokens=10, longest=99, count=9)
+    assert prompts == [[0] * 4, [1] * 10]
+
+
+def test_prompts_that_do_not_fit_the_context_are_passed_over() -> None:
+    prompts = prompts_of(store([0, 1, 2]), [0, 1, 2], prompt_tokens=10, longest=6, count=1)
+    assert prompts == [[0] * 4]
+    assert prompts_of(store([1]), [0], prompt_tokens=10, longest=6, count=1) == []
+
+
+def test_prompts_are_texts_or_conversations(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "?"}]
+    path = write_jsonl(tmp_path / "prompts.jsonl", [{"text": "def"}, {"messages": chat}, {"x": 1}])
+    assert read_prompts(path, 2) == ["def", chat]
+    with pytest.raises(DataError, match=r"prompts\.jsonl:3 is no prompt"):
+        read_prompts(path, 3)
