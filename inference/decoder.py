@@ -20,7 +20,7 @@ from inference.engine import DecodeRun, Round
 from inference.preparation import Prompt, encode_prompt, prepare
 from inference.stats import DecodeStats
 from inference.streaming import TextStream
-from inference.tree_builder import TreeShape
+from inference.tree_builder import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, PromptError
 from jakiro.target import TargetAdapter
@@ -48,7 +48,8 @@ class SpeculativeDecoder:
         target: any decoder-only Hugging Face causal LM; it is never changed.
         drafter: a drafter trained for it, or None for plain decoding.
         tokenizer: for text prompts and text output.
-        tree: how draft trees grow; by default as the drafter records, else as it was trained.
+        tree: how draft trees grow, one shape or a plan for greedy and random decoding; by default
+            of the schedule that the drafter was trained for.
 
     Raises:
         TargetMismatch: drafter or tokenizer belong to another target.
@@ -61,7 +62,7 @@ class SpeculativeDecoder:
         target: PreTrainedModel,
         drafter: JakiroDrafter | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        tree: TreeShape | None = None,
+        tree: TreeShape | TreePlan | None = None,
     ) -> None:
         self.target = TargetAdapter(target.eval())
         self.tokenizer = tokenizer
@@ -78,7 +79,7 @@ class SpeculativeDecoder:
         cls,
         drafter: str | Path,
         target: str | Path | None = None,
-        tree: TreeShape | None = None,
+        tree: TreeShape | TreePlan | None = None,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Load a drafter, and the target and tokenizer that it was trained for.
@@ -173,12 +174,14 @@ class SpeculativeDecoder:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
-def default_tree(drafter: JakiroDrafter) -> TreeShape:
-    """Return the tree that the drafter's record recommends, else one of its trained schedule."""
-    recorded = (drafter.config.record or {}).get("tree")
-    if recorded is not None:
-        return TreeShape.model_validate(recorded)
-    return TreeShape(**drafter.config.settings.schedule.model_dump())
+def default_tree(drafter: JakiroDrafter) -> TreePlan:
+    """Return trees of the schedule that the drafter was trained for."""
+    schedule = drafter.config.settings.schedule.model_dump()
+    defaults = TreePlan()
+    return TreePlan(
+        greedy=defaults.greedy.model_copy(update=schedule),
+        sampling=defaults.sampling.model_copy(update=schedule),
+    )
 
 
 def _pieces(run: DecodeRun, stream: TextStream) -> Iterator[str]:

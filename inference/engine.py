@@ -78,6 +78,12 @@ class DecodeRun:
         finally:
             self.close()
 
+    def finish(self) -> "DecodeRun":
+        """Decode to the end and return the run, for its tokens and statistics."""
+        for _ in self:
+            pass
+        return self
+
     def close(self) -> None:
         """Free the caches; the tokens and statistics stay."""
         if self.is_closed:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
 from inference.sampling import Sampling
-from jakiro.mixture import posterior_log_weights
 from jakiro.settings import Settings
 
 LAW_SIZE = 256  # tokens kept of a draft law that children are sampled from
@@ -44,12 +43,35 @@ class TreeShape(Settings):
         return everything if self.sampled else min(self.num_nodes, everything)
 
 
+class TreePlan(Settings):
+    """The trees of greedy and of random decoding.
+
+    Where tokens are drawn, drawn candidates are accepted more often than chosen ones.
+    """
+
+    greedy: TreeShape = TreeShape()
+    sampling: TreeShape = TreeShape(children=2, breadth=2, sampled=True)
+
+    @property
+    def shapes(self) -> tuple[TreeShape, TreeShape]:
+        """Both trees."""
+        return self.greedy, self.sampling
+
+    def shape(self, sampling: Sampling) -> TreeShape:
+        """Return the tree for a request."""
+        return self.sampling if sampling.do_sample else self.greedy
+
+    @classmethod
+    def of(cls, tree: "TreeShape | TreePlan") -> "TreePlan":
+        """Return the plan that uses one shape throughout, or the plan itself."""
+        return tree if isinstance(tree, TreePlan) else cls(greedy=tree, sampling=tree)
+
+
 class Frontier(NamedTuple):
     """The nodes whose children are drafted next."""
 
     token_ids: Int[Tensor, "batch f"]
     origin: Int[Tensor, "batch f"]  # index, in the frontier one level above, of each node's parent
-    log_weights: Float[Tensor, "batch f components"]  # posterior of the components given the token
 
 
 @runtime_checkable
@@ -74,7 +96,6 @@ class Level(NamedTuple):
     score: Float[Tensor, "batch n"]
     draw_rank: Int[Tensor, "batch n"]
     proposer_id: Int[Tensor, "batch n"]
-    posterior: Float[Tensor, "batch n components"]
     law: SparseLaw | None  # of the expanded parents
     expanded: Int[Tensor, "batch f"]  # pool index of each expanded parent, or ROOT
 
@@ -105,6 +126,8 @@ class TreeBuilder:
         for depth in range(1, self.shape.depth + 1):
             level = self._grow(source.joint(depth, frontier), parents, score)
             levels.append(level)
+            if depth == self.shape.depth:
+                break
             score, chosen = level.score.topk(min(self.shape.breadth, level.score.shape[1]), dim=1)
             frontier = _frontier(level, chosen)
             parents = chosen + pool_size
@@ -119,16 +142,14 @@ class TreeBuilder:
         law = _sparse(log_law) if self.shape.sampled else None
         picked = _top(log_law, self.shape.children) if law is None else self._drawn(law)
         token_ids, log_probs = picked
-        at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1)).mT
-        prior = joint.logsumexp(dim=-1)[:, :, None].expand_as(at_token)
+        at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1))
         ranks = torch.arange(token_ids.shape[2], device=token_ids.device).expand_as(token_ids)
         return Level(
             token_ids=token_ids.flatten(1),
             parent=parents[:, :, None].expand_as(token_ids).flatten(1),
             score=(score[:, :, None] + log_probs).flatten(1),
             draw_rank=ranks.flatten(1),
-            proposer_id=at_token.argmax(dim=-1).flatten(1),
-            posterior=posterior_log_weights(at_token, prior).flatten(1, 2),
+            proposer_id=at_token.argmax(dim=2).flatten(1),
             law=law,
             expanded=parents,
         )
@@ -160,12 +181,7 @@ def _sparse(log_law: Tensor) -> SparseLaw:
 
 def _frontier(level: Level, chosen: Tensor) -> Frontier:
     children = level.score.shape[1] // level.expanded.shape[1]
-    components = level.posterior.shape[2]
-    return Frontier(
-        token_ids=level.token_ids.gather(1, chosen),
-        origin=chosen // children,
-        log_weights=level.posterior.gather(1, chosen[:, :, None].expand(-1, -1, components)),
-    )
+    return Frontier(token_ids=level.token_ids.gather(1, chosen), origin=chosen // children)
 
 
 def _assemble(levels: list[Level], base_length: Tensor, round_id: int, sampled: bool) -> DraftTree:

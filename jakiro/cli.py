@@ -3,6 +3,7 @@
 Commands import their work inside their bodies: `jakiro --help` must not wait for torch.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ EXIT_CODE_BAD_INPUT = 2
 EXIT_CODE_INTERRUPTED = 130  # typer turns an interruption into this code
 
 _DEBUG = "--debug"
+
+# Threads that wait shall yield soon: GNU OpenMP's spin so long that, beside another busy process,
+# each of our many small operations waits for a time slice. Read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 app = typer.Typer(name="jakiro", add_completion=False, pretty_exceptions_enable=False)
 

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -81,7 +81,7 @@ class ExpertBank(nn.Module):
         """Return the features and weights of all levels for each trunk vector."""
         normed = self.norm(trunk)
         inner = self._inner(normed)
-        outputs = einsum(inner, self.down, "... e w, e w h -> ... e h")
+        outputs = torch.einsum("...ew,ewh->...eh", inner, self.down)
         own = self._own_levels(inner, outputs)
         scores = self.router(normed)
         gate = scores[..., : self.num_experts].softmax(dim=-1)
@@ -99,15 +99,15 @@ class ExpertBank(nn.Module):
         """Return each expert's output through the parallel levels' own projections `D'_e h_e`."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
-        return einsum(inner, self.level_down, "... e w, p e w h -> ... p e h")
+        return torch.einsum("...ew,pewh->...peh", inner, self.level_down)
 
     def _sum(
         self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
     ) -> BankOutput:
-        levels = [einsum(gate, outputs, "... e, ... e h -> ... h")]
+        levels = [torch.einsum("...e,...eh->...h", gate, outputs)]
         if self.published_contrast:
             levels.append(_top_against_rest(scores[..., self.num_experts :].softmax(-1), outputs))
-        levels += einsum(gate, own, "... e, ... p e h -> ... p h").unbind(-2)
+        levels += torch.einsum("...e,...peh->...ph", gate, own).unbind(-2)
         features = trunk.unsqueeze(-2) + torch.stack(levels, dim=-2)
         return BankOutput(features.unsqueeze(-2), torch.zeros_like(scores[..., :1]), gate)
 
@@ -125,7 +125,7 @@ class ExpertBank(nn.Module):
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
     """Return `v_top E_top - sum_{e != top} v_e E_e`."""
     top = weights == weights.amax(dim=-1, keepdim=True)
-    return einsum(torch.where(top, weights, -weights), outputs, "... e, ... e h -> ... h")
+    return torch.einsum("...e,...eh->...h", torch.where(top, weights, -weights), outputs)
 
 
 def _stacked(*shape: int) -> nn.Parameter:

@@ -31,8 +31,7 @@ class CrossAttention(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps=1e-6)
         self.memory_norm = nn.RMSNorm(hidden, eps=1e-6)
         self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
-        self.key = nn.Linear(hidden, num_kv_heads * head_dim, bias=False)
-        self.value = nn.Linear(hidden, num_kv_heads * head_dim, bias=False)
+        self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
         self.rotary = Rotary(head_dim, rope_base)
 
@@ -42,9 +41,8 @@ class CrossAttention(nn.Module):
         positions: Int[Tensor, "batch rows"],
     ) -> Rows:
         """Return keys and values of `memory` of the verified tokens at `positions`."""
-        normed = self.memory_norm(memory)
-        keys = self.rotary(self._heads(self.key(normed)), positions)
-        return Rows(keys, self._heads(self.value(normed)))
+        keys, values = self._heads(self.key_value(self.memory_norm(memory))).chunk(2, dim=1)
+        return Rows(self.rotary(keys, positions), values)
 
     def forward(
         self,

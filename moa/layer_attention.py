@@ -48,6 +48,6 @@ class LayerSelfAttention(nn.Module):
             d=self.head_dim,
         )
         layers = torch.arange(normed.shape[1], device=normed.device)[None]
-        queries, keys = self.rotary(packed[0], layers), self.rotary(packed[1], layers)
+        queries, keys = self.rotary(packed[:2].flatten(0, 1), layers).chunk(2)
         mixed = scaled_dot_product_attention(queries, keys, packed[2])
         return rearrange(mixed, "t h l d -> t l (h d)")

@@ -1,7 +1,7 @@
 """From the target's per-layer state to one memory vector per verified token (arXiv 2410.03804)."""
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ class LayerProjection(nn.Module):
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens layers common"]:
         """Return each layer's state through that layer's own matrix."""
-        return einsum(self.norm(state), self.weight, "b t l w, l w c -> b t l c")
+        return torch.einsum("btlw,lwc->btlc", self.norm(state), self.weight)
 
 
 class MemoryEncoder(nn.Module):

@@ -3,7 +3,7 @@
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from moa.rotary import Rotary
 from moa.rows import Rows, RowStore, only_these
@@ -27,11 +27,10 @@ class SelfAttention(nn.Module):
         self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_base: float
     ) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.norm = nn.RMSNorm(hidden, eps=1e-6)
-        self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
-        self.key = nn.Linear(hidden, num_kv_heads * head_dim, bias=False)
-        self.value = nn.Linear(hidden, num_kv_heads * head_dim, bias=False)
+        # One matrix for queries, keys and values, in this order.
+        self.project = nn.Linear(hidden, (num_heads + 2 * num_kv_heads) * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
         self.rotary = Rotary(head_dim, rope_base)
 
@@ -41,7 +40,9 @@ class SelfAttention(nn.Module):
         positions: Int[Tensor, "batch rows"],
     ) -> Rows:
         """Return keys and values of `embeddings` standing at `positions`."""
-        return self._rows(self.norm(embeddings), positions)
+        weight = self.project.weight[self.num_heads * self.head_dim :]
+        keys, values = self._heads(linear(self.norm(embeddings), weight)).chunk(2, dim=1)
+        return Rows(self.rotary(keys, positions), values)
 
     def forward(
         self,
@@ -51,15 +52,12 @@ class SelfAttention(nn.Module):
         store: RowStore = only_these,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Let tokens attend to the rows that `store` returns and `mask` allows (True: may see)."""
-        normed = self.norm(embeddings)
-        keys, values = store(self._rows(normed, positions))
-        queries = self.rotary(self._heads(self.query(normed)), positions)
+        heads = self._heads(self.project(self.norm(embeddings)))
+        rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)
+        queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
+        keys, values = store(Rows(own_keys, heads[:, -self.num_kv_heads :]))
         mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
         return embeddings + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
-
-    def _rows(self, normed: Tensor, positions: Tensor) -> Rows:
-        keys = self.rotary(self._heads(self.key(normed)), positions)
-        return Rows(keys, self._heads(self.value(normed)))
 
     def _heads(self, flat: Tensor) -> Tensor:
         return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)

@@ -76,9 +76,11 @@ class BatchSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """AdamW and its learning rate over time.
+    """The optimizer and its learning rate over time.
 
     Attributes:
+        kind: "adamw", or "muon" for orthogonalised updates of hidden matrices with AdamW beside
+            it, which learns from fewer tokens but needs whole matrices: ZeRO 0 and fp32.
         learning_rate: at the peak.
         betas: of the moving averages.
         weight_decay: decoupled, applied to matrices only.
@@ -88,6 +90,7 @@ class OptimizerSettings(Settings):
         clip: largest norm of the gradient; 0 for no limit.
     """
 
+    kind: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
@@ -174,4 +177,11 @@ class TrainSettings(Settings):
     def _warmup_ends(self) -> "TrainSettings":
         if self.optimizer.warmup_steps > self.steps:
             raise ValueError("optimizer.warmup_steps at most as large as steps")
+        return self
+
+    @model_validator(mode="after")
+    def _muon_sees_whole_matrices(self) -> "TrainSettings":
+        is_whole = self.engine.zero_stage == 0 and self.engine.dtype == "fp32"
+        if self.optimizer.kind == "muon" and not is_whole:
+            raise ValueError("engine.zero_stage 0 and engine.dtype fp32 with optimizer.kind muon")
         return self

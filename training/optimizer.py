@@ -1,17 +1,42 @@
-"""AdamW for the drafter, and its learning rate over the steps."""
+"""The drafter's optimizer, AdamW or Muon beside it, and the learning rate over the steps."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import AdamW
 
 from training.config import OptimizerSettings
+from training.muon import take_muon_step
+
+ADAMW_SHARE = 0.15  # AdamW's learning rate for what Muon leaves to it, as a share of Muon's
+
+
+class MuonBesideAdamW(AdamW):
+    """Muon for the groups marked `muon`, AdamW for the others, as one optimizer."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter from its gradient."""
+        assert closure is None, "the DeepSpeed engine computes the gradients"
+        groups = self.param_groups
+        for group in groups:
+            if group.get("muon"):
+                take_muon_step(group["params"], self.state, group["lr"])
+        try:
+            self.param_groups = [group for group in groups if not group.get("muon")]
+            super().step()
+        finally:
+            self.param_groups = groups
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return AdamW over all parameters; only matrices decay."""
+    """Return the optimizer of all parameters; with AdamW only matrices decay."""
     parameters = list(module.parameters())
+    if settings.kind == "muon":
+        return _build_muon(module, settings)
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -22,6 +47,18 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
         betas=settings.betas,
         fused=True,
     )
+
+
+def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
+    """Let Muon have the matrices between hidden layers; a router's few rows are no such matrix."""
+    hidden = [p for name, p in module.named_parameters() if p.ndim > 1 and "router" not in name]
+    chosen = set(map(id, hidden))
+    others = [p for p in module.parameters() if id(p) not in chosen]
+    groups = [
+        {"params": hidden, "muon": True, "share": 1.0},
+        {"params": others, "weight_decay": 0.0, "share": ADAMW_SHARE},
+    ]
+    return MuonBesideAdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
@@ -45,4 +82,4 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
 def set_learning_rate(optimizer: Any, rate: float) -> None:
     """Set the rate of all parameters, also through DeepSpeed's wrappers of an optimizer."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("share", 1.0)

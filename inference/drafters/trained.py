@@ -9,7 +9,7 @@ from inference.drafters.tree_pass import TreePass
 from inference.protocol import Committed, MemoryRows, VerifyResult
 from inference.row_buffer import RowBuffer, token_slots
 from inference.sampling import Sampling
-from inference.tree_builder import TreeBuilder, TreeShape
+from inference.tree_builder import TreeBuilder, TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target import StepOutput, TargetAdapter
@@ -21,28 +21,30 @@ class TrainedDrafter:
     Args:
         drafter: the trained model.
         target: supplies embeddings and logits.
-        shape: how trees grow; more autoregressive levels than were trained are allowed.
+        trees: how trees grow; more autoregressive levels than were trained are allowed.
 
     Raises:
-        ConfigError: the shape asks for parallel levels that the drafter does not have.
+        ConfigError: a tree asks for parallel levels that the drafter does not have.
     """
 
-    def __init__(self, drafter: JakiroDrafter, target: TargetAdapter, shape: TreeShape) -> None:
+    def __init__(
+        self, drafter: JakiroDrafter, target: TargetAdapter, trees: TreeShape | TreePlan
+    ) -> None:
+        self.plan = TreePlan.of(trees)
         trained = drafter.config.settings.schedule.parallel_levels
-        if shape.parallel_levels > trained:
+        asked = max(shape.parallel_levels for shape in self.plan.shapes)
+        if asked > trained:
             raise ConfigError(
                 "the tree has more parallel levels than the drafter",
                 expected=f"at most {trained}",
-                got=shape.parallel_levels,
+                got=asked,
                 remedy="lower parallel_levels or train a drafter with more",
             )
         self.model = drafter
         self.target = target
-        self.shape = shape
         self.version = drafter.config.target_record.fingerprint
-        self.max_nodes = shape.max_nodes
-        self.max_depth = shape.depth
-        self.scratch_slots = shape.breadth * (shape.autoregressive_levels - 1)
+        self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
+        self.max_depth = max(shape.depth for shape in self.plan.shapes)
 
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
@@ -73,8 +75,10 @@ class TrainedSession:
         trunk = drafter.model.config.settings.trunk
         self.drafter = drafter
         self.sampling = sampling
-        like = drafter.model.trunk.self_attention.query.weight
-        geometry = (trunk.num_kv_heads, capacity + 1 + drafter.scratch_slots, trunk.head_dim)
+        self.shape = shape = drafter.plan.shape(sampling)
+        like = drafter.model.trunk.self_attention.output.weight
+        scratch = shape.breadth * (shape.autoregressive_levels - 1)
+        geometry = (trunk.num_kv_heads, capacity + 1 + scratch, trunk.head_dim)
         self.own_rows = RowBuffer(batch, *geometry, like)
         self.memory = RowBuffer(batch, *geometry, like)
         self.length = 0  # verified tokens, which is also the position of the root
@@ -114,13 +118,11 @@ class TrainedSession:
         assert self.root is not None, "advance before propose"
         self.round_id += 1
         base_length = torch.full((len(self.root),), self.length, device=self.root.device)
-        shape = self.drafter.shape
+        shape = self.shape
         if budget < 1 or (shape.sampled and budget < shape.max_nodes):
             return DraftTree.empty(base_length, self.round_id)
         shape = shape.model_copy(update={"num_nodes": min(budget, shape.num_nodes)})
-        source = TreePass(
-            self.drafter, self.own_rows, self.memory.prefix(self.length), self.root, self.length
-        )
+        source = TreePass(self, shape.autoregressive_levels)
         builder = TreeBuilder(shape, self.sampling, generator)
         return builder.build(source, base_length, self.round_id)
 

@@ -3,18 +3,16 @@
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from inference.row_buffer import RowBuffer
 from inference.tree_builder import Frontier
 from jakiro.experts import BankOutput
 from jakiro.masks import slot_mask
-from jakiro.mixture import joint_log_probs
-from moa.rows import Rows
+from jakiro.mixture import joint_log_probs, posterior_log_weights
 
 if TYPE_CHECKING:
-    from inference.drafters.trained import TrainedDrafter
+    from inference.drafters.trained import TrainedSession
 
 
 class TreePass:
@@ -24,26 +22,19 @@ class TreePass:
     parallel level k of pass A, gathered by the query that each surviving node descends from.
 
     Args:
-        drafter: weights, target and shape.
-        own_rows: self-attention rows; expanded nodes are written after the root's slot.
-        memory: cross-attention rows of all verified tokens.
-        root: the last emitted token.
-        length: position of the root.
+        session: holds the cached rows and the root; the rows of expanded nodes are written after
+            the root's slot.
+        num_passes: trunk passes A.
     """
 
-    def __init__(
-        self,
-        drafter: "TrainedDrafter",
-        own_rows: RowBuffer,
-        memory: Rows,
-        root: Int[Tensor, "batch 1"],
-        length: int,
-    ) -> None:
-        self.drafter = drafter
-        self.own_rows = own_rows
-        self.memory = memory
-        self.root = root
-        self.length = length
+    def __init__(self, session: "TrainedSession", num_passes: int) -> None:
+        assert session.root is not None, "advance before propose"
+        self.drafter = session.drafter
+        self.num_passes = num_passes
+        self.own_rows = session.own_rows
+        self.length = session.length  # position of the root
+        self.memory = session.memory.prefix(self.length)
+        self.root = root = session.root
         self.num_written = 0  # rows from the root's slot on
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
         self.output: BankOutput | None = None
@@ -55,20 +46,30 @@ class TreePass:
         self, depth: int, frontier: Frontier | None
     ) -> Float[Tensor, "batch f components vocab"]:
         """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier."""
-        level = depth - self.drafter.shape.autoregressive_levels
+        level = depth - self.num_passes
         if level <= 0:
             self.output = self._run_trunk(depth, frontier)
-            features, log_weights = self.output.features[:, :, 0], self.output.log_weights
+            self.log_weights = self.output.log_weights
+            features = self.output.features[:, :, 0]
         else:
-            assert self.output is not None
             assert frontier is not None
-            self.ancestor = (
-                frontier.origin if level == 1 else self.ancestor.gather(1, frontier.origin)
-            )
-            at_level = self.output.features[:, :, level]
-            index = self.ancestor[:, :, None, None].expand(-1, -1, *at_level.shape[2:])
-            features, log_weights = at_level.gather(1, index), frontier.log_weights
-        return joint_log_probs(self.drafter.target.logits(features), log_weights)
+            features = self._read_parallel(level, frontier)
+        # Contiguous rows: a strided slice would make the projection to logits several times slower.
+        logits = self.drafter.target.logits(features.contiguous())
+        self.last_joint = joint_log_probs(logits, self.log_weights)
+        return self.last_joint
+
+    def _read_parallel(self, level: int, frontier: Frontier) -> Tensor:
+        """Return the features of a parallel level, routed by what each node's path has chosen."""
+        assert self.output is not None
+        assert self.last_joint is not None
+        origin = frontier.origin
+        sequence = torch.arange(len(origin), device=origin.device)[:, None]
+        at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
+        self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
+        self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
+        features: Tensor = self.output.features[sequence, self.ancestor, level]
+        return features
 
     def _run_trunk(self, depth: int, frontier: Frontier | None) -> BankOutput:
         token_ids = self.root if frontier is None else frontier.token_ids

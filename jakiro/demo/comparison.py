@@ -1,10 +1,10 @@
 """Decodes the same prompts by several methods, in turns, and counts what each one took."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.progress import Progress
@@ -30,10 +30,8 @@ class Sample:
     stats: DecodeStats
 
 
-class Method(Protocol):
-    """A way to continue a prompt."""
-
-    def __call__(self, prompt: list[int], temperature: float, seed: int) -> Sample: ...
+# A way to continue a prompt, given its ids, a temperature, and a seed.
+Method = Callable[[list[int], float, int], Sample]
 
 
 @dataclass

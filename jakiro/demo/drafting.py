@@ -25,6 +25,7 @@ from training.config import (
     TargetSettings,
     TrainSettings,
 )
+from training.processes import Device
 from training.train import train
 
 
@@ -39,9 +40,9 @@ class DrafterRecipe(Settings):
     """
 
     steps: PositiveInt
-    rows: PositiveInt = 8
+    rows: PositiveInt = 4
     draws: PositiveInt = 1
-    learning_rate: PositiveFloat = 3e-3
+    learning_rate: PositiveFloat = 0.02
 
 
 def drafter_settings(hidden_size: int) -> DrafterSettings:
@@ -72,7 +73,7 @@ def train_drafter(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    device: str,
+    device: Device,
     progress: Progress,
 ) -> Path:
     """Return the folder of the drafter; train it unless the cache holds it.
@@ -96,6 +97,7 @@ def train_drafter(
             "drafter": drafter_settings(int(model.config.get_text_config().hidden_size)),
             "batch": BatchSettings(rows=recipe.rows, micro_batch=recipe.rows, draws=recipe.draws),
             "optimizer": OptimizerSettings(
+                kind="muon",
                 learning_rate=recipe.learning_rate,
                 warmup_steps=min(30, recipe.steps),
                 schedule="cosine",

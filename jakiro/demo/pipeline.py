@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from inference.decoder import SpeculativeDecoder
-from inference.tree_budget import TreeChoice, choose_tree
+from inference.tree_budget import PlanChoice, choose_plan
 from jakiro.demo.comparison import (
     DRAFTER,
     LOOKUP,
@@ -44,6 +44,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.target import TargetAdapter
+from training.processes import Device, launch_environment
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -61,7 +62,7 @@ class LoadedTarget:
 def run_demo(
     preset: str = "small",
     cache_dir: Path | None = None,
-    device: str = "auto",
+    device: Device = "auto",
     target: str | None = None,
 ) -> None:
     """Train what is not in the cache, generate by all methods, and print what was measured.
@@ -83,11 +84,15 @@ def run_demo(
     folder = ensure_writable_folder(cache_dir or Path(platformdirs.user_cache_dir("jakiro")))
     console = Console()
     corpus = load_corpus()
-    with _quiet_libraries(), Progress(console=Console(stderr=True)) as progress:
+    with (
+        launch_environment(device),
+        _quiet_libraries(),
+        Progress(console=Console(stderr=True)) as progress,
+    ):
         loaded = _load_target(recipe, corpus, folder, device, target, progress)
         drafter_folder = _train(recipe, corpus, loaded, folder, device, progress)
         drafter = JakiroDrafter.from_pretrained(drafter_folder)
-        choice = _choose_tree(recipe, corpus, loaded, drafter, drafter_folder, progress)
+        choice = _choose_trees(recipe, corpus, loaded, drafter, drafter_folder, progress)
         measured, prompts = _compare(recipe, corpus, loaded, drafter, choice, progress)
     results = results_of(measured, choice)
     facts = _facts_of_target(loaded, measured)
@@ -99,7 +104,7 @@ def run_demo(
         "drafter": {
             "path": str(drafter_folder),
             "parameters": drafter.num_parameters(),
-            "tree": choice.shape.model_dump(),
+            "trees": choice.plan.model_dump(),
         },
         "results": results,
     }
@@ -110,7 +115,7 @@ def _load_target(
     preset: Preset,
     corpus: Corpus,
     folder: Path,
-    device: str,
+    device: Device,
     target: str | None,
     progress: Progress,
 ) -> LoadedTarget:
@@ -138,7 +143,7 @@ def _train(
     corpus: Corpus,
     loaded: LoadedTarget,
     folder: Path,
-    device: str,
+    device: Device,
     progress: Progress,
 ) -> Path:
     texts = write_texts(
@@ -162,25 +167,25 @@ def _train(
     )
 
 
-def _choose_tree(
+def _choose_trees(
     preset: Preset,
     corpus: Corpus,
     loaded: LoadedTarget,
     drafter: JakiroDrafter,
     drafter_folder: Path,
     progress: Progress,
-) -> TreeChoice:
-    """Return the tree for this machine; measured once and kept beside the drafter."""
+) -> PlanChoice:
+    """Return the trees for this machine; measured once and kept beside the drafter."""
     identity = fingerprint(str(drafter_folder), torch.get_num_threads(), str(loaded.model.device))
-    path = drafter_folder.parent.parent / f"tree-{identity[:16]}.json"
+    path = drafter_folder.parent.parent / f"trees-{identity[:16]}.json"
     try:
-        return TreeChoice.model_validate_json(path.read_bytes())
+        return PlanChoice.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        task = progress.add_task("Choosing a tree", total=None)
+        task = progress.add_task("Choosing draft trees", total=None)
         ids = _prompt_ids(corpus, "dev", loaded, preset.num_tree_prompts)
         target = TargetAdapter(loaded.model)
         torch.nn.Module.to(drafter.eval(), target.device)
-        choice = choose_tree(target, drafter, ids, TEMPERATURES)
+        choice = choose_plan(target, drafter, ids, temperature=TEMPERATURES[-1])
         write_atomically(path, choice.model_dump_json(indent=2))
         progress.update(task, total=1, completed=1)
         return choice
@@ -191,12 +196,12 @@ def _compare(
     corpus: Corpus,
     loaded: LoadedTarget,
     drafter: JakiroDrafter,
-    choice: TreeChoice,
+    choice: PlanChoice,
     progress: Progress,
 ) -> tuple[list[Measured], list[str]]:
     model, limit = loaded.model, preset.max_new_tokens
     plain = SpeculativeDecoder(model)
-    drafting = SpeculativeDecoder(model, drafter, tree=choice.shape)
+    drafting = SpeculativeDecoder(model, drafter, tree=choice.plan)
     methods = {
         TRANSFORMERS: by_transformers(model, limit),
         LOOKUP: by_transformers(model, limit, prompt_lookup_num_tokens=5),

@@ -11,11 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from jakiro.demo.muon import Muon
 from jakiro.demo.presets import TargetRecipe
 from jakiro.demo.rows import ShuffledRows
 from jakiro.errors import CheckpointError
 from jakiro.files import write_atomically
+from training.muon import Muon
 
 _END_OF_TEXT_ID = 0
 

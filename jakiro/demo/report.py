@@ -7,14 +7,14 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from inference.tree_budget import TreeChoice
+from inference.tree_budget import PlanChoice
 from jakiro.demo.comparison import DRAFTER, PLAIN, TRANSFORMERS, Measured, Sample
 
 # How a token was won: by the target itself, or as a draft accepted at depth 1, 2, ...
 _COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
 
 
-def results_of(measured: list[Measured], choice: TreeChoice) -> list[dict[str, Any]]:
+def results_of(measured: list[Measured], choice: PlanChoice) -> list[dict[str, Any]]:
     """Return one row of figures per method and temperature.
 
     Speed-ups are ratios of pooled tokens per second at the same temperature. `identical_to_target`
@@ -69,14 +69,15 @@ def show_results(console: Console, results: list[dict[str, Any]], target: dict[s
 
 
 def _row(
-    one: Measured, transformers: Measured, plain: Measured, choice: TreeChoice
+    one: Measured, transformers: Measured, plain: Measured, choice: PlanChoice
 ) -> dict[str, Any]:
     stats, is_greedy = one.stats, one.temperature == 0
     speed = stats.tokens_per_second
     same = [
         a.token_ids == b.token_ids for a, b in zip(one.samples, transformers.samples, strict=True)
     ]
-    shape = {PLAIN: None, DRAFTER: choice.shape}
+    rated = choice.greedy if is_greedy else choice.sampling
+    shape = {PLAIN: None, DRAFTER: rated.shape}
     return {
         "method": one.method,
         "temperature": one.temperature,

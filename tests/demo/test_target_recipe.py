@@ -13,11 +13,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jakiro.demo.corpus import Corpus, SourceFile
-from jakiro.demo.muon import Muon, orthogonalize
 from jakiro.demo.presets import PRESETS, TargetRecipe
 from jakiro.demo.pretraining import Pretraining, learning_rate_share
 from jakiro.demo.target import RECORD_NAME, is_intact, read_record, train_target
 from jakiro.errors import DataError
+from training.muon import Muon, orthogonalize
 
 TINY = PRESETS["smoke"].model_copy(
     update={

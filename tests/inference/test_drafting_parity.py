@@ -44,13 +44,7 @@ def _prefilled(
 
 
 def _tree_pass(session: TrainedSession) -> TreePass:
-    return TreePass(
-        session.drafter,
-        session.own_rows,
-        session.memory.prefix(session.length),
-        session.root,
-        session.length,
-    )
+    return TreePass(session, session.shape.autoregressive_levels)
 
 
 def _one_row(tokens: Tensor, anchors: Tensor) -> Batch:
@@ -86,7 +80,7 @@ def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: ob
         frontier = None
         if step > 1:
             token = tokens[:, length + step - 1 : length + step]
-            frontier = Frontier(token, torch.zeros_like(token), weights)
+            frontier = Frontier(token, torch.zeros_like(token))
         got = source.joint(step, frontier)
         level = max(0, step - depth)
         place = length + min(step, depth) - 1
@@ -124,8 +118,7 @@ def _score_of_path(source: TreePass, path: list[int]) -> float:
     for depth, token in enumerate(path, start=1):
         joint = source.joint(depth, frontier)
         score += joint[0, 0, :, token].logsumexp(0).item()
-        posterior = posterior_log_weights(joint[..., token], joint.logsumexp(-1))
-        frontier = Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long), posterior)
+        frontier = Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))
     return score
 
 

@@ -1,10 +1,15 @@
 """The learning rate follows its schedule, and only matrices decay."""
 
 import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
 from torch import nn
 
-from training.config import OptimizerSettings
-from training.optimizer import build_optimizer, learning_rate
+from jakiro.errors import ConfigError
+from jakiro.settings import validate_settings
+from jakiro.target import TargetAdapter
+from training.config import OptimizerSettings, TrainSettings
+from training.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 STEPS = 101
 
@@ -37,3 +42,36 @@ def test_only_matrices_decay() -> None:
         for parameter in group["params"]
     }
     assert decays == {p: 0.3 if p.ndim > 1 else 0.0 for p in module.parameters()}
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()))
+    settings = OptimizerSettings(kind="muon", learning_rate=0.02)
+    optimizer = build_optimizer(drafter, settings)
+    by_muon, by_adamw = optimizer.param_groups
+    names = {id(parameter): name for name, parameter in drafter.named_parameters()}
+    assert {names[id(p)] for p in by_muon["params"]} >= {"bank.down", "bank.level_down"}
+    assert "bank.router.weight" in {names[id(p)] for p in by_adamw["params"]}
+    assert len(by_muon["params"]) + len(by_adamw["params"]) == len(names)
+
+    set_learning_rate(optimizer, 0.02)
+    before = {name: value.detach().clone() for name, value in drafter.named_parameters()}
+    for parameter in drafter.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for name, value in drafter.named_parameters():
+        assert not torch.equal(value, before[name]), name
+    # An orthogonalised update has singular values near 1 whatever the gradient's scale.
+    change = (drafter.bank.down - before["bank.down"]) / 0.02
+    assert torch.linalg.svdvals(change).max() < 1.3
+
+
+def test_muon_needs_whole_matrices() -> None:
+    fields = {
+        "target": {"name_or_path": "x"},
+        "data": {"paths": ["y"]},
+        "optimizer": {"kind": "muon"},
+        "engine": {"zero_stage": 2},
+    }
+    with pytest.raises(ConfigError, match="zero_stage 0"):
+        validate_settings(TrainSettings, fields, source="test")

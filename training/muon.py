@@ -5,7 +5,7 @@ bfloat16 instructions, it took 26 times as long as this one, which keeps to floa
 (12 layers of width 128; 3 times as long with AVX-512 but without its bfloat16 part).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import overload
 
 import torch
@@ -73,33 +73,48 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for matrices in _by_shape(group["params"]):
-                self._update(matrices, group["lr"], group["momentum"], group["num_steps"])
+            take_muon_step(
+                group["params"], self.state, group["lr"], group["momentum"], group["num_steps"]
+            )
         return loss
 
-    def _update(
-        self, matrices: Sequence[Tensor], lr: float, momentum: float, num_steps: int
-    ) -> None:
-        gradients = [_gradient(matrix) for matrix in matrices]
-        directions = [self._direction(matrix) for matrix in matrices]
+
+@torch.no_grad()
+def take_muon_step(
+    parameters: Iterable[Tensor],
+    state: MutableMapping[Tensor, dict[str, Tensor]],
+    lr: float,
+    momentum: float = 0.95,
+    num_steps: int = 5,
+) -> None:
+    """Update matrices, or stacks of them, from their gradients; each needs one.
+
+    Args:
+        parameters: of shape [..., rows, columns]; those of one shape are updated in one batch.
+        state: of an optimizer, which keeps each parameter's momentum.
+        lr: see `Muon`, likewise the others.
+    """
+    for alike in _by_shape(parameters):
+        gradients = [_gradient(parameter) for parameter in alike]
+        directions = [_direction(parameter, state) for parameter in alike]
         torch._foreach_lerp_(directions, gradients, 1 - momentum)
         ahead = torch.lerp(torch.stack(gradients), torch.stack(directions), momentum)
-        rows, columns = matrices[0].shape
+        rows, columns = ahead.shape[-2:]
         scale = max(1.0, rows / columns) ** 0.5
-        updates = orthogonalize(ahead, num_steps=num_steps)
-        torch._foreach_add_(list(matrices), list(updates.unbind()), alpha=-lr * scale)
-
-    def _direction(self, matrix: Tensor) -> Tensor:
-        state = self.state[matrix]
-        if not state:
-            state["direction"] = torch.zeros_like(matrix)
-        return state["direction"]
+        updates = orthogonalize(ahead.flatten(0, -3), num_steps=num_steps).view_as(ahead)
+        torch._foreach_add_(list(alike), list(updates.unbind()), alpha=-lr * scale)
 
 
-def _by_shape(matrices: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+def _direction(parameter: Tensor, state: MutableMapping[Tensor, dict[str, Tensor]]) -> Tensor:
+    if not state[parameter]:
+        state[parameter]["direction"] = torch.zeros_like(parameter)
+    return state[parameter]["direction"]
+
+
+def _by_shape(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     by_shape: dict[torch.Size, list[Tensor]] = {}
-    for matrix in matrices:
-        by_shape.setdefault(matrix.shape, []).append(matrix)
+    for parameter in parameters:
+        by_shape.setdefault(parameter.shape, []).append(parameter)
     return by_shape.values()
 
 

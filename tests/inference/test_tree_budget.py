@@ -1,0 +1,70 @@
+"""Choosing a tree from measured costs."""
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from transformers import LogitsProcessorList
+
+from inference.costs import Costs
+from inference.drafters.trained import TrainedDrafter
+from inference.engine import DecodeRun
+from inference.preparation import prepare
+from inference.recording import RecordingDrafter, RoundRecord
+from inference.sampling import Sampling
+from inference.tree_budget import choose_plan, expected_tau
+from inference.tree_builder import TreeShape
+from jakiro.target import TargetAdapter
+
+COSTS = Costs(verify={0: 1.0, 4: 2.0, 8: 4.0}, draft={1: 0.5, 2: 1.0})
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(0, 1.0), (2, 1.5), (4, 2.0), (7, 3.5), (99, 4.0)])
+def test_verification_times_are_interpolated(count: int, seconds: float) -> None:
+    assert COSTS.verify_seconds(count) == pytest.approx(seconds)
+
+
+def test_the_ceiling_counts_verification_and_drafting() -> None:
+    shape = TreeShape(autoregressive_levels=2, parallel_levels=0, num_nodes=4)
+    assert COSTS.ceiling(shape, tau=3.0) == pytest.approx(3.0 / (2.0 + 1.0))
+    assert COSTS.ceiling(None, tau=1.0) == pytest.approx(1.0)
+
+
+def test_a_record_tells_what_every_smaller_tree_would_have_won() -> None:
+    rounds = [RoundRecord([0, 5]), RoundRecord([3]), RoundRecord([])]
+    taus = [expected_tau(rounds, num_nodes) for num_nodes in (1, 4, 6)]
+    assert taus == pytest.approx([4 / 3, 5 / 3, 6 / 3])
+
+
+def test_recorded_ranks_reproduce_tau() -> None:
+    model = tiny_llama(vocab=11)
+    target = TargetAdapter(model)
+    shape = TreeShape(children=4, breadth=3, num_nodes=12)
+    recorder = RecordingDrafter(TrainedDrafter(tiny_drafter(target), target, shape))
+    request = prepare(model, torch.tensor([[1, 2, 3]]), 0.0, 0, 128, max_new_tokens=60)
+    run = DecodeRun(target, recorder, request)
+    rounds = list(run)
+    accepted = sum(len(record.ranks) for record in recorder.records)
+    whole = sum(len(one.token_ids) - 1 for one in rounds[1:-1])  # the last one may be cut
+    assert accepted == whole > 0
+    assert all(record.ranks == sorted(record.ranks) for record in recorder.records)
+
+
+def test_trees_are_chosen_and_expected_speed_follows_from_costs() -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    drafter = tiny_drafter(target)
+    choice = choose_plan(target, drafter, [[1, 2, 3]], max_new_tokens=12)
+    assert not choice.plan.greedy.sampled
+    assert choice.plan.sampling.sampled
+    plain = choice.costs.ceiling(None, 1.0)
+    for rated in (choice.greedy, choice.sampling):
+        speedup = choice.costs.ceiling(rated.shape, rated.tau) / plain
+        assert rated.speedup == pytest.approx(speedup)
+
+
+def test_sampled_trees_that_exceed_the_budget_are_not_cut_but_left_out() -> None:
+    target = TargetAdapter(tiny_llama())
+    shape = TreeShape(children=3, breadth=2, sampled=True)
+    drafter = TrainedDrafter(tiny_drafter(target), target, shape)
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), 32)
+    session.root, session.length = torch.tensor([[4]]), 0
+    assert session.propose(shape.max_nodes - 1, torch.Generator()).num_nodes == 0
