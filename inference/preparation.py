@@ -57,12 +57,16 @@ def prepare(
         **generation: further `GenerationConfig` fields, such as max_new_tokens or top_p.
 
     Raises:
-        PromptError: the temperature is negative, or prompt and continuation exceed the context.
+        PromptError: temperature or max_new_tokens is out of range, or prompt and continuation
+            exceed the context.
     """
     if not temperature >= 0:
         raise PromptError(
             "unusable temperature", expected="0 (greedy) or a positive number", got=temperature
         )
+    new_tokens = generation.get("max_new_tokens")
+    if new_tokens is not None and new_tokens < 1:
+        raise PromptError("unusable max_new_tokens", expected="at least 1", got=new_tokens)
     random = {"do_sample": True, "temperature": float(temperature)}
     generate: Any = model.generate
     prepared: Prepared = generate(

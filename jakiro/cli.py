@@ -102,3 +102,26 @@ def demo(
     from jakiro.demo.pipeline import run_demo
 
     run_demo(preset=preset, cache_dir=cache_dir, device=device, target=target)
+
+
+@app.command()
+def generate(
+    drafter: Annotated[str, typer.Argument(help="Folder or hub id of a drafter.")],
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    target: Annotated[
+        str | None, typer.Option(help="Where the target is, if not where the drafter says.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of the continuation.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Continue a text as the target would, with the help of its drafter."""
+    from inference.decoder import SpeculativeDecoder
+
+    decoder = SpeculativeDecoder.from_pretrained(drafter, target)
+    pieces = decoder.stream(
+        prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+    )
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+    typer.echo()

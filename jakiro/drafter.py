@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -97,7 +98,7 @@ class JakiroDrafter(PreTrainedModel):
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             loaded: Any = super().from_pretrained(str(path), **kwargs)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot load a drafter from {path}",
                 expected="config.json and model.safetensors as written by save_pretrained",
