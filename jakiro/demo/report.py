@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -44,8 +45,8 @@ def show_text(
 
 def show_results(console: Console, results: list[dict[str, Any]], target: dict[str, Any]) -> None:
     """Print the table of figures, and how easy the text was."""
-    table = Table(title="tokens per second after prefill, all methods taking turns")
-    for name in ("method", "T", "tau", "tokens/s", "speed-up", "over plain", "ceiling", "same"):
+    table = Table(title="tokens/s after prefill, all methods taking turns", box=box.SIMPLE_HEAD)
+    for name in ("method", "T", "tau", "tokens/s", "speed-up", "vs plain", "ceiling", "same"):
         table.add_column(name, no_wrap=True)
     for row in results:
         table.add_row(
@@ -60,7 +61,7 @@ def show_results(console: Console, results: list[dict[str, Any]], target: dict[s
         )
     console.print(table)
     console.print(
-        "tau: tokens per target forward. speed-up: over transformers' generate(). over plain: over "
+        "tau: tokens per target forward. speed-up: over transformers' generate(). vs plain: over "
         "our loop without a drafter. ceiling: tokens/s if only the timed forwards took time. "
         "same: greedy tokens equal those of transformers.\n"
         f"The target's held-out loss is {_number(target['held_out_loss'])} nats per token; "
