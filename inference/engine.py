@@ -200,7 +200,8 @@ class DecodeRun:
         rows = torch.tensor([queries], device=self.target.device)
         base_length = len(self.token_ids) - 1
         final = torch.arange(base_length - len(queries), base_length, device=rows.device)[None]
-        if self.session is not None and self.drafter is not None:
+        memory = None
+        if self.drafter is not None and "memory" in self.drafter.needs:
             memory = self.drafter.encode(output, rows)
         if queries != list(range(len(queries))):
             self.cache.move(output.step.slots.gather(1, rows), final)

@@ -79,6 +79,11 @@ class Drafter(Protocol):
     """Weights or tables that sessions share; holds no request's state."""
 
     @property
+    def needs(self) -> frozenset[str]:
+        """What must come with `Committed`: {"memory"}, or nothing."""
+        ...
+
+    @property
     def version(self) -> str:
         """Identifies what encodes memory, so that rows of another encoder are refused."""
         ...
@@ -97,6 +102,9 @@ class Drafter(Protocol):
         """Return a session for sequences of up to `capacity` tokens."""
         ...
 
-    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows | None:
-        """Return memory of the tokens at query indices `rows` of a target forward."""
+    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
+        """Return memory of the tokens at query indices `rows` of a target forward.
+
+        Asked only of drafters that need memory.
+        """
         ...

@@ -28,6 +28,7 @@ class RecordingDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
+        self.needs = drafter.needs
         self.version = drafter.version
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth
@@ -37,7 +38,7 @@ class RecordingDrafter:
         """Return a recorded session."""
         return RecordingSession(self.drafter.open(sampling, capacity, batch), self.records)
 
-    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows | None:
+    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
         """Encode as the recorded drafter does."""
         return self.drafter.encode(output, rows)
 

@@ -42,6 +42,7 @@ class TrainedDrafter:
             )
         self.model = drafter
         self.target = target
+        self.needs = frozenset({"memory"})
         self.version = drafter.config.target_record.fingerprint
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
         self.max_depth = max(shape.depth for shape in self.plan.shapes)
