@@ -42,12 +42,14 @@ class SpeculativeDecoder:
     """Generates exactly as the target alone would, only faster.
 
     Greedy output equals the target's greedy output; sampled output follows the target's processed
-    law. The decoder holds no request's state, so threads may share it.
+    law. The decoder holds no request's state, so threads may share it. It puts the target into
+    evaluation mode, and the drafter onto the target's device and dtype.
 
     Args:
-        target: any decoder-only Hugging Face causal LM; it is never changed.
+        target: any decoder-only Hugging Face causal LM; its weights are never changed.
         drafter: a drafter trained for it, or None for plain decoding.
-        tokenizer: for text prompts and text output.
+        tokenizer: for text prompts and text output; by default the one in the place of the target
+            that the drafter names, if it is there.
         tree: how draft trees grow, one shape or a plan for greedy and random decoding; by default
             of the schedule that the drafter was trained for.
 
@@ -67,10 +69,12 @@ class SpeculativeDecoder:
         self.target = TargetAdapter(target.eval())
         self.tokenizer = tokenizer
         self.drafter: TrainedDrafter | None = None
+        if drafter is not None and tokenizer is None:
+            self.tokenizer = _tokenizer_at(drafter.config.target_record.name_or_path)
         if drafter is not None:
             check_target(drafter.config.target_record, self.target.spec)
-            if tokenizer is not None:
-                check_tokenizer(drafter.config.target_record, tokenizer)
+            if self.tokenizer is not None:
+                check_tokenizer(drafter.config.target_record, self.tokenizer)
             model = drafter.eval().to(device=self.target.device, dtype=self.target.dtype)
             self.drafter = TrainedDrafter(model, self.target, tree or default_tree(drafter))
 
@@ -99,7 +103,7 @@ class SpeculativeDecoder:
         try:
             target_model = AutoModelForCausalLM.from_pretrained(place, **load)
             tokenizer = AutoTokenizer.from_pretrained(place)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"cannot load the target {place}",
                 expected="the target that the drafter was trained for",
@@ -172,6 +176,13 @@ class SpeculativeDecoder:
         if self.tokenizer is None:
             return None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError):
+        return None
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:

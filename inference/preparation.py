@@ -20,6 +20,19 @@ from inference.sampling import Sampling
 from inference.stopping import StopRule
 from jakiro.errors import PromptError
 
+# Arguments of generate() that mean another kind of decoding, or that `temperature` already decides.
+REFUSED = frozenset({"assistant_model", "do_sample", "negative_prompt_ids", "streamer"})
+# Fields of its config that do so, by the value that leaves them off.
+_SEARCHES = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "prompt_lookup_num_tokens": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "guidance_scale": None,
+    "watermarking_config": None,
+}
+
 Prompt = str | list[dict[str, Any]] | list[int] | Tensor
 
 
@@ -67,15 +80,23 @@ def prepare(
     new_tokens = generation.get("max_new_tokens")
     if new_tokens is not None and new_tokens < 1:
         raise PromptError("unusable max_new_tokens", expected="at least 1", got=new_tokens)
+    if refused := sorted(REFUSED & generation.keys()):
+        raise PromptError(
+            "arguments that cannot be honoured", expected="one sampled sequence", got=refused
+        )
     random = {"do_sample": True, "temperature": float(temperature)}
     generate: Any = model.generate
-    prepared: Prepared = generate(
-        input_ids,
-        attention_mask=torch.ones_like(input_ids),
-        custom_generate=_capture,
-        **(random if temperature > 0 else {"do_sample": False}),
-        **_with_stop_strings(_with_padding(model, generation), tokenizer),
-    )
+    try:
+        prepared: Prepared = generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            custom_generate=_capture,
+            **(random if temperature > 0 else {"do_sample": False}),
+            **_with_stop_strings(_with_padding(model, generation), tokenizer),
+        )
+    except (TypeError, ValueError) as error:
+        raise PromptError("generate() refuses the arguments", got=error) from error
+    _refuse_searches(prepared.config)
     sampling = Sampling(prepared.processors, do_sample=temperature > 0, seed=seed)
     max_length = _checked_length(prepared, max_position)
     return Request(input_ids, sampling, StopRule(prepared.criteria, input_ids.device), max_length)
@@ -114,6 +135,20 @@ def _capture(
 ) -> Prepared:
     """The decoding method that decodes nothing and returns what it was given."""
     return Prepared(input_ids, logits_processor, stopping_criteria, generation_config)
+
+
+def _refuse_searches(config: GenerationConfig) -> None:
+    """Refuse by name what would need another loop or a stateful processor.
+
+    Raises:
+        PromptError: the config asks for it.
+    """
+    for name, off in _SEARCHES.items():
+        value = getattr(config, name, off)
+        if value not in (off, None, 1):
+            raise PromptError(
+                f"{name} cannot be honoured", expected=off, got=value, remedy="leave it out"
+            )
 
 
 def _with_padding(model: PreTrainedModel, generation: dict[str, Any]) -> dict[str, Any]:

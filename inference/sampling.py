@@ -82,7 +82,7 @@ class ProcessedLaw:
     def __call__(self, node: int) -> Float[Tensor, " vocab"]:
         """Return the law of the token that follows `node` (or ROOT), in float32 or better."""
         scores = self.logits[node + 1 : node + 2]
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=True)
         processed = self.sampling.processors(self._prefix(node), scores)  # type: ignore[arg-type]
         scores = processed[0]
         if self.sampling.do_sample:

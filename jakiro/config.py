@@ -71,7 +71,7 @@ class JakiroConfig(PreTrainedConfig):
     Args:
         drafter: fields of `DrafterSettings`.
         target: fields of `TargetRecord`.
-        record: free-form facts kept with the weights: provenance, evaluation, tree costs.
+        record: free-form facts kept with the weights: provenance, training, evaluation.
     """
 
     model_type = "jakiro"

@@ -153,7 +153,7 @@ class TargetAdapter:
             head_shapes=tuple(_head_shape(layer) for layer in own_cache.layers),
             layer_kinds=kinds,
             window=window,
-            max_position=int(self.config.max_position_embeddings),
+            max_position=_max_position(self.config),
             fingerprint=self._fingerprint(expected.shape[-1]),
         )
         self.spec = spec
@@ -164,10 +164,17 @@ class TargetAdapter:
 
     def _fingerprint(self, vocab_size: int) -> str:
         """Hash the geometry and the signs of some weights, which no load dtype changes."""
-        signs = (self._table[:64, :64] > 0).int().tolist()
+        matrices = [p for name, p in self._decoder.named_parameters() if _is_own_matrix(name, p)]
+        chosen = [matrices[place] for place in (0, len(matrices) // 2, -1)]
+        signs = [(matrix[:32, :32] > 0).int().tolist() for matrix in chosen]
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
         return fingerprint([geometry, signs])
+
+
+def _is_own_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a matrix of the model itself, not of an adapter beside it."""
+    return parameter.ndim == 2 and "lora_" not in name
 
 
 def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput:
@@ -190,6 +197,13 @@ def _ancestors(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
 
 def _layer_kinds(config: object) -> tuple[tuple[str, ...], int | None]:
     """Return each layer's attention kind and the window of the sliding ones."""
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        raise TargetNotSupported(
+            "the target's rotary factors depend on the length read so far",
+            expected="rotary positions that are computed for each token alone",
+            got="longrope",
+            remedy="use a target without longrope",
+        )
     num_layers = int(getattr(config, "num_hidden_layers"))  # noqa: B009 - config classes are untyped
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -203,6 +217,17 @@ def _layer_kinds(config: object) -> tuple[tuple[str, ...], int | None]:
             remedy="use a target whose every layer attends over positions",
         )
     return tuple(kinds), window
+
+
+def _max_position(config: object) -> int:
+    if not hasattr(config, "max_position_embeddings"):
+        raise TargetNotSupported(
+            "the target names no last position",
+            expected="max_position_embeddings in its config",
+            got=type(config).__name__,
+            remedy="use a target with rotary or learned positions",
+        )
+    return int(getattr(config, "max_position_embeddings"))  # noqa: B009
 
 
 def _head_shape(layer: object) -> HeadShape:

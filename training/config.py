@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from jakiro.config import DrafterSettings
 from jakiro.errors import ConfigError
@@ -133,7 +133,7 @@ class EvaluationSettings(Settings):
     num_prompts: int = Field(8, ge=0)
     prompt_tokens: int = Field(64, ge=1)
     max_new_tokens: int = Field(64, ge=1)
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[NonNegativeFloat, ...] = (0.0,)
     held_out_rows: int = Field(32, ge=0)
 
 

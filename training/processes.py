@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from jakiro.errors import ConfigError
+
 T = TypeVar("T")
+
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -68,7 +71,7 @@ def join_processes(device: Device) -> Iterator[Processes]:
     num_threads = torch.get_num_threads()
     _share_cores()
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), _choose(device))
+        yield Processes(dist.get_rank(), dist.get_world_size(), choose_device(device))
     finally:
         torch.set_num_threads(num_threads)
         if not was_joined:
@@ -93,7 +96,19 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _choose(device: Device) -> torch.device:
+def choose_device(device: Device) -> torch.device:
+    """Return this process's device; "auto" prefers a GPU.
+
+    Raises:
+        ConfigError: a GPU is asked for where there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "there is no GPU that torch can use",
+            expected="a CUDA device",
+            got="none",
+            remedy="choose the device cpu or auto",
+        )
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -106,7 +121,7 @@ def launch_environment(device: Device) -> Iterator[None]:
     Args:
         device: where to compute; "auto" prefers a GPU.
     """
-    wanted = {"DS_ACCELERATOR": _choose(device).type}
+    wanted = {"DS_ACCELERATOR": choose_device(device).type}
     if "RANK" not in os.environ:  # else it looks for MPI
         wanted |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         wanted |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -52,7 +52,7 @@ def drafter_settings(hidden_size: int) -> DrafterSettings:
     experts, and one parallel level that sees the contrast between them.
     """
     head_dim = 32 if hidden_size < 512 else 64
-    num_heads = max(2, hidden_size // head_dim)
+    num_heads = max(2, hidden_size // head_dim // 2 * 2)  # even, for half as many KV heads
     return DrafterSettings(
         trunk=TrunkSettings(num_heads=num_heads, num_kv_heads=num_heads // 2, head_dim=head_dim),
         memory=MemorySettings(

@@ -41,10 +41,10 @@ from jakiro.demo.report import results_of, show_results, show_text
 from jakiro.demo.target import read_record, train_target
 from jakiro.demo.texts import write_texts
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, JakiroError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.target import TargetAdapter
-from training.processes import Device, launch_environment
+from training.processes import Device, choose_device, launch_environment
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -79,6 +79,7 @@ def run_demo(
         ConfigError: the cache folder cannot be written to, or there is no such device.
         CheckpointError: the target cannot be loaded.
         DataError: the standard library's source is not there to learn from.
+        JakiroError: a method's greedy tokens differ from those of transformers.
     """
     recipe = PRESETS[preset]
     folder = ensure_writable_folder(cache_dir or Path(platformdirs.user_cache_dir("jakiro")))
@@ -109,6 +110,8 @@ def run_demo(
         "results": results,
     }
     print(json.dumps(document))  # noqa: T201 - for programs, so no console that wraps lines
+    if any(row["identical_to_target"] is False for row in results):
+        raise JakiroError("greedy tokens differ from those of transformers' generate()")
 
 
 def _load_target(
@@ -119,9 +122,7 @@ def _load_target(
     target: str | None,
     progress: Progress,
 ) -> LoadedTarget:
-    where = (
-        "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
-    )
+    where = choose_device(device)
     own = None if target else train_target(preset, corpus, folder, progress, device=where)
     place = target or str(own)
     try:
@@ -134,7 +135,7 @@ def _load_target(
             got=str(error).strip().splitlines()[0],
         ) from error
     loss = None if own is None else read_record(own).held_out_loss
-    model.to(torch.device(where))
+    model.to(where)
     return LoadedTarget(place, model.eval(), tokenizer, loss)
 
 

@@ -93,19 +93,19 @@ def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: ob
             weights = posterior_log_weights(expected[..., follows], prior)
 
 
+@pytest.mark.parametrize(("passes", "parallel"), [(3, 1), (2, 2), (1, 3)])
 @torch.no_grad()
-def test_a_tree_step_equals_one_linear_pass_per_path() -> None:
+def test_a_tree_step_equals_one_linear_pass_per_path(passes: int, parallel: int) -> None:
     target = TargetAdapter(tiny_llama())
-    model = tiny_drafter(target)
-    shape = TreeShape(
-        autoregressive_levels=3, parallel_levels=1, breadth=3, children=3, num_nodes=99
-    )
+    model = tiny_drafter(target, tiny_settings(parallel_levels=parallel))
+    levels = {"autoregressive_levels": passes, "parallel_levels": parallel}
+    shape = TreeShape(**levels, breadth=3, children=3, num_nodes=99)
     tokens = torch.randint(0, 61, (1, 9))
     session, _ = _prefilled(TrainedDrafter(model, target, shape), tokens, 8)
     tree = session.propose(99, None)
     row = tree.rows()[0]
     assert tree.num_nodes == 3 + 9 + 9 + 9
-    chain = TreeShape(autoregressive_levels=3, parallel_levels=1, breadth=1)
+    chain = TreeShape(**levels, breadth=1)
     for node in range(tree.num_nodes):
         path = [row.token_ids[index] for index in row.path(node)]
         fresh, _ = _prefilled(TrainedDrafter(model, target, chain), tokens, 8)

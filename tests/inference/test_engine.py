@@ -227,3 +227,22 @@ def test_a_drafter_of_another_target_is_refused() -> None:
         SpeculativeDecoder(tiny_llama(seed=1), drafter)
     with pytest.raises(TargetMismatch, match="hidden size"):
         SpeculativeDecoder(tiny_llama(hidden_size=16), drafter)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"num_beams": 4}, "num_beams"),
+        ({"num_return_sequences": 3}, "num_return_sequences|arguments"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"guidance_scale": 2.0}, "guidance_scale"),
+        ({"do_sample": True}, "do_sample"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+        ({"temperature": 1.0, "top_k": -1}, "top_k"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, float], name: str) -> None:
+    decoder = _decoder(tiny_llama(), SHAPES["deterministic"])
+    with pytest.raises(PromptError, match=name):
+        decoder.generate([1, 2], max_new_tokens=4, **arguments)

@@ -19,7 +19,7 @@ from transformers import (
 
 from inference import accept
 from inference.draft_tree import CandidateKind, DraftTree
-from inference.sampling import Sampling
+from inference.sampling import ProcessedLaw, Sampling
 from inference.tree_builder import TreeShape
 
 EXACT = 1e-9
@@ -75,6 +75,22 @@ def test_sampled_trees_keep_the_target_law_over_two_rounds(seed: int, name: str 
     sampling = _sampling(name) if name else no_processors()
     tables = Tables(vocab=3, components=2, seed=seed)
     assert two_round_error(tables, SAMPLED, sampling, length=2) < EXACT
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
+def test_every_processor_keeps_the_target_law(shape: TreeShape, name: str) -> None:
+    tables = Tables(vocab=4 if shape is DETERMINISTIC else 3, components=2, seed=8)
+    assert two_round_error(tables, shape, _sampling(name), length=2) < EXACT
+
+
+def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_drafts(law: ProcessedLaw, node: int) -> Tensor:
+        return law.emitted[None]
+
+    monkeypatch.setattr(ProcessedLaw, "_prefix", without_drafts)
+    error = two_round_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))
+    assert error > CLEARLY_WRONG
 
 
 def test_greedy_decoding_is_a_point_mass_on_the_best_tokens() -> None:

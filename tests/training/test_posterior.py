@@ -1,0 +1,41 @@
+"""The loss of a parallel level is taken under the posterior of the true next tokens."""
+
+import torch
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+
+from jakiro.target import TargetAdapter
+from training.batch import Batch
+from training.objectives import ObjectiveSettings, drafter_loss
+from training.views import draft_all_positions, look_at_target
+
+
+@torch.no_grad()
+def test_token_losses_of_parallel_levels_equal_a_brute_force_sum() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, tiny_settings(parallel_levels=2))
+    count = 9
+    batch = Batch(
+        token_ids=torch.randint(0, 61, (1, count)),
+        positions=torch.arange(count)[None],
+        documents=torch.zeros(1, count, dtype=torch.long),
+        is_response=torch.ones(1, count, dtype=torch.bool),
+        anchors=(torch.arange(count) - 1).clamp(min=0)[None, None],
+    )
+    view = look_at_target(target, batch, drafter.memory_layers, target.new_cache(1, count))
+    output = next(iter(draft_all_positions(drafter, view, batch)))
+    terms = drafter_loss(output, view.features, batch, 0, target.logits, ObjectiveSettings())
+
+    laws = target.logits(output.features[0]).softmax(-1)  # [position, level, expert, vocab]
+    wanted = target.logits(view.features[0]).softmax(-1)
+    tokens = batch.token_ids[0]
+    expected = torch.zeros(3)
+    for position in range(1, count):  # the first one has no anchor before it
+        weights = output.log_weights[0, position].exp()
+        for level in range(3):
+            if position + level + 1 >= count:
+                break
+            law = weights @ laws[position, level]
+            expected[level] -= (wanted[position + level] * law.log()).sum()
+            weights = weights * laws[position, level, :, tokens[position + level + 1]]
+            weights = weights / weights.sum()
+    torch.testing.assert_close(terms.token, expected, atol=1e-3, rtol=1e-4)
