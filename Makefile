@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	    echo 'error: $(PYTHON) is missing or older than Python 3.11; remedy: make PYTHON=/path/to/python3.11' >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[dev]'
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install -e '.[dev]'
 	touch $@
 
 demo: $(READY)  ## Train a target and a drafter, generate, and show the gain

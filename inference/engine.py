@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
@@ -121,8 +121,8 @@ class DecodeRun:
             done = self._emit(row, result)
             if not done.finished:
                 self._commit(output, [0, *(node + 1 for node in result.path[0])])
-                if self.session is not None:
-                    self.session.feedback(result)
+            if self.session is not None:
+                self.session.feedback(replace(result, finished=[done.finished]))
         return done
 
     def _draft(self) -> DraftTree:
@@ -154,7 +154,7 @@ class DecodeRun:
     def _accept(self, row: TreeRow, logits: Tensor) -> VerifyResult:
         """Walk down the tree; `logits` has the root's row first, then one per node."""
         sampling = self.request.sampling
-        law = ProcessedLaw(logits, self.request.input_ids.new_tensor(self.token_ids), row, sampling)
+        law = ProcessedLaw(logits, self.token_ids.copy(), row, sampling)
         if sampling.is_plain_greedy:
             path, token = greedy_walk(row, logits.argmax(dim=-1).tolist())
         else:

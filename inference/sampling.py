@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import TreeRow
 
 # These look at one law alone, never at the tokens before it, so they may also shape draft laws.
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
@@ -70,7 +70,7 @@ class ProcessedLaw:
     def __init__(
         self,
         logits: Float[Tensor, "queries vocab"],
-        emitted: Int[Tensor, " tokens"],
+        emitted: list[int],
         tree: TreeRow,
         sampling: Sampling,
     ) -> None:
@@ -90,7 +90,5 @@ class ProcessedLaw:
         return torch.zeros_like(scores).scatter_(0, scores.argmax(keepdim=True), 1.0)
 
     def _prefix(self, node: int) -> Int[Tensor, "1 tokens"]:
-        if node == ROOT:
-            return self.emitted[None]
         drafted = [self.tree.token_ids[index] for index in self.tree.path(node)]
-        return torch.cat((self.emitted, self.emitted.new_tensor(drafted)))[None]
+        return torch.tensor([[*self.emitted, *drafted]], device=self.logits.device)

@@ -72,7 +72,7 @@ class SlotCache(Cache):
     Args:
         shapes: head shape of each layer.
         batch: number of sequences.
-        capacity: slots per sequence, the junk slot not counted; rounded up to whole buckets.
+        capacity: slots per sequence; rounded up to whole buckets.
         dtype: of keys and values.
         device: where they live.
     """
@@ -85,8 +85,7 @@ class SlotCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.capacity = -(-(capacity + 1) // BUCKET) * BUCKET
-        self.junk_slot = self.capacity - 1  # pads are written here; it stays finite and unseen
+        self.capacity = -(-capacity // BUCKET) * BUCKET
         self._blocks: list[Tensor] = []
         layers: dict[int, SlotLayer] = {}
         for shape in dict.fromkeys(shapes):

@@ -6,8 +6,11 @@ from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import TargetMismatch
 from jakiro.files import fingerprint
+from jakiro.logs import get_logger
 from jakiro.settings import Settings
 from jakiro.target import TargetSpec
+
+_logger = get_logger(__name__)
 
 
 class TargetRecord(Settings):
@@ -71,7 +74,7 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
 
 
 def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer whose ids differ from those the drafter was trained with.
+    """Refuse a tokenizer whose ids differ from those of training; warn of another chat template.
 
     Raises:
         TargetMismatch: the vocabularies differ.
@@ -84,3 +87,5 @@ def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) ->
             got=f"{len(tokenizer)} tokens with another vocabulary hash",
             remedy="load the tokenizer from the target's own folder",
         )
+    if record.template_fingerprint not in (None, template_fingerprint(tokenizer)):
+        _logger.warning("the chat template is not the one that the drafter was trained with")

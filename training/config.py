@@ -184,4 +184,6 @@ class TrainSettings(Settings):
         is_whole = self.engine.zero_stage == 0 and self.engine.dtype == "fp32"
         if self.optimizer.kind == "muon" and not is_whole:
             raise ValueError("engine.zero_stage 0 and engine.dtype fp32 with optimizer.kind muon")
+        if self.optimizer.kind == "muon" and self.optimizer.weight_decay:
+            raise ValueError("optimizer.weight_decay 0 with optimizer.kind muon")
         return self

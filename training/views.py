@@ -32,7 +32,7 @@ def look_at_target(
 
     Args:
         target: the frozen target.
-        batch: rows of at most `cache.capacity - 1` tokens.
+        batch: rows of at most `cache.capacity` tokens.
         layers: the drafter's `memory_layers`.
         cache: a cache of the batch's size; its content is overwritten.
     """

@@ -123,9 +123,20 @@ class TrainedSession:
         if budget < 1 or (shape.sampled and budget < shape.max_nodes):
             return DraftTree.empty(base_length, self.round_id)
         shape = shape.model_copy(update={"num_nodes": min(budget, shape.num_nodes)})
-        source = TreePass(self, shape.autoregressive_levels)
         builder = TreeBuilder(shape, self.sampling, generator)
-        return builder.build(source, base_length, self.round_id)
+        return builder.build(self.start_tree(), base_length, self.round_id)
+
+    def start_tree(self) -> TreePass:
+        """Return the source of the laws of one tree below the root."""
+        assert self.root is not None, "advance before propose"
+        return TreePass(
+            self.drafter.model,
+            self.drafter.target,
+            self.shape.autoregressive_levels,
+            self.own_rows,
+            self.memory.prefix(self.length),
+            self.root,
+        )
 
     def feedback(self, result: VerifyResult) -> None:
         """Learn nothing: the weights are fixed."""

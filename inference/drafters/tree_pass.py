@@ -1,18 +1,17 @@
 """The trained drafter's laws for one tree: trunk passes, then levels read off the last one."""
 
-from typing import TYPE_CHECKING
-
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from inference.row_buffer import RowBuffer
 from inference.tree_builder import Frontier
+from jakiro.drafter import JakiroDrafter
 from jakiro.experts import BankOutput
 from jakiro.masks import slot_mask
 from jakiro.mixture import joint_log_probs, posterior_log_weights
-
-if TYPE_CHECKING:
-    from inference.drafters.trained import TrainedSession
+from jakiro.target import TargetAdapter
+from moa.rows import Rows
 
 
 class TreePass:
@@ -22,19 +21,30 @@ class TreePass:
     parallel level k of pass A, gathered by the query that each surviving node descends from.
 
     Args:
-        session: holds the cached rows and the root; the rows of expanded nodes are written after
-            the root's slot.
+        model: the trained drafter.
+        target: supplies embeddings and logits.
         num_passes: trunk passes A.
+        own_rows: self-attention rows; those of expanded nodes are written after the root's slot.
+        memory: cross-attention rows of all verified tokens.
+        root: the last emitted token; its position is the number of memory rows.
     """
 
-    def __init__(self, session: "TrainedSession", num_passes: int) -> None:
-        assert session.root is not None, "advance before propose"
-        self.drafter = session.drafter
+    def __init__(
+        self,
+        model: JakiroDrafter,
+        target: TargetAdapter,
+        num_passes: int,
+        own_rows: RowBuffer,
+        memory: Rows,
+        root: Int[Tensor, "batch 1"],
+    ) -> None:
+        self.model = model
+        self.target = target
         self.num_passes = num_passes
-        self.own_rows = session.own_rows
-        self.length = session.length  # position of the root
-        self.memory = session.memory.prefix(self.length)
-        self.root = root = session.root
+        self.own_rows = own_rows
+        self.memory = memory
+        self.root = root
+        self.length = memory.keys.shape[2]
         self.num_written = 0  # rows from the root's slot on
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
         self.output: BankOutput | None = None
@@ -55,7 +65,7 @@ class TreePass:
             assert frontier is not None
             features = self._read_parallel(level, frontier)
         # Contiguous rows: a strided slice would make the projection to logits several times slower.
-        logits = self.drafter.target.logits(features.contiguous())
+        logits = self.target.logits(features.contiguous())
         self.last_joint = joint_log_probs(logits, self.log_weights)
         return self.last_joint
 
@@ -83,8 +93,8 @@ class TreePass:
         visible = self.length + self.num_written
         mask = slot_mask(lengths, written.expand(batch, -1), self.seen, visible)
         memory_mask = mask.new_ones(batch, 1, count, self.length)
-        output: BankOutput = self.drafter.model(
-            self.drafter.embed(token_ids),
+        output: BankOutput = self.model(
+            self.target.embed(token_ids).to(self.model.dtype),
             torch.full_like(token_ids, self.length + depth - 1),
             mask.unsqueeze(1),
             self.memory,

@@ -124,7 +124,7 @@ def _walked(
         for node in range(-1, len(row.token_ids))
     ]
     logits = torch.stack([tables.target_logits(prefix + path) for path in paths])
-    processed = ProcessedLaw(logits, torch.tensor(prefix, dtype=torch.long), row, sampling)
+    processed = ProcessedLaw(logits, list(prefix), row, sampling)
     law = cache(processed.__call__)
 
     def experiment(chooser: Chooser) -> Prefix:
@@ -138,8 +138,7 @@ def _walked(
 def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
     """Return the target's processed law after a prefix."""
     row = DraftTree.empty(torch.tensor([len(prefix)])).rows()[0]
-    emitted = torch.tensor(prefix, dtype=torch.long)
-    return ProcessedLaw(tables.target_logits(prefix)[None], emitted, row, sampling)(-1)
+    return ProcessedLaw(tables.target_logits(prefix)[None], list(prefix), row, sampling)(-1)
 
 
 def two_round_error(

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from helpers.models import tiny_drafter, tiny_llama
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
@@ -35,23 +33,6 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
-
-def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of 300 tokens, trained on `TEXTS`."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["</s>", "<user>", "<assistant>", "<system>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
-    wrapped.chat_template = chat_template
-    return wrapped
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:

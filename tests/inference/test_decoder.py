@@ -98,6 +98,20 @@ def test_a_foreign_tokenizer_is_refused(drafter_path: Path) -> None:
         SpeculativeDecoder(model, drafter, foreign)
 
 
+def test_another_chat_template_is_warned_of(
+    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_llama(vocab=len(tokenizer))
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    record = record_target(TargetAdapter(model).spec, "nowhere", tokenizer)
+    drafter = JakiroDrafter(config_for(tiny_settings(), record))
+    SpeculativeDecoder(model, drafter, tokenizer)
+    assert "chat template" not in caplog.text
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    SpeculativeDecoder(model, drafter, tokenizer)
+    assert "chat template" in caplog.text
+
+
 def test_a_target_that_has_moved_away_is_an_error_with_a_remedy(
     drafter_path: Path, tmp_path: Path
 ) -> None:

@@ -43,10 +43,6 @@ def _prefilled(
     return session, output
 
 
-def _tree_pass(session: TrainedSession) -> TreePass:
-    return TreePass(session, session.shape.autoregressive_levels)
-
-
 def _one_row(tokens: Tensor, anchors: Tensor) -> Batch:
     count = tokens.shape[1]
     return Batch(
@@ -74,7 +70,7 @@ def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: ob
 
     shape = TreeShape(autoregressive_levels=depth, parallel_levels=parallel, breadth=1)
     drafter = TrainedDrafter(model, target, shape)
-    source = _tree_pass(_prefilled(drafter, tokens, length)[0])
+    source = _prefilled(drafter, tokens, length)[0].start_tree()
     weights = trained.log_weights[:, length + depth - 1 : length + depth]
     for step in range(1, depth + parallel + 1):
         frontier = None
@@ -109,7 +105,7 @@ def test_a_tree_step_equals_one_linear_pass_per_path(passes: int, parallel: int)
     for node in range(tree.num_nodes):
         path = [row.token_ids[index] for index in row.path(node)]
         fresh, _ = _prefilled(TrainedDrafter(model, target, chain), tokens, 8)
-        expected = _score_of_path(_tree_pass(fresh), path)
+        expected = _score_of_path(fresh.start_tree(), path)
         assert tree.score[0, node].item() == pytest.approx(expected, abs=1e-4)
 
 
@@ -176,7 +172,7 @@ def test_posterior_routing_equals_the_brute_force_joint_law() -> None:
         autoregressive_levels=1, parallel_levels=1, breadth=4, children=4, num_nodes=99
     )
     session, _ = _prefilled(TrainedDrafter(model, target, shape), torch.randint(0, 61, (1, 9)), 8)
-    source = _tree_pass(session)
+    source = session.start_tree()
     source.joint(1, None)
     assert source.output is not None
     laws = target.logits(source.output.features[0, 0]).softmax(-1)  # [level, expert, vocab]

@@ -86,7 +86,7 @@ def test_every_processor_keeps_the_target_law(shape: TreeShape, name: str) -> No
 
 def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_drafts(law: ProcessedLaw, node: int) -> Tensor:
-        return law.emitted[None]
+        return torch.tensor([law.emitted])
 
     monkeypatch.setattr(ProcessedLaw, "_prefix", without_drafts)
     error = two_round_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))

@@ -44,8 +44,8 @@ def test_recorded_ranks_reproduce_tau() -> None:
     run = DecodeRun(target, recorder, request)
     rounds = list(run)
     accepted = sum(len(record.ranks) for record in recorder.records)
-    whole = sum(len(one.token_ids) - 1 for one in rounds[1:-1])  # the last one may be cut
-    assert accepted == whole > 0
+    emitted = sum(len(one.token_ids) - 1 for one in rounds[1:])  # the last round may be cut
+    assert 0 < emitted <= accepted <= emitted + shape.depth
     assert all(record.ranks == sorted(record.ranks) for record in recorder.records)
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 from helpers.models import tiny_llama
-from helpers.training import TEXTS, tiny_tokenizer, write_jsonl
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, write_jsonl
 
 
 @pytest.fixture(scope="session")
 def _workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workshop")
     tiny_llama(vocab=300, eos_token_id=0).save_pretrained(folder / "target")
-    tiny_tokenizer().save_pretrained(folder / "target")
+    tiny_tokenizer(texts=TEXTS).save_pretrained(folder / "target")
     write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
     return folder
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.training import CHAT_TEMPLATE, TEXTS, tiny_tokenizer
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import CHAT_TEMPLATE, TEXTS
 from transformers import PreTrainedTokenizerFast
 
 from jakiro.errors import DataError

@@ -20,10 +20,13 @@ from training.train import train
 REPOSITORY = Path(__file__).parents[2]
 
 
-def launch(settings: TrainSettings, workshop: Path, *extra: str, num_processes: int = 2) -> Any:
-    """Train under the launcher with two processes."""
-    config = workshop / "launch.yaml"
-    config.write_text(dump_settings(settings))
+def launch(
+    settings: TrainSettings | Path, workshop: Path, *extra: str, num_processes: int = 2
+) -> Any:
+    """Train under the launcher, as settings or a file of settings say."""
+    config = settings if isinstance(settings, Path) else workshop / "launch.yaml"
+    if isinstance(settings, TrainSettings):
+        config.write_text(dump_settings(settings))
     launcher = [
         sys.executable,
         "-m",
@@ -90,3 +93,23 @@ def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
     assert len(errors) == 1
     assert "there is no file or folder ./none.jsonl" in errors[0]
     assert "Traceback" not in finished.stderr
+
+
+def test_the_demo_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
+    overrides = {
+        "target.name_or_path": workshop / "target",
+        "data.paths": [str(workshop / "texts.jsonl")],
+        "data.cache_folder": workshop / "cache",
+        "data.row_length": 48,
+        "data.held_out": 2,
+        "evaluation.num_prompts": 1,
+        "optimizer.warmup_steps": 1,
+        "steps": 2,
+        "run_folder": workshop / "demo",
+    }
+    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    config = REPOSITORY / "configs" / "demo.yaml"
+    finished = launch(config, workshop, *words, num_processes=1)
+    assert finished.returncode == 0, finished.stderr
+    drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
+    assert drafter.config.record["training"]["step"] == 2

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.training import CHAT_TEMPLATE, TEXTS, tiny_tokenizer, write_jsonl
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
 
 from jakiro.errors import ConfigError, DataError
 from training.data import token_store
