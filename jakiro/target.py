@@ -157,10 +157,28 @@ class TargetAdapter:
             fingerprint=self._fingerprint(expected.shape[-1]),
         )
         self.spec = spec
-        step = chain_step(token_ids, start=0)
-        got = self.logits(self.forward(step, self.new_cache(1, 3)).features)
+        cache = self.new_cache(1, 5)
+        got = self.logits(self.forward(chain_step(token_ids, start=0), cache).features)
         _check_reproduces(got, expected, type(self.model).__name__)
+        self._probe_tree(cache)
         return spec
+
+    def _probe_tree(self, cache: SlotCache) -> None:
+        """Check that siblings do not see each other: token 1 has children 2 and 3, 2 has 4."""
+        ids = torch.arange(5, device=self.device)[None]
+        step = StepInput(
+            token_ids=ids[:, 1:],
+            positions=ids.new_tensor([[1, 2, 2, 3]]),
+            slots=ids[:, 1:],
+            lengths=ids.new_ones(1),
+            highest_slot=4,
+            parents=ids.new_tensor([[-1, 0, 0, 1]]),
+            max_depth=3,
+        )
+        logits = self.logits(self.forward(step, cache).features)[0]
+        for query, path in ((2, [0, 1, 3]), (3, [0, 1, 2, 4])):
+            expected = self.model(input_ids=ids.new_tensor([path])).logits[0, -1]
+            _check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def _fingerprint(self, vocab_size: int) -> str:
         """Hash the geometry and the signs of some weights, which no load dtype changes."""

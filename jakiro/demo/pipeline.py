@@ -97,8 +97,8 @@ def run_demo(
         measured, prompts = _compare(recipe, corpus, loaded, drafter, choice, progress)
     results = results_of(measured, choice)
     facts = _facts_of_target(loaded, measured)
-    show_text(console, _best_sample(measured), prompts[0], loaded.tokenizer)
-    show_results(console, results, facts)
+    show_text(console, _first_draft(measured), prompts[0], loaded.tokenizer)
+    show_results(console, results, facts, choice)
     document = {
         "preset": preset,
         "target": facts,
@@ -229,7 +229,7 @@ def _facts_of_target(loaded: LoadedTarget, measured: list[Measured]) -> dict[str
     }
 
 
-def _best_sample(measured: list[Measured]) -> Any:
+def _first_draft(measured: list[Measured]) -> Any:
     return next(one for one in measured if one.method == DRAFTER).samples[0]
 
 

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from inference.tree_budget import PlanChoice
+from inference.streaming import TextStream
+from inference.tree_budget import PlanChoice, Rated
 from jakiro.demo.comparison import DRAFTER, PLAIN, TRANSFORMERS, Measured, Sample
 
 # How a token was won: by the target itself, or as a draft accepted at depth 1, 2, ...
@@ -33,8 +34,9 @@ def show_text(
 ) -> None:
     """Print a continuation; the colour of a token says how it was won."""
     text = Text(prompt, style="dim")
+    stream = TextStream(tokenizer)  # a token may hold a part of a character only
     for token, depth in zip(sample.token_ids, sample.depths, strict=True):
-        text.append(str(tokenizer.decode([token])), style=_colour(depth))
+        text.append(stream.push([token]), style=_colour(depth))
     legend = Text("\nwon by: ")
     legend.append("the target itself", style=_colour(0))
     for depth in sorted(set(sample.depths) - {0}):
@@ -43,8 +45,13 @@ def show_text(
     console.print(text, legend)
 
 
-def show_results(console: Console, results: list[dict[str, Any]], target: dict[str, Any]) -> None:
-    """Print the table of figures, and how easy the text was."""
+def show_results(
+    console: Console,
+    results: list[dict[str, Any]],
+    target: dict[str, Any],
+    choice: PlanChoice,
+) -> None:
+    """Print the table of figures, how easy the text was, and where drafting did not pay."""
     table = Table(title="tokens/s after prefill, all methods taking turns", box=box.SIMPLE_HEAD)
     for name in ("method", "T", "tau", "tokens/s", "speed-up", "vs plain", "ceiling", "same"):
         table.add_column(name, no_wrap=True)
@@ -69,6 +76,24 @@ def show_results(console: Console, results: list[dict[str, Any]], target: dict[s
         "which makes greedy text easy to draft.",
         highlight=False,
     )
+    for sentence in losses_explained(results, choice):
+        console.print(sentence, highlight=False)
+
+
+def losses_explained(results: list[dict[str, Any]], choice: PlanChoice) -> list[str]:
+    """Return, for each temperature at which plain decoding was faster, a sentence why."""
+    plain = choice.costs.ceiling(None, 1.0)
+    return [
+        f"At T = {row['temperature']:g} plain decoding was faster: a drafted round takes at least "
+        f"{plain / choice.costs.ceiling(_rated(row['temperature'], choice).shape, 1.0):.2f} plain "
+        f"steps and won {row['tau']:.2f} tokens."
+        for row in results
+        if row["method"] == DRAFTER and row["speedup_over_plain"] < 1
+    ]
+
+
+def _rated(temperature: float, choice: PlanChoice) -> Rated:
+    return choice.sampling if temperature else choice.greedy
 
 
 def _row(
@@ -79,8 +104,7 @@ def _row(
     same = [
         a.token_ids == b.token_ids for a, b in zip(one.samples, transformers.samples, strict=True)
     ]
-    rated = choice.greedy if is_greedy else choice.sampling
-    shape = {PLAIN: None, DRAFTER: rated.shape}
+    shape = {PLAIN: None, DRAFTER: _rated(one.temperature, choice).shape}
     return {
         "method": one.method,
         "temperature": one.temperature,

@@ -121,3 +121,21 @@ def test_the_fingerprint_survives_a_change_of_dtype_but_not_of_weights() -> None
     check_target(record, TargetAdapter(tiny_llama().bfloat16()).spec)
     with pytest.raises(TargetMismatch, match="another target"):
         check_target(record, TargetAdapter(tiny_llama(seed=5)).spec)
+
+
+def test_a_target_whose_siblings_see_each_other_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def everyone(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
+        return torch.ones(*parents.shape, parents.shape[1], dtype=torch.bool).tril()
+
+    monkeypatch.setattr("jakiro.target.ancestor_matrix", everyone)
+    with pytest.raises(TargetNotSupported, match="does not reproduce"):
+        TargetAdapter(tiny_llama())
+
+
+def test_rotary_factors_that_depend_on_the_length_are_refused() -> None:
+    model = tiny_llama()
+    model.config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
+    with pytest.raises(TargetNotSupported, match="longrope"):
+        TargetAdapter(model)
