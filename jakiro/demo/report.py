@@ -52,7 +52,12 @@ def show_results(
     choice: PlanChoice,
 ) -> None:
     """Print the table of figures, how easy the text was, and where drafting did not pay."""
-    table = Table(title="tokens/s after prefill, all methods taking turns", box=box.SIMPLE_HEAD)
+    table = Table(
+        title="tokens/s after prefill, all methods taking turns",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for name in ("method", "T", "tau", "tokens/s", "speed-up", "vs plain", "ceiling", "same"):
         table.add_column(name, no_wrap=True)
     for row in results:
