@@ -105,7 +105,7 @@ SETTINGS = [
         ("deterministic", SETTINGS[2], 500),
         ("sampled", SETTINGS[0], 500),
         *(
-            pytest.param(name, sampling, 10_000, marks=pytest.mark.slow)
+            pytest.param(name, sampling, 4_000, marks=pytest.mark.slow)
             for name in ("deterministic", "sampled")
             for sampling in SETTINGS
         ),
