@@ -12,7 +12,7 @@ p starts as the target's processed law at the parent; what is left of it when al
 rejected is the law of the next token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -79,18 +79,18 @@ def trials(tree: TreeRow, parent: int, target_probs: Float[Tensor, " vocab"]) ->
             residual = trial.residual
 
 
-def greedy_walk(tree: TreeRow, best_tokens: Sequence[int]) -> tuple[list[int], int]:
+def greedy_walk(tree: TreeRow, best_token: Callable[[int], int]) -> tuple[list[int], int]:
     """Return the path and the next token of `walk` when every law is a point mass.
 
     Args:
         tree: one sequence's candidates.
-        best_tokens: the target's most likely token after ROOT (at 0) and after node n (at n + 1).
+        best_token: the target's most likely token after a node (or ROOT); asked for visited ones.
     """
     node = ROOT
     path: list[int] = []
     while True:
-        best = best_tokens[node + 1]
-        children = [*tree.sampled.get(node, ()), *tree.deterministic.get(node, ())]
+        best = best_token(node)
+        children = tree.children.get(node, ())
         matching = next((child for child in children if tree.token_ids[child] == best), None)
         if matching is None:
             return path, best

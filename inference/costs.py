@@ -1,25 +1,35 @@
 """What verification and drafting cost on this machine: measured once, interpolated afterwards."""
 
+import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
+from platformdirs import user_cache_path
 from transformers import LogitsProcessorList
 
+from inference.context import Context
 from inference.drafters.trained import TrainedDrafter
-from inference.protocol import Committed
+from inference.protocol import Budget
 from inference.sampling import Sampling
 from inference.tree_builder import TreeShape
 from jakiro.drafter import JakiroDrafter
+from jakiro.files import fingerprint, write_atomically
+from jakiro.logs import get_logger
 from jakiro.settings import Settings
 from jakiro.target import TargetAdapter, chain_step
 
 NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # trees whose verification is timed
+MAX_PASSES = 3  # trunk passes whose drafting is timed
 CONTEXT = 128  # verified tokens while timing
 REPEATS = 9
+
+_logger = get_logger(__name__)
 
 
 class Costs(Settings):
@@ -73,6 +83,39 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
     )
 
 
+def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
+    """Return costs from the cache, or measure them (seconds) and keep them there.
+
+    Args:
+        target: the frozen target.
+        model: the drafter.
+        folder: of the cache; by default the user's.
+    """
+    folder = folder or user_cache_path("jakiro")
+    place = folder / f"costs-{_identity(target, model)[:16]}.json"
+    try:
+        return Costs.model_validate_json(place.read_text())
+    except (OSError, ValueError):
+        pass
+    costs = measure_costs(target, model, MAX_PASSES)
+    try:
+        write_atomically(place, costs.model_dump_json())
+    except OSError:
+        _logger.warning("cannot keep measured costs in %s; they will be measured again", place)
+    return costs
+
+
+def _identity(target: TargetAdapter, model: JakiroDrafter) -> str:
+    """Hash what costs depend on."""
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
+    settings = model.config.settings.model_dump(mode="json")
+    return fingerprint(
+        machine, target.spec.fingerprint, settings, str(target.dtype), target.is_compiled
+    )
+
+
 def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
     """Return for each node count a verification of a chain of that many nodes."""
     context = min(CONTEXT, target.spec.max_position // 2)
@@ -94,28 +137,22 @@ def _draftings(
     target: TargetAdapter, model: JakiroDrafter, max_passes: int
 ) -> dict[int, Callable[[], object]]:
     """Return for each number of passes the drafter's work of a round: remember, propose."""
-    context = min(CONTEXT, target.spec.max_position // 2)
-    tokens = torch.zeros(1, context + 1, dtype=torch.long, device=target.device)
+    length = min(CONTEXT, target.spec.max_position // 2)
+    tokens = [0] * (length + 1)
     greedy = Sampling(LogitsProcessorList(), do_sample=False)
-    with torch.inference_mode():
-        output = target.forward(chain_step(tokens[:, :context], 0), target.new_cache(1, context))
-    everything = torch.arange(context, device=target.device)[None]
 
     def start(passes: int) -> Callable[[], object]:
         parallel = model.config.settings.schedule.parallel_levels
         shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
-        drafter = TrainedDrafter(model, target, shape)
-        session = drafter.open(greedy, context)
+        context = Context(target, TrainedDrafter(model, target, shape), greedy, 1, length + 1)
         with torch.inference_mode():
-            memory = drafter.encode(output, everything)
-            session.advance(Committed(context, tokens, memory))
+            context.read([tokens], 0, length)
+        context.lengths = [length]
 
         def draft() -> object:
-            session.rollback(context - 2)
-            session.advance(
-                Committed(context, tokens[:, -3:], drafter.encode(output, everything[:, -2:]))
-            )
-            return session.propose(shape.max_nodes, None).token_ids.tolist()
+            if context.session is not None and context.session.lengths == (length,):
+                context.session.rollback(length - 2)
+            return context.propose([tokens], Budget(shape.max_nodes), []).token_ids.tolist()
 
         return draft
 

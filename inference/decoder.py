@@ -1,41 +1,44 @@
 """The public decoder: any Hugging Face causal LM, unmodified, and a drafter that speeds it up."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
+    GenerationConfig,
+    LogitsProcessorList,
     PreTrainedTokenizerBase,
+    StoppingCriteriaList,
 )
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from inference.auto_tree import AutoTree
+from inference.conversation import Conversation
+from inference.costs import MAX_PASSES, known_costs
+from inference.details import Record
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun, Round
-from inference.preparation import Prompt, encode_prompt, prepare
-from inference.stats import DecodeStats
-from inference.streaming import TextStream
+from inference.handover import Handover
+from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
+from inference.policy import AlwaysDraft, DraftPolicy
+from inference.preparation import prepare_requests
+from inference.prompts import Prompt, encode_prompt, unpadded
+from inference.request import Request
+from inference.streaming import TextStream, feed
+from inference.tau_watch import TauWatch
+from inference.tree_budget import MAX_NODES
 from inference.tree_builder import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, PromptError
 from jakiro.target import TargetAdapter
+from jakiro.target_checks import CausalLM
 from jakiro.target_record import check_target, check_tokenizer
-
-
-@dataclass(frozen=True)
-class GenerateOutput:
-    """A finished generation."""
-
-    sequences: Int[Tensor, "1 tokens"]  # prompt and continuation
-    new_token_ids: list[int]
-    depths: list[int]  # how each new token was won: depth in the draft tree, or 0 by the target
-    text: str | None  # of the continuation; None without a tokenizer
-    stats: DecodeStats
 
 
 class SpeculativeDecoder:
@@ -45,13 +48,21 @@ class SpeculativeDecoder:
     law. The decoder holds no request's state, so threads may share it. It puts the target into
     evaluation mode, and the drafter onto the target's device and dtype.
 
+    It is a decoding method of Hugging Face, too: `target.generate(..., custom_generate=decoder)`.
+
+    Memory: a request's caches are allocated once, for its prompt, all its new tokens and one tree,
+    at `bytes_per_token` each; they are freed when it ends or its stream is closed.
+
     Args:
         target: any decoder-only Hugging Face causal LM; its weights are never changed.
         drafter: a drafter trained for it, or None for plain decoding.
         tokenizer: for text prompts and text output; by default the one in the place of the target
             that the drafter names, if it is there.
         tree: how draft trees grow, one shape or a plan for greedy and random decoding; by default
-            of the schedule that the drafter was trained for.
+            of the schedule that the drafter was trained for. With "auto" every round chooses its
+            tree, or none, by what pays on this machine (see `inference.auto_tree`).
+        compiled: compile decoding steps and the drafter with `torch.compile`; the first steps take
+            long.
 
     Raises:
         TargetMismatch: drafter or tokenizer belong to another target.
@@ -61,12 +72,16 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        target: CausalLM,
         drafter: JakiroDrafter | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        tree: TreeShape | TreePlan | None = None,
+        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.target = TargetAdapter(target.eval())
+        if compiled:
+            self.target.compile()
         self.tokenizer = tokenizer
         self.drafter: TrainedDrafter | None = None
         if drafter is not None and tokenizer is None:
@@ -76,14 +91,21 @@ class SpeculativeDecoder:
             if self.tokenizer is not None:
                 check_tokenizer(drafter.config.target_record, self.tokenizer)
             model = drafter.eval().to(device=self.target.device, dtype=self.target.dtype)
-            self.drafter = TrainedDrafter(model, self.target, tree or default_tree(drafter))
+            if compiled:
+                model.compile()
+            plan = largest_trees(model) if tree == "auto" else tree or default_tree(model)
+            self.drafter = TrainedDrafter(model, self.target, plan)
+        self.policy = self._policy(is_auto=tree == "auto")
+        self._watch = TauWatch(None if drafter is None else drafter.config.record)
 
     @classmethod
     def from_pretrained(
         cls,
         drafter: str | Path,
         target: str | Path | None = None,
-        tree: TreeShape | TreePlan | None = None,
+        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
+        *,
+        compiled: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Load a drafter, and the target and tokenizer that it was trained for.
@@ -92,6 +114,7 @@ class SpeculativeDecoder:
             drafter: folder or hub name of the drafter.
             target: where the target is now, if not where the drafter's config says.
             tree: see the class.
+            compiled: see the class.
             **load: for `AutoModelForCausalLM.from_pretrained`, such as dtype or device_map.
 
         Raises:
@@ -110,79 +133,200 @@ class SpeculativeDecoder:
                 got=str(error).strip().splitlines()[0],
                 remedy="pass target= with the place where it is now",
             ) from error
-        return cls(target_model, model, tokenizer, tree)
+        return cls(target_model, model, tokenizer, tree, compiled=compiled)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that each token of a sequence takes in the caches of target and drafter."""
+        drafting = 0 if self.drafter is None else self.drafter.bytes_per_token
+        return self.target.new_cache(1, 1).bytes_per_token + drafting
 
     def generate(
-        self, prompt: Prompt, *, temperature: float = 0.0, seed: int = 0, **generation: Any
+        self,
+        prompt: Prompt,
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        log_probs: bool = False,
+        streamer: BaseStreamer | None = None,
+        conversation: Conversation | None = None,
+        **generation: Any,
     ) -> GenerateOutput:
         """Return the continuation of a prompt.
 
         Args:
             prompt: text, chat messages, or token ids.
-            temperature: 0 is greedy.
-            seed: key of every random number; the same seed gives the same output.
-            **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...); defaults
-                are those of `target.generate()`.
+            temperature: 0 is greedy, more samples; by default as the target's own generation
+                config says.
+            seed: key of every random number; the same seed gives the same output. By default drawn
+                from torch's own generator.
+            log_probs: note the new tokens' log-probabilities under the target's processed law.
+            streamer: is given the prompt's ids and then new ones as soon as they are certain.
+            conversation: of which this is a turn: what it has read already is not read again.
+            **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...) and other
+                arguments of `target.generate()`; defaults are those of `target.generate()`.
 
         Raises:
             PromptError: the prompt or an argument cannot be used.
+            NumericalError: the target's logits are not finite.
         """
-        run = self._run(prompt, temperature, seed, generation)
-        rounds = list(run)
-        new = [token for one in rounds for token in one.token_ids]
-        return GenerateOutput(
-            sequences=torch.tensor([run.token_ids]),
-            new_token_ids=new,
-            depths=[depth for one in rounds for depth in one.depths],
-            text=self._decode(new),
-            stats=run.stats,
-        )
+        requests, config = self._requests([prompt], temperature, seed, generation)
+        record = _record(config, log_probs)
+        if conversation is None:
+            return self._finished(self._run(requests, record), streamer)[0]
+        arguments = {**self._parts(), "record": record}
+        with conversation.turn(requests[0], **arguments) as run:
+            return self._finished(run, streamer)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt] | Int[Tensor, "batch width"],
+        *,
+        attention_mask: Int[Tensor, "batch width"] | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        log_probs: bool = False,
+        **generation: Any,
+    ) -> list[GenerateOutput]:
+        """Return the continuations of several prompts, decoded together.
+
+        Each is what `generate` returns for its prompt alone; those that end free their place.
+
+        Args:
+            prompts: texts, messages or lists of ids of any lengths, or a padded tensor.
+            attention_mask: 0 where the tensor is padding.
+            temperature: as for `generate`.
+            seed: as for `generate`; each row draws its own numbers.
+            log_probs: as for `generate`.
+            **generation: as for `generate`.
+
+        Raises:
+            PromptError: a prompt or an argument cannot be used.
+            NumericalError: the target's logits are not finite.
+        """
+        several: Sequence[Prompt]
+        if isinstance(prompts, Tensor):
+            several = list(unpadded(prompts, attention_mask))
+        else:
+            several = prompts
+        if not several:
+            return []
+        requests, config = self._requests(several, temperature, seed, generation)
+        return self._finished(self._run(requests, _record(config, log_probs)))
 
     def stream(
-        self, prompt: Prompt, *, temperature: float = 0.0, seed: int = 0, **generation: Any
+        self,
+        prompt: Prompt,
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        **generation: Any,
     ) -> Iterator[str]:
         """Yield the continuation's text as soon as it is certain; arguments as for `generate`.
 
         Raises:
             PromptError: as for `generate`, or the decoder has no tokenizer.
         """
-        run = self._run(prompt, temperature, seed, generation)
+        requests, _ = self._requests([prompt], temperature, seed, generation)
         if self.tokenizer is None:
             raise PromptError("streaming text needs a tokenizer", remedy="pass tokenizer=")
-        return _pieces(run, TextStream(self.tokenizer))
+        return _pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
     def rounds(
-        self, prompt: Prompt, *, temperature: float = 0.0, seed: int = 0, **generation: Any
+        self,
+        prompt: Prompt,
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        **generation: Any,
     ) -> Iterator[Round]:
         """Yield tokens in the groups that became certain together; arguments as for `generate`."""
-        return iter(self._run(prompt, temperature, seed, generation))
+        requests, config = self._requests([prompt], temperature, seed, generation)
+        return self._watched(self._run(requests, _record(config, False)))
 
-    def _run(
-        self, prompt: Prompt, temperature: float, seed: int, generation: dict[str, Any]
-    ) -> DecodeRun:
-        input_ids = encode_prompt(prompt, self.tokenizer, self.target.device)
-        request = prepare(
-            self.target.model,
+    def __call__(
+        self,
+        model: CausalLM,
+        input_ids: Int[Tensor, "batch width"],
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        *,
+        streamer: BaseStreamer | None = None,
+        seed: int | None = None,
+        **inputs: Any,
+    ) -> Int[Tensor, "batch tokens"] | GenerateDecoderOnlyOutput:
+        """Decode what `target.generate(..., custom_generate=decoder)` has prepared.
+
+        `generate()` does not hand its own `streamer` on to a decoding method; use
+        `custom_generate=functools.partial(decoder, streamer=streamer)`.
+
+        Raises:
+            PromptError: the config asks for another kind of decoding (beams, ...).
+            TargetMismatch: the model is not the decoder's target.
+        """
+        # No argument of its own for the mask: generate() would hand it over twice.
+        mask = inputs.pop("attention_mask", None)
+        handover = Handover(
+            model, input_ids, mask, logits_processor, stopping_criteria, generation_config
+        )
+        requests = handover.requests(self.target, seed, inputs)
+        run = self._run(requests, _record(generation_config, log_probs=False))
+        return in_transformers_form(
+            self._finished(run, streamer),
             input_ids,
-            temperature,
-            seed,
-            self.target.spec.max_position,
-            self.tokenizer,
+            handover.pad_token_id,
+            as_dict=bool(generation_config.return_dict_in_generate),
+        )
+
+    def _policy(self, is_auto: bool) -> DraftPolicy:
+        if self.drafter is None or not is_auto:
+            return AlwaysDraft(self.drafter)
+        return AutoTree(self.drafter.plan, known_costs(self.target, self.drafter.model))
+
+    def _requests(
+        self,
+        prompts: Sequence[Prompt],
+        temperature: float | None,
+        seed: int | None,
+        generation: dict[str, Any],
+    ) -> tuple[list[Request], GenerationConfig]:
+        vocab_size = self.target.spec.vocab_size
+        return prepare_requests(
+            self.target.model,
+            [encode_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts],
+            seed=seed,
+            max_position=self.target.spec.max_position,
+            temperature=temperature,
+            tokenizer=self.tokenizer,
             **generation,
         )
-        return DecodeRun(self.target, self.drafter, request)
+
+    def _run(self, requests: list[Request], record: Record | None = None) -> DecodeRun:
+        return DecodeRun(requests=requests, record=record, **self._parts())
+
+    def _parts(self) -> dict[str, Any]:
+        return {"target": self.target, "drafter": self.drafter, "policy": self.policy}
+
+    def _finished(
+        self, run: DecodeRun, streamer: BaseStreamer | None = None
+    ) -> list[GenerateOutput]:
+        rounds = [one for several in feed(run, streamer) for one in several]
+        self._watch.add(run)
+        texts = [self._decode(one.new_token_ids) for one in run.sequences]
+        return outputs_of(run, rounds, texts)
+
+    def _watched(self, run: DecodeRun) -> Iterator[Round]:
+        """Yield the rounds of a single request; closing the iterator frees the caches at once."""
+        with closing(iter(run)) as rounds:
+            for (one,) in rounds:
+                yield one
+        self._watch.add(run)
 
     def _decode(self, token_ids: list[int]) -> str | None:
         if self.tokenizer is None:
             return None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-
-
-def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
-    try:
-        return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError):
-        return None
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
@@ -195,9 +339,33 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
     )
 
 
-def _pieces(run: DecodeRun, stream: TextStream) -> Iterator[str]:
-    for step in run:
-        if piece := stream.push(step.token_ids):
+def largest_trees(drafter: JakiroDrafter) -> TreePlan:
+    """Return the trees that `tree="auto"` cuts to size."""
+    levels = {
+        "autoregressive_levels": MAX_PASSES,
+        "parallel_levels": drafter.config.settings.schedule.parallel_levels,
+    }
+    return TreePlan(
+        greedy=TreeShape(**levels, children=4, breadth=3, num_nodes=MAX_NODES),
+        sampling=TreeShape(**levels, children=3, breadth=2, num_nodes=MAX_NODES, sampled=True),
+    )
+
+
+def _record(config: GenerationConfig, log_probs: bool) -> Record | None:
+    record = Record(log_probs, bool(config.output_scores), bool(config.output_logits))
+    return record if record != Record() else None
+
+
+def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
+    try:
+        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def _pieces(rounds: Iterator[Round], stream: TextStream) -> Iterator[str]:
+    for one in rounds:
+        if piece := stream.push(one.token_ids):
             yield piece
     if rest := stream.flush():
         yield rest

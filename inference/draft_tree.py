@@ -1,12 +1,13 @@
 """Draft trees: candidate continuations of one root, and the laws that sampled ones came from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+NUM_FIELDS = 7  # integers of a candidate that the host looks at
 ROOT = -1  # as a parent: the last emitted token, which the target has not read yet
 
 
@@ -34,11 +35,12 @@ class DraftTree:
     depth: Int[Tensor, "batch nodes"]  # at least 1
     score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
     kind: Int[Tensor, "batch nodes"]  # CandidateKind
-    draw_rank: Int[Tensor, "batch nodes"]  # order among sampled siblings
+    rank: Int[Tensor, "batch nodes"]  # drawn: order among siblings; chosen: by score among all
     proposer_id: Int[Tensor, "batch nodes"]  # expert or source that favoured the candidate most
     is_valid: Bool[Tensor, "batch nodes"]  # padding is False
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
+    max_siblings: int  # most candidates under one parent
     round_id: int = 0
     laws: SparseLaw | None = (
         None  # of ROOT at 0 and of node n at n + 1; zero where nothing was drawn
@@ -59,19 +61,42 @@ class DraftTree:
             depth=ints,
             score=ints.float(),
             kind=ints,
-            draw_rank=ints,
+            rank=ints,
             proposer_id=ints,
             is_valid=ints.bool(),
             base_length=base_length,
             max_depth=0,
+            max_siblings=0,
             round_id=round_id,
         )
 
-    def rows(self) -> list["TreeRow"]:
-        """Return one host-side view per sequence; copies the integers off the device once."""
-        fields = (self.token_ids, self.parent, self.depth, self.kind, self.draw_rank)
-        packed = torch.stack((*fields, self.proposer_id, self.is_valid.long()), dim=1).tolist()
-        return [TreeRow.build(columns, self.laws, index) for index, columns in enumerate(packed)]
+    def limited(self, last_position: int) -> "DraftTree":
+        """Return the tree without the candidates beyond a position.
+
+        Whole depths go, which is decided before anything is drawn: exact for sampled trees, too.
+        """
+        fits = self.base_length[:, None] + self.depth <= last_position
+        return replace(self, is_valid=self.is_valid & fits)
+
+    def rows(self, extra: Int[Tensor, "batch any"]) -> tuple[list["TreeRow"], list[list[int]]]:
+        """Return a host-side view of each sequence's tree, and the rows of `extra`.
+
+        The only copy off the device in a round of decoding: what else the host must know travels
+        along as `extra`.
+        """
+        fields = (self.token_ids, self.parent, self.depth, self.kind, self.rank)
+        packed = torch.cat((*fields, self.proposer_id, self.is_valid.long(), extra), dim=1).tolist()
+        count = self.num_nodes
+        columns = [
+            [row[place * count : (place + 1) * count] for place in range(NUM_FIELDS)]
+            for row in packed
+        ]
+        rows = [TreeRow.build(one, self.laws, index) for index, one in enumerate(columns)]
+        return rows, [row[NUM_FIELDS * count :] for row in packed]
+
+    def row(self, index: int = 0) -> "TreeRow":
+        """Return the host-side view of one sequence's tree."""
+        return self.rows(self.token_ids[:, :0])[0][index]
 
 
 @dataclass(frozen=True)
@@ -81,9 +106,11 @@ class TreeRow:
     token_ids: list[int]
     parent: list[int]
     depth: list[int]
+    rank: list[int]
     proposer_id: list[int]
     sampled: dict[int, list[int]]  # parent -> children in draw order
     deterministic: dict[int, list[int]]  # parent -> children
+    children: dict[int, list[int]]  # parent -> all of them
     laws: SparseLaw | None = None
     index: int = 0
 
@@ -92,19 +119,22 @@ class TreeRow:
         """Sort the valid candidates by parent and kind.
 
         Args:
-            columns: token, parent, depth, kind, draw rank, proposer and validity of every node.
+            columns: token, parent, depth, kind, rank, proposer and validity of every node.
             laws: of the whole batch.
             index: the row's place in the batch.
         """
-        token_ids, parent, depth, kind, draw_rank, proposer_id, is_valid = columns
+        token_ids, parent, depth, kind, rank, proposer_id, is_valid = columns
         sampled: dict[int, list[int]] = {}
         deterministic: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}
         for node in (node for node, valid in enumerate(is_valid) if valid):
             by_kind = sampled if kind[node] == CandidateKind.SAMPLED else deterministic
             by_kind.setdefault(parent[node], []).append(node)
+            children.setdefault(parent[node], []).append(node)
         for siblings in sampled.values():
-            siblings.sort(key=draw_rank.__getitem__)
-        return cls(token_ids, parent, depth, proposer_id, sampled, deterministic, laws, index)
+            siblings.sort(key=rank.__getitem__)
+        kinds = (sampled, deterministic, children)
+        return cls(token_ids, parent, depth, rank, proposer_id, *kinds, laws, index)
 
     def draft_law(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
         """Return ids and probabilities of the law that sampled children of `parent` came from."""

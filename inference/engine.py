@@ -1,80 +1,99 @@
-"""The decode loop: prefill, then draft, verify, accept, commit until the request is complete."""
+"""The decode loop: prefill, then draft, verify, accept, commit until every request is complete."""
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
-from inference.accept import draw, greedy_walk, walk
-from inference.draft_tree import DraftTree, TreeRow
-from inference.protocol import Committed, Drafter, DraftSession, VerifyResult
-from inference.sampling import ProcessedLaw, Sampling
+from inference.acceptance import Verdict, judge
+from inference.context import PREFILL_CHUNK, Context
+from inference.details import Details, Record, details_of
+from inference.draft_tree import DraftTree
+from inference.policy import AlwaysDraft, DraftPolicy
+from inference.protocol import Drafter, VerifyResult
+from inference.request import Progress, Request
 from inference.stats import DecodeStats
-from inference.stopping import StopRule
-from jakiro.target import StepInput, StepOutput, TargetAdapter, chain_step
+from jakiro.target import StepInput, TargetAdapter
 
 BONUS = 0  # depth of a token that the target itself supplied
 DRAFTING = 1  # purpose of the draws of sampled trees, apart from those of acceptance
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to decode and when to stop."""
-
-    input_ids: Int[Tensor, "1 prompt"]
-    sampling: Sampling
-    stop: StopRule
-    max_length: int  # prompt included
-
-
-@dataclass(frozen=True)
 class Round:
-    """Tokens that became certain together, and how each was won."""
+    """Tokens of one sequence that became certain together, and how each was won."""
 
     token_ids: list[int]
     depths: list[int]  # depth in the draft tree, or BONUS
     finished: bool
+    row: int = 0  # which request
+    details: Details | None = None  # where they were asked for
 
 
 class DecodeRun:
-    """One request being decoded; iterate to advance it by rounds.
+    """Requests being decoded together; iterate to advance all of them by a round.
 
     Args:
         target: the frozen target.
         drafter: proposes trees, or None for plain decoding.
-        request: what to decode.
+        requests: what to decode; a single one or several.
+        policy: when and how much to draft; by default always, as much as the drafter can.
+        context: what is remembered of an earlier turn of a single request; it stays open.
+        record: what to note about each token.
     """
 
-    def __init__(self, target: TargetAdapter, drafter: Drafter | None, request: Request) -> None:
+    def __init__(
+        self,
+        target: TargetAdapter,
+        drafter: Drafter | None,
+        requests: Request | Sequence[Request],
+        policy: DraftPolicy | None = None,
+        context: Context | None = None,
+        record: Record | None = None,
+    ) -> None:
+        several = [requests] if isinstance(requests, Request) else list(requests)
+        sampling = several[0].sampling
+        capacity = max(one.max_length for one in several)
         self.target = target
-        self.drafter = drafter
-        self.request = request
-        self.stats = DecodeStats()
-        self.token_ids: list[int] = request.input_ids[0].tolist()
-        room = request.max_length + (drafter.max_nodes if drafter else 0) + 1
-        self.cache = target.new_cache(1, room)
-        self.session: DraftSession | None = (
-            drafter.open(request.sampling, room) if drafter else None
-        )
+        self.sequences = [Progress.of(index, one) for index, one in enumerate(several)]
+        self.live = list(self.sequences)
+        self.policy = (policy or AlwaysDraft(drafter)).open(sampling, len(several))
+        self.record = record
+        self.is_context_lent = context is not None
+        self.context = context or Context(target, drafter, sampling, len(several), capacity)
+        self.context.reserve(capacity)
         self.num_rounds = 0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.is_closed = False
 
-    def __iter__(self) -> Iterator[Round]:
-        """Yield the prompt's first continuation token, then what each verification made certain."""
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and continuation of the first request."""
+        return self.sequences[0].token_ids
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Counts of all requests, and the seconds of the run."""
+        total = DecodeStats.pooled(one.stats for one in self.sequences)
+        total.seconds.update(self.seconds)
+        return total
+
+    def __iter__(self) -> Generator[list[Round], None, None]:
+        """Yield each sequence's first token, then what each round of verification made certain."""
         started = time.perf_counter()
         try:
-            step = self._prefill()
+            rounds = self._prefill()
             while True:
-                self.stats.seconds["total"] += time.perf_counter() - started
-                yield step
-                if step.finished:
+                self.seconds["total"] += time.perf_counter() - started
+                yield rounds
+                if not self.live:
                     return
                 started = time.perf_counter()
-                step = self._round()
+                rounds = self._round()
         finally:
             self.close()
 
@@ -85,139 +104,147 @@ class DecodeRun:
         return self
 
     def close(self) -> None:
-        """Free the caches; the tokens and statistics stay."""
+        """Free the caches unless they are lent; the tokens and statistics stay."""
         if self.is_closed:
             return
         self.is_closed = True
-        if self.session is not None:
-            self.session.close()
-        del self.cache
+        if not self.is_context_lent:
+            self.context.close()
 
     @torch.inference_mode()
-    def _prefill(self) -> Round:
-        """Read the prompt and decide the first token, the root of the first tree."""
+    def _prefill(self) -> list[Round]:
+        """Read the prompts, chunk by chunk, and decide the first tokens: the roots."""
         with self._clock("prefill"):
-            step = chain_step(self.request.input_ids, start=0)
-            output = self.target.forward(step, self.cache)
-            no_drafts = DraftTree.empty(step.lengths).rows()[0]
-            result = self._accept(no_drafts, self.target.logits(output.features[0, -1:]))
-            done = self._emit(no_drafts, result)
-            if not done.finished:
-                self._commit(output, list(range(step.token_ids.shape[1])))
-        return done
+            prompts = [one.token_ids for one in self.live]
+            cached = self.context.lengths
+            counts = [len(ids) - length for ids, length in zip(prompts, cached, strict=True)]
+            features: list[Tensor] = [torch.empty(0)] * len(counts)
+            for offset in range(0, max(counts), PREFILL_CHUNK):
+                width = min(PREFILL_CHUNK, max(counts) - offset)
+                output, read = self.context.read(prompts, offset, width)
+                for row, count in enumerate(read):
+                    if offset + count == counts[row] and count > 0:
+                        features[row] = output.features[row, count - 1]
+            self.context.lengths = [len(ids) for ids in prompts]
+            logits = self.target.logits(torch.stack(features)[:, None])
+            tree = DraftTree.empty(torch.tensor(self.context.lengths, device=logits.device))
+            return self._settle(tree, judge(tree, logits, self.live, self.num_rounds))
 
     @torch.inference_mode()
-    def _round(self) -> Round:
-        """Draft a tree, verify it in one target forward, and keep what the target's law allows."""
+    def _round(self) -> list[Round]:
+        """Draft trees, verify them in one target forward, keep what the target's laws allow."""
+        started = time.perf_counter()
+        self.num_rounds += 1
         with self._clock("draft"):
             tree = self._draft()
         with self._clock("verify"):
-            output = self.target.forward(self._tree_step(tree), self.cache)
-            logits = self.target.logits(output.features[0])
-            self.stats.target_forwards += 1
+            output = self.target.forward(self._tree_step(tree), self.context.cache)
+            logits = self.target.logits(output.features)
         with self._clock("commit"):
-            row = tree.rows()[0]
-            result = self._accept(row, logits)
-            done = self._emit(row, result)
-            if not done.finished:
-                self._commit(output, [0, *(node + 1 for node in result.path[0])])
-            if self.session is not None:
-                self.session.feedback(replace(result, finished=[done.finished]))
-        return done
+            verdicts = judge(tree, logits, self.live, self.num_rounds)
+            for one in self.live:
+                one.stats.target_forwards += 1
+            rounds = self._settle(tree, verdicts)
+        rows = [verdict.row for verdict in verdicts]
+        paths = [verdict.path for verdict in verdicts]
+        self.policy.learn(rows, paths, time.perf_counter() - started)
+        return rounds
 
     def _draft(self) -> DraftTree:
-        self.num_rounds += 1
-        root_position = len(self.token_ids) - 1
-        fits = self.drafter is not None and (
-            root_position + self.drafter.max_depth < self.target.spec.max_position
-        )
-        if self.drafter is None or self.session is None or not fits:
-            return DraftTree.empty(torch.tensor([root_position], device=self.target.device))
-        generator = self.request.sampling.generator(0, self.num_rounds, DRAFTING)
-        return self.session.propose(self.drafter.max_nodes, generator)
+        budget = self.policy.next_budget()
+        if budget is None or self.context.session is None:
+            lengths = torch.tensor(self.context.lengths, device=self.target.device)
+            return DraftTree.empty(lengths, self.num_rounds)
+        samplings = [one.request.sampling for one in self.live]
+        generators = [one.generator(self.num_rounds, DRAFTING) for one in samplings]
+        tokens = [one.token_ids for one in self.live]
+        tree = self.context.propose(tokens, budget, generators)
+        limited = tree.limited(self.target.spec.max_position - 1)
+        return replace(limited, round_id=self.num_rounds)
 
     def _tree_step(self, tree: DraftTree) -> StepInput:
-        """Return the root and its tree as one target step; node n is query n + 1."""
-        root = torch.tensor([self.token_ids[-1:]], device=self.target.device)
+        """Return the roots and their trees as one target step; node n is query n + 1."""
+        roots = [one.token_ids[-1:] for one in self.live]
+        drafts = tree.token_ids.clamp(0, self.target.spec.vocab_size - 1)
         base = tree.base_length[:, None]
+        positions = torch.cat((base, base + tree.depth), dim=1)
         count = tree.num_nodes + 1
         return StepInput(
-            token_ids=torch.cat((root, tree.token_ids), dim=1),
-            positions=torch.cat((base, base + tree.depth), dim=1),
+            token_ids=torch.cat((torch.tensor(roots, device=base.device), drafts), dim=1),
+            positions=positions.clamp(max=self.target.spec.max_position - 1),
             slots=base + torch.arange(count, device=base.device),
             lengths=tree.base_length,
-            highest_slot=len(self.token_ids) - 1 + tree.num_nodes,
+            highest_slot=max(self.context.lengths) + count - 1,
             parents=torch.cat((torch.full_like(base, -1), tree.parent + 1), dim=1),
             max_depth=tree.max_depth + 1,
         )
 
-    def _accept(self, row: TreeRow, logits: Tensor) -> VerifyResult:
-        """Walk down the tree; `logits` has the root's row first, then one per node."""
-        sampling = self.request.sampling
-        law = ProcessedLaw(logits, self.token_ids.copy(), row, sampling)
-        if sampling.is_plain_greedy:
-            path, token = greedy_walk(row, logits.argmax(dim=-1).tolist())
-        else:
-            path, token = self._random_walk(row, law)
-        self._count(row, path)
-        return VerifyResult(
-            round_id=self.num_rounds,
-            base_length=len(self.token_ids) - 1,
-            path=[path],
-            accepted_length=[len(path)],
-            next_token=[token],
-            finished=[False],
-            laws=lambda _sequence, node: law(node),
-        )
+    def _settle(self, tree: DraftTree, verdicts: list[Verdict]) -> list[Round]:
+        """Emit what was decided, make it permanent, and let go of finished sequences."""
+        pairs = list(zip(self.live, verdicts, strict=True))
+        rounds = [self._emit(one, verdict) for one, verdict in pairs]
+        if self.num_rounds:
+            self._commit(verdicts, rounds)
+            self._tell(tree, verdicts, rounds)
+        still = [place for place, one in enumerate(rounds) if not one.finished]
+        if still and len(still) < len(rounds):
+            self.context.keep(still)
+        self.live = [self.live[place] for place in still]
+        return rounds
 
-    def _random_walk(self, row: TreeRow, law: ProcessedLaw) -> tuple[list[int], int]:
-        uniforms = self.request.sampling.uniforms(0, self.num_rounds, len(row.token_ids) + 1)
-        path, next_law = walk(row, law, lambda probability: next(uniforms) < probability)
-        return path, draw(next_law, next(uniforms))
-
-    def _emit(self, row: TreeRow, result: VerifyResult) -> Round:
+    def _emit(self, one: Progress, verdict: Verdict) -> Round:
         """Append tokens one by one until the request is complete."""
-        path = result.path[0]
-        drafted = [(row.token_ids[node], row.depth[node], row.proposer_id[node]) for node in path]
+        row = verdict.row
+        drafted = [(row.token_ids[n], row.depth[n], row.proposer_id[n]) for n in verdict.path]
         emitted: list[int] = []
         depths: list[int] = []
         finished = False
-        for token, depth, proposer in [*drafted, (result.next_token[0], BONUS, BONUS)]:
-            self.token_ids.append(token)
+        one.stats.count_reached(
+            depth for depth, n in enumerate(verdict.visited) if n in row.children
+        )
+        for token, depth, proposer in [*drafted, (verdict.next_token, BONUS, BONUS)]:
+            one.token_ids.append(token)
             emitted.append(token)
             depths.append(depth)
             if depth != BONUS:
-                self.stats.accepted[depth] += 1
-                self.stats.accepted_by_proposer[proposer] += 1
-            finished = self.request.stop(self.token_ids)
+                one.stats.accepted[depth] += 1
+                one.stats.accepted_by_proposer[proposer] += 1
+            finished = one.request.stop(one.token_ids)
             if finished:
                 break
-        self.stats.emitted += len(emitted)
-        return Round(emitted, depths, finished)
+        one.stats.emitted += len(emitted)
+        details = None if self.record is None else details_of(self.record, verdict, emitted)
+        return Round(emitted, depths, finished, one.index, details)
 
-    def _commit(self, output: StepOutput, queries: list[int]) -> None:
-        """Make accepted rows permanent and tell the session; `queries` index the step's tokens."""
-        rows = torch.tensor([queries], device=self.target.device)
-        base_length = len(self.token_ids) - 1
-        final = torch.arange(base_length - len(queries), base_length, device=rows.device)[None]
-        memory = None
-        if self.drafter is not None and "memory" in self.drafter.needs:
-            memory = self.drafter.encode(output, rows)
-        if queries != list(range(len(queries))):
-            self.cache.move(output.step.slots.gather(1, rows), final)
-        if self.session is not None:
-            new = self.token_ids[-len(queries) - 1 :]
-            token_ids = torch.tensor([new], device=rows.device)
-            self.session.advance(Committed(base_length, token_ids, memory))
+    def _commit(self, verdicts: list[Verdict], rounds: list[Round]) -> None:
+        """Make the rows of emitted tokens permanent: of all but the last, which is the new root."""
+        if not self.is_context_lent and all(one.finished for one in rounds):
+            return
+        lengths = self.context.lengths
+        self.context.commit(
+            [
+                [length + 1 + node for node in verdict.visited[: len(one.token_ids)]]
+                for length, verdict, one in zip(lengths, verdicts, rounds, strict=True)
+            ]
+        )
 
-    def _count(self, row: TreeRow, path: list[int]) -> None:
-        """Count the depths at which a candidate was there to be tried."""
-        for depth, parent in enumerate([-1, *path], start=1):
-            if row.sampled.get(parent) or row.deterministic.get(parent):
-                self.stats.reached[depth] += 1
+    def _tell(self, tree: DraftTree, verdicts: list[Verdict], rounds: list[Round]) -> None:
+        if self.context.session is None:
+            return
+        laws = [verdict.law for verdict in verdicts]
+        result = VerifyResult(
+            round_id=tree.round_id,
+            base_length=[law.length - 1 for law in laws],
+            path=[verdict.path for verdict in verdicts],
+            accepted_length=[len(verdict.path) for verdict in verdicts],
+            next_token=[verdict.next_token for verdict in verdicts],
+            finished=[one.finished for one in rounds],
+            laws=lambda sequence, node: laws[sequence](node),
+        )
+        self.context.session.feedback(result)
 
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self.stats.seconds[part] += time.perf_counter() - started
+        self.seconds[part] += time.perf_counter() - started

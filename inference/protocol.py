@@ -1,6 +1,6 @@
 """What the engine asks of anything that drafts, and what it tells it in return."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -14,23 +14,32 @@ from jakiro.target import StepOutput
 from moa.rows import Rows
 
 
-class MemoryRows(NamedTuple):
-    """Cross-attention rows of consecutive verified tokens."""
+class Budget(NamedTuple):
+    """Limits of one tree."""
 
-    base_length: int  # position of the first of them
+    num_nodes: int
+    depth: int | None = None  # longest path; None: as the drafter likes
+
+
+class MemoryRows(NamedTuple):
+    """Cross-attention rows of verified tokens, padded to a common number."""
+
     tensors: Rows
     encoder_version: str
 
 
 class Committed(NamedTuple):
-    """Tokens that have become final: n verified ones, whose rows are in the cache, then the root.
+    """Tokens that have become final: verified ones, whose rows are in the cache, then the root.
 
-    The root stands at `base_length`, the verified tokens just before it.
+    Sequence b has its root at position `base_length[b]` and `num_verified[b]` verified tokens just
+    before it; they stand at the left of `token_ids`, and what follows them there is padding.
     """
 
-    base_length: int
-    token_ids: Int[Tensor, "batch n_and_root"]
-    memory: MemoryRows | None  # of the n verified tokens; None for drafters that need none
+    base_length: tuple[int, ...]
+    num_verified: tuple[int, ...]
+    token_ids: Int[Tensor, "batch verified"]
+    root: Int[Tensor, "batch 1"]
+    memory: MemoryRows | None  # of the verified tokens; None for drafters that need none
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class VerifyResult:
     """What verification made of a tree; it teaches drafters that learn, and changes no state."""
 
     round_id: int
-    base_length: int
+    base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence
     accepted_length: list[int]
     next_token: list[int]
@@ -48,17 +57,22 @@ class VerifyResult:
 
 @runtime_checkable
 class DraftSession(Protocol):
-    """One request's drafting state.
+    """The drafting state of some sequences that are decoded together.
 
-    At every step: length of memory == number of cached tokens == position of the root.
+    When it proposes: length of memory == number of cached tokens == position of the root.
     """
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Verified tokens taken in so far, per sequence."""
+        ...
 
     def advance(self, committed: Committed) -> None:
         """Take in final tokens. Telling the same `base_length` again changes nothing."""
         ...
 
-    def propose(self, budget: int, generator: torch.Generator | None) -> DraftTree:
-        """Return a tree of at most `budget` candidates below the root."""
+    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+        """Return trees below the roots, within the budget; each sequence draws from its own."""
         ...
 
     def feedback(self, result: VerifyResult) -> None:
@@ -67,6 +81,18 @@ class DraftSession(Protocol):
 
     def rollback(self, length: int) -> None:
         """Forget everything from position `length` on."""
+        ...
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all sequences but those at these places, which are ascending."""
+        ...
+
+    def adopt(self, sampling: Sampling) -> None:
+        """Draft for another way of sampling from now on."""
+        ...
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of up to `capacity` tokens."""
         ...
 
     def close(self) -> None:
@@ -103,8 +129,8 @@ class Drafter(Protocol):
         ...
 
     def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
-        """Return memory of the tokens at query indices `rows` of a target forward.
+        """Return memory of the tokens at query indices `rows` of what the target has read.
 
-        Asked only of drafters that need memory.
+        Asked only of drafters that need memory. It lives with the target.
         """
         ...

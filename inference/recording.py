@@ -1,5 +1,6 @@
 """Watches a drafter at work: which ranks and depths of its trees were accepted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
-from inference.protocol import Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession, MemoryRows, VerifyResult
 from inference.sampling import Sampling
 from jakiro.target import StepOutput
 
@@ -55,22 +56,37 @@ class RecordingSession:
         """Pass on."""
         self.session.advance(committed)
 
-    def propose(self, budget: int, generator: torch.Generator | None) -> DraftTree:
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the recorded session."""
+        return self.session.lengths
+
+    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
         """Pass on, and keep the tree."""
-        self.tree = self.session.propose(budget, generator)
+        self.tree = self.session.propose(budget, generators)
         return self.tree
 
     def feedback(self, result: VerifyResult) -> None:
         """Record the accepted nodes' ranks by score, and pass on."""
         if self.tree is not None:
-            order = self.tree.score[0].argsort(descending=True, stable=True)
-            ranks = order.argsort()[result.path[0]].tolist()
-            self.records.append(RoundRecord(ranks))
+            self.records.append(RoundRecord(self.tree.rank[0, result.path[0]].tolist()))
         self.session.feedback(result)
 
     def rollback(self, length: int) -> None:
         """Pass on."""
         self.session.rollback(length)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Pass on."""
+        self.session.keep(places)
+
+    def adopt(self, sampling: Sampling) -> None:
+        """Pass on."""
+        self.session.adopt(sampling)
+
+    def reserve(self, capacity: int) -> None:
+        """Pass on."""
+        self.session.reserve(capacity)
 
     def close(self) -> None:
         """Pass on."""

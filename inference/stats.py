@@ -23,6 +23,10 @@ class DecodeStats:
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
+    def count_reached(self, depths: Iterable[int]) -> None:
+        """Count nodes, at these depths, that had candidates to try below them."""
+        self.reached.update(depth + 1 for depth in depths)
+
     @property
     def tau(self) -> float:
         """Tokens per target forward after prefill; plain decoding gives exactly 1."""

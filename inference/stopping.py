@@ -1,13 +1,22 @@
 """When a request ends: the Hugging Face criteria, asked once per emitted token."""
 
+import time
+
 import torch
-from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
+
+HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
 
 
 class StopRule:
     """Decides after each token, so decoding never overshoots.
 
-    Length and end-of-sequence are read off the criteria and tested on the host; any other
+    Length, end-of-sequence and time are read off the criteria and tested on the host; any other
     criterion is called with the tokens so far.
 
     Args:
@@ -27,14 +36,25 @@ class StopRule:
             if isinstance(one, EosTokenCriteria)
             for token in one.eos_token_id.flatten().tolist()
         }
-        known = (MaxLengthCriteria, EosTokenCriteria)
-        self.others = StoppingCriteriaList(one for one in criteria if not isinstance(one, known))
+        self.deadline = min(
+            (
+                one.initial_timestamp + one.max_time
+                for one in criteria
+                if isinstance(one, MaxTimeCriteria)
+            ),
+            default=None,
+        )
+        self.others = StoppingCriteriaList(
+            one for one in criteria if not isinstance(one, HOST_CRITERIA)
+        )
 
     def __call__(self, token_ids: list[int]) -> bool:
         """Return whether the sequence, prompt included, is complete."""
         if token_ids[-1] in self.eos_ids:
             return True
         if self.max_length is not None and len(token_ids) >= self.max_length:
+            return True
+        if self.deadline is not None and time.time() > self.deadline:
             return True
         if not self.others:
             return False

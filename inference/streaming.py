@@ -1,6 +1,13 @@
-"""Text pieces from token ids as they become certain, cut at whole code points."""
+"""Hands tokens on as they become certain: as text cut at whole code points, or to a streamer."""
 
+from collections.abc import Iterator
+
+import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from inference.engine import DecodeRun, Round
+from jakiro.errors import PromptError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete code point decodes to
 
@@ -33,3 +40,23 @@ class TextStream:
     def _take(self, text: str) -> str:
         piece, self._num_shown = text[self._num_shown :], len(text)
         return piece
+
+
+def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[Round]]:
+    """Yield a run's rounds, and give their tokens to a streamer on the way.
+
+    Raises:
+        PromptError: a streamer was given several sequences.
+    """
+    if streamer is None:
+        yield from run
+        return
+    if len(run.sequences) > 1:
+        raise PromptError(
+            "a streamer takes one sequence", expected="one prompt", got=len(run.sequences)
+        )
+    streamer.put(torch.tensor([run.token_ids]))
+    for rounds in run:
+        streamer.put(torch.tensor(rounds[0].token_ids))
+        yield rounds
+    streamer.end()

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from inference.costs import NODE_COUNTS, Costs, measure_costs
+from inference.costs import MAX_PASSES, NODE_COUNTS, Costs, measure_costs
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
-from inference.preparation import Prompt, encode_prompt, prepare
+from inference.preparation import prepare_requests
 from inference.protocol import Drafter
 from inference.recording import RecordingDrafter, RoundRecord
 from inference.stats import DecodeStats
@@ -14,7 +14,6 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.settings import Settings
 from jakiro.target import TargetAdapter
 
-MAX_PASSES = 3
 MAX_NODES = NODE_COUNTS[-1]
 
 
@@ -42,7 +41,7 @@ class PlanChoice(Settings):
 def choose_plan(
     target: TargetAdapter,
     model: JakiroDrafter,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[list[int]],
     *,
     temperature: float = 1.0,
     max_new_tokens: int = 48,
@@ -91,11 +90,11 @@ class _Runs:
         self,
         target: TargetAdapter,
         model: JakiroDrafter,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[list[int]],
         max_new_tokens: int,
     ) -> None:
         self.target, self.model = target, model
-        self.prompts = [encode_prompt(prompt, None, target.device) for prompt in prompts]
+        self.prompts = prompts
         self.max_new_tokens = max_new_tokens
 
     def greedy_taus(self, passes: int, levels: int) -> Iterator[tuple[TreeShape, float]]:
@@ -120,12 +119,12 @@ class _Runs:
     def _decode(self, drafter: Drafter, temperature: float) -> DecodeStats:
         stats = []
         for seed, ids in enumerate(self.prompts):
-            request = prepare(
+            (request,), _ = prepare_requests(
                 self.target.model,
-                ids,
-                temperature,
-                seed,
-                self.target.spec.max_position,
+                [ids],
+                seed=seed,
+                max_position=self.target.spec.max_position,
+                temperature=temperature,
                 max_new_tokens=self.max_new_tokens,
             )
             run = DecodeRun(self.target, drafter, request)

@@ -6,7 +6,8 @@ replacement from the recorded law; how many is fixed before they are drawn; none
 reordered or re-ranked afterwards, so N follows from the schedule.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -15,16 +16,18 @@ from pydantic import Field
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
+from inference.protocol import Budget
 from inference.sampling import Sampling
 from jakiro.settings import Settings
 
 LAW_SIZE = 256  # tokens kept of a draft law that children are sampled from
+MAX_PASSES = 16  # most drafter passes for one tree
 
 
 class TreeShape(Settings):
     """How a draft tree grows."""
 
-    autoregressive_levels: int = Field(2, ge=1)  # drafter passes A
+    autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # drafter passes A
     parallel_levels: int = Field(1, ge=0)  # further levels P, read off the last pass
     children: int = Field(3, ge=1)  # candidates under each expanded node
     breadth: int = Field(2, ge=1)  # nodes expanded per level
@@ -37,10 +40,44 @@ class TreeShape(Settings):
         return self.autoregressive_levels + self.parallel_levels
 
     @property
+    def level_sizes(self) -> list[int]:
+        """Candidates at each depth, before the best are chosen."""
+        sizes = [self.children]
+        for _ in range(self.depth - 1):
+            sizes.append(self.children * min(self.breadth, sizes[-1]))
+        return sizes
+
+    @property
     def max_nodes(self) -> int:
         """Nodes that verification must have room for."""
-        everything = self.children * (1 + self.breadth * (self.depth - 1))
+        everything = sum(self.level_sizes)
         return everything if self.sampled else min(self.num_nodes, everything)
+
+    def within(self, budget: Budget) -> "TreeShape | None":
+        """Return the shape cut to a budget; None where no tree fits.
+
+        Depth goes first by passes, then by parallel levels. A deterministic tree gives up its worst
+        candidates; a sampled one, of which none may be taken back, draws fewer.
+        """
+        depth = self.depth if budget.depth is None else min(budget.depth, self.depth)
+        if min(depth, budget.num_nodes) < 1:
+            return None
+        passes = max(1, depth - self.parallel_levels)
+        cut = {
+            "autoregressive_levels": passes,
+            "parallel_levels": depth - passes,
+            "num_nodes": min(budget.num_nodes, self.num_nodes),
+        }
+        return self.model_copy(update=cut)._narrowed(budget.num_nodes)
+
+    def _narrowed(self, num_nodes: int) -> "TreeShape | None":
+        """Return the widest shape of this depth whose draws fit; None where not even a chain."""
+        if not self.sampled:
+            return self
+        sizes = [(c, b) for c in range(1, self.children + 1) for b in range(1, self.breadth + 1)]
+        shapes = [self.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
+        fitting = [shape for shape in shapes if shape.max_nodes <= num_nodes]
+        return max(fitting, key=lambda shape: (shape.max_nodes, shape.children), default=None)
 
 
 class TreePlan(Settings):
@@ -94,7 +131,7 @@ class Level(NamedTuple):
     token_ids: Int[Tensor, "batch n"]
     parent: Int[Tensor, "batch n"]  # index into the pool of all levels, or ROOT
     score: Float[Tensor, "batch n"]
-    draw_rank: Int[Tensor, "batch n"]
+    rank: Int[Tensor, "batch n"]
     proposer_id: Int[Tensor, "batch n"]
     law: SparseLaw | None  # of the expanded parents
     expanded: Int[Tensor, "batch f"]  # pool index of each expanded parent, or ROOT
@@ -107,12 +144,12 @@ class TreeBuilder:
     Args:
         shape: how the tree grows.
         sampling: shapes the draft laws as the target's are shaped.
-        generator: source of the draws of a sampled tree.
+        generators: sources of the draws of sampled trees, one per sequence.
     """
 
     shape: TreeShape
     sampling: Sampling
-    generator: torch.Generator | None = None
+    generators: Sequence[torch.Generator] = ()
 
     def build(
         self, source: LawSource, base_length: Int[Tensor, " batch"], round_id: int = 0
@@ -133,7 +170,11 @@ class TreeBuilder:
             parents = chosen + pool_size
             pool_size += level.score.shape[1]
         tree = _assemble(levels, base_length, round_id, self.shape.sampled)
-        return tree if self.shape.sampled else _keep_best(tree, self.shape.num_nodes)
+        if self.shape.sampled:
+            return tree
+        best = _keep_best(tree, self.shape.num_nodes)
+        order = best.score.argsort(dim=1, descending=True, stable=True)
+        return replace(best, rank=order.argsort(dim=1))
 
     def _grow(self, joint: Tensor, parents: Tensor, score: Tensor) -> Level:
         """Choose or draw the children of every parent."""
@@ -148,7 +189,7 @@ class TreeBuilder:
             token_ids=token_ids.flatten(1),
             parent=parents[:, :, None].expand_as(token_ids).flatten(1),
             score=(score[:, :, None] + log_probs).flatten(1),
-            draw_rank=ranks.flatten(1),
+            rank=ranks.flatten(1),
             proposer_id=at_token.argmax(dim=2).flatten(1),
             law=law,
             expanded=parents,
@@ -160,7 +201,9 @@ class TreeBuilder:
     def _drawn(self, law: SparseLaw) -> tuple[Tensor, Tensor]:
         """Draw children without replacement: Gumbel-top-k, whose order is the draw order."""
         noise = torch.empty(law.probs.shape, dtype=torch.float64)
-        noise = noise.exponential_(generator=self.generator).to(law.probs)
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        noise = noise.to(law.probs)
         log_probs = law.probs.log()
         keys, places = (log_probs - noise.log()).topk(
             min(self.shape.children, law.ids.shape[2]), dim=-1
@@ -200,11 +243,12 @@ def _assemble(levels: list[Level], base_length: Tensor, round_id: int, sampled: 
         depth=depths.expand(len(score), -1),
         score=score,
         kind=torch.full(score.shape, int(kind), device=score.device),
-        draw_rank=joined("draw_rank"),
+        rank=joined("rank"),
         proposer_id=joined("proposer_id"),
         is_valid=~score.isneginf(),
         base_length=base_length,
         max_depth=len(levels),
+        max_siblings=max(level.score.shape[1] // level.expanded.shape[1] for level in levels),
         round_id=round_id,
         laws=_recorded(levels, score.shape[1]) if sampled else None,
     )
@@ -245,10 +289,11 @@ def _keep_best(tree: DraftTree, count: int) -> DraftTree:
         depth=kept(tree.depth),
         score=kept(tree.score),
         kind=kept(tree.kind),
-        draw_rank=kept(tree.draw_rank),
+        rank=kept(tree.rank),
         proposer_id=kept(tree.proposer_id),
         is_valid=kept(tree.is_valid),
         base_length=tree.base_length,
         max_depth=tree.max_depth,
+        max_siblings=tree.max_siblings,
         round_id=tree.round_id,
     )

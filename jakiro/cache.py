@@ -1,5 +1,6 @@
 """The target's key/value cache: preallocated slots that hold a tree and are pruned in place."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-BUCKET = 64  # attention reads whole buckets of slots, so shapes change rarely
+from jakiro.slots import bucketed, grown, kept, write_rows
 
 
 class HeadShape(NamedTuple):
@@ -45,9 +46,8 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Scatter new keys and values [batch, heads, queries, dim]; return the visible prefix."""
         assert self.slots is not None
-        index = self.slots[:, None, :, None]
-        self.keys.scatter_(2, index.expand_as(key_states), key_states)
-        self.values.scatter_(2, index.expand_as(value_states), value_states)
+        write_rows(self.keys, key_states, self.slots)
+        write_rows(self.values, value_states, self.slots)
         return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -85,23 +85,22 @@ class SlotCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.capacity = -(-capacity // BUCKET) * BUCKET
+        self.capacity = bucketed(capacity)
+        self._members: list[list[int]] = []  # layers of each pair of blocks
         self._blocks: list[Tensor] = []
-        layers: dict[int, SlotLayer] = {}
         for shape in dict.fromkeys(shapes):
             members = [index for index, other in enumerate(shapes) if other == shape]
-            keys, values = (
+            self._members.append(members)
+            self._blocks += [
                 torch.zeros(
                     (len(members), batch, shape.num_kv_heads, self.capacity, dim),
                     dtype=dtype,
                     device=device,
                 )
                 for dim in (shape.key_dim, shape.value_dim)
-            )
-            self._blocks += [keys, values]
-            for place, index in enumerate(members):
-                layers[index] = SlotLayer(keys[place], values[place])
-        self.slot_layers = [layers[index] for index in range(len(shapes))]
+            ]
+        views = self._views()
+        self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
         super().__init__(layers=list(self.slot_layers))
 
     @property
@@ -110,6 +109,16 @@ class SlotCache(Cache):
         total = sum(block.numel() * block.element_size() for block in self._blocks)
         return total // (self._blocks[0].shape[1] * self.capacity)
 
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all sequences but those at these places, which are ascending."""
+        self._replace([kept(block, places, dim=1) for block in self._blocks])
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` slots, keeping what is there."""
+        if capacity > self.capacity:
+            self.capacity = bucketed(capacity)
+            self._replace([grown(block, self.capacity) for block in self._blocks])
+
     def aim(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
         """Prepare every layer for a forward that writes `slots` and reads `num_visible` slots."""
         for layer in self.slot_layers:
@@ -117,7 +126,21 @@ class SlotCache(Cache):
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the bucketed number of slots that covers `highest_slot`."""
-        return min((highest_slot // BUCKET + 1) * BUCKET, self.capacity)
+        return min(bucketed(highest_slot + 1), self.capacity)
+
+    def _views(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values."""
+        pairs = zip(self._members, self._blocks[::2], self._blocks[1::2], strict=True)
+        return {
+            index: (keys[place], values[place])
+            for members, keys, values in pairs
+            for place, index in enumerate(members)
+        }
+
+    def _replace(self, blocks: list[Tensor]) -> None:
+        self._blocks = blocks
+        for index, (keys, values) in self._views().items():
+            self.slot_layers[index].keys, self.slot_layers[index].values = keys, values
 
     def move(
         self, source: Int[Tensor, "batch rows"], destination: Int[Tensor, "batch rows"]

@@ -51,3 +51,11 @@ class TargetNotSupported(JakiroError):
 
 class TargetMismatch(JakiroError, ValueError):
     """A drafter, tokenizer, or template was made for another target."""
+
+
+class NumericalError(JakiroError, ArithmeticError):
+    """Logits are not finite, or no token is left after processing them."""
+
+
+class DraftError(JakiroError, ValueError):
+    """A drafter proposed what cannot be verified."""

@@ -1,18 +1,29 @@
 """The frozen target: one adapter through which everything else sees a Hugging Face causal LM."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.cache import HeadShape, SlotCache
-from jakiro.errors import TargetNotSupported
 from jakiro.files import fingerprint
 from jakiro.masks import ancestor_matrix, same_document, slot_mask
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from jakiro.target_checks import (
+    CHUNKED,
+    SLIDING,
+    CausalLM,
+    check_adapter,
+    check_positions,
+    check_reproduces,
+    head_shape_of,
+    layer_kinds_of,
+    max_position_of,
+    storing_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -21,15 +32,16 @@ class TargetSpec:
 
     hidden_size: int
     vocab_size: int
-    head_shapes: tuple[HeadShape, ...]
+    head_shapes: tuple[HeadShape, ...]  # of the layers that keep keys and values of their own
     layer_kinds: tuple[str, ...]
-    window: int | None
+    window: int | None  # positions that a sliding layer sees, its own included
+    chunk: int | None  # positions per block of a chunked layer, which sees its own block only
     max_position: int
     fingerprint: str
 
     @property
     def num_layers(self) -> int:
-        """Number of decoder layers."""
+        """Number of layers that keep keys and values, all but those that reuse another's."""
         return len(self.head_shapes)
 
     @property
@@ -65,20 +77,23 @@ class TargetAdapter:
     """Runs a stock causal LM over chains and trees with a `SlotCache`; never changes its weights.
 
     Args:
-        model: any Hugging Face decoder-only causal LM whose layers all attend over positions.
+        model: any Hugging Face decoder-only causal LM whose layers all attend over positions, with
+            or without a PEFT adapter inside its layers.
 
     Raises:
-        TargetNotSupported: a layer keeps a recurrent state, or the adapter's forward does not
-            reproduce the model's own logits.
+        TargetNotSupported: a layer keeps a recurrent state, positions cannot be given to the
+            forward, or the adapter does not reproduce the model's own logits.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: CausalLM) -> None:
+        check_adapter(model)
+        self.model = cast(PreTrainedModel, model)  # a PEFT model answers like the one it wraps
         self.config = model.config.get_text_config()
-        self._decoder = model.get_decoder()
+        self._decoder = _decoder_of(model)
         self._head = model.get_output_embeddings()
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
+        self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
         self.spec = self._probe()
 
     @property
@@ -114,6 +129,21 @@ class TargetAdapter:
         """Read the tokens of `step`, write their rows to the cache, and return their features."""
         num_visible = cache.visible_for(step.highest_slot)
         cache.aim(step.slots, num_visible)
+        # A prompt has no parents; compiling for each length of prompt would never pay.
+        is_decoding = step.parents is not None
+        read = self._compiled if self._compiled is not None and is_decoding else self._read
+        return StepOutput(read(step, cache, num_visible), step, cache)
+
+    def compile(self) -> None:
+        """Compile steps of decoding; the first of each kind then takes long (about a minute)."""
+        self._compiled = torch.compile(self._read)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether steps of decoding are compiled."""
+        return self._compiled is not None
+
+    def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
         output = self._decoder(
             input_ids=step.token_ids,
             position_ids=step.positions,
@@ -121,7 +151,8 @@ class TargetAdapter:
             past_key_values=cache,
             use_cache=True,
         )
-        return StepOutput(output.last_hidden_state, step, cache)
+        features: Tensor = output.last_hidden_state
+        return features
 
     def _attention_masks(self, step: StepInput, num_visible: int) -> Tensor | dict[str, Tensor]:
         visible = slot_mask(step.lengths, step.slots, _ancestors(step), num_visible)
@@ -129,13 +160,9 @@ class TargetAdapter:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _additive(self, visible: Tensor, kind: str, step: StepInput) -> Tensor:
-        if kind == SLIDING and self.spec.window is not None:
-            # A window counts positions, not slots: a node's slot lies beyond its position.
-            slot_positions = torch.arange(visible.shape[2], device=visible.device)
-            slot_positions = slot_positions.expand(visible.shape[0], -1).clone()
-            slot_positions.scatter_(1, step.slots, step.positions)
-            distance = step.positions[:, :, None] - slot_positions[:, None, :]
-            visible = visible & (distance < self.spec.window)
+        reach = {SLIDING: self.spec.window, CHUNKED: self.spec.chunk}.get(kind)
+        if reach is not None:
+            visible = visible & _within(reach, kind, step, visible.shape[2])
         blocked = torch.finfo(self.dtype).min
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
         return mask.masked_fill_(~visible, blocked).unsqueeze(1)
@@ -143,23 +170,27 @@ class TargetAdapter:
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
         """Read the geometry off a short forward and check that the adapter reproduces it."""
-        kinds, window = _layer_kinds(self.config)
         token_ids = torch.arange(3, device=self.device)[None]
+        kinds = layer_kinds_of(self.config, self._decoder, token_ids)
+        check_positions(self.config, self._decoder)
         own_cache = DynamicCache(config=self.config)
         expected = self.model(input_ids=token_ids, past_key_values=own_cache).logits
         spec = TargetSpec(
             hidden_size=self._table.shape[1],
             vocab_size=expected.shape[-1],
-            head_shapes=tuple(_head_shape(layer) for layer in own_cache.layers),
+            head_shapes=tuple(
+                head_shape_of(layer) for layer in storing_layers(own_cache, self.config)
+            ),
             layer_kinds=kinds,
-            window=window,
-            max_position=_max_position(self.config),
+            window=getattr(self.config, "sliding_window", None),
+            chunk=getattr(self.config, "attention_chunk_size", None),
+            max_position=max_position_of(self.config),
             fingerprint=self._fingerprint(expected.shape[-1]),
         )
         self.spec = spec
         cache = self.new_cache(1, 5)
         got = self.logits(self.forward(chain_step(token_ids, start=0), cache).features)
-        _check_reproduces(got, expected, type(self.model).__name__)
+        check_reproduces(got, expected, type(self.model).__name__)
         self._probe_tree(cache)
         return spec
 
@@ -178,7 +209,7 @@ class TargetAdapter:
         logits = self.logits(self.forward(step, cache).features)[0]
         for query, path in ((2, [0, 1, 3]), (3, [0, 1, 2, 4])):
             expected = self.model(input_ids=ids.new_tensor([path])).logits[0, -1]
-            _check_reproduces(logits[query], expected, type(self.model).__name__)
+            check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def _fingerprint(self, vocab_size: int) -> str:
         """Hash the geometry and the signs of some weights, which no load dtype changes."""
@@ -213,61 +244,17 @@ def _ancestors(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
     return chain & same_document(step.documents)
 
 
-def _layer_kinds(config: object) -> tuple[tuple[str, ...], int | None]:
-    """Return each layer's attention kind and the window of the sliding ones."""
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
-        raise TargetNotSupported(
-            "the target's rotary factors depend on the length read so far",
-            expected="rotary positions that are computed for each token alone",
-            got="longrope",
-            remedy="use a target without longrope",
-        )
-    num_layers = int(getattr(config, "num_hidden_layers"))  # noqa: B009 - config classes are untyped
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = [SLIDING if window else FULL] * num_layers
-    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
-        raise TargetNotSupported(
-            "the target has layers that cannot branch over a draft tree",
-            expected=f"layers of kind {FULL} or {SLIDING}",
-            got=", ".join(unknown),
-            remedy="use a target whose every layer attends over positions",
-        )
-    return tuple(kinds), window
+def _decoder_of(model: CausalLM) -> nn.Module:
+    """Return the part of a model that ends in features, below the head."""
+    decoder = model.get_decoder()
+    # Llama 4 answers with the text model that holds the head.
+    return decoder if decoder.get_output_embeddings() is None else decoder.model
 
 
-def _max_position(config: object) -> int:
-    if not hasattr(config, "max_position_embeddings"):
-        raise TargetNotSupported(
-            "the target names no last position",
-            expected="max_position_embeddings in its config",
-            got=type(config).__name__,
-            remedy="use a target with rotary or learned positions",
-        )
-    return int(getattr(config, "max_position_embeddings"))  # noqa: B009
-
-
-def _head_shape(layer: object) -> HeadShape:
-    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-    if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
-        raise TargetNotSupported(
-            "a layer of the target keeps no keys and values",
-            expected="key/value attention in every layer",
-            got=type(layer).__name__,
-            remedy="use a target without recurrent or linear-attention layers",
-        )
-    return HeadShape(keys.shape[1], keys.shape[3], values.shape[3])
-
-
-def _check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
-    error = (got.float() - expected.float()).abs().max().item()
-    scale = max(1.0, expected.float().abs().max().item())
-    if not error <= tolerance * scale:  # also catches NaN
-        raise TargetNotSupported(
-            f"the adapter does not reproduce the logits of {name}",
-            expected=f"largest difference at most {tolerance * scale:.1e}",
-            got=f"{error:.1e}",
-            remedy='load the target with attn_implementation="eager", or report the family',
-        )
+def _within(reach: int, kind: str, step: StepInput, num_visible: int) -> Tensor:
+    """Return which slots lie within each query's window or chunk."""
+    # Both count positions, not slots: a node's slot lies beyond its position.
+    seen = torch.arange(num_visible, device=step.slots.device).expand(len(step.slots), -1)
+    seen = seen.scatter(1, step.slots, step.positions)[:, None, :]
+    own = step.positions[:, :, None]
+    return own // reach == seen // reach if kind == CHUNKED else own - seen < reach

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inference.preparation import Prompt
+from inference.prompts import Prompt
 from jakiro.errors import DataError
 from training.data.sources import find_sources
 from training.data.token_store import TokenStore

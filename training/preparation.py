@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from inference.preparation import Prompt
+from inference.prompts import Prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.errors import CheckpointError, ConfigError, DataError
 from jakiro.target import TargetAdapter

@@ -1,15 +1,17 @@
 """The trained drafter: one session per request over the shared JakiroDrafter and its target."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.drafters.tree_pass import TreePass
-from inference.protocol import Committed, MemoryRows, VerifyResult
-from inference.row_buffer import RowBuffer, token_slots
+from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
+from inference.row_buffer import RowBuffer
 from inference.sampling import Sampling
-from inference.tree_builder import TreeBuilder, TreePlan, TreeShape
+from inference.tree_builder import MAX_PASSES, TreeBuilder, TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target import StepOutput, TargetAdapter
@@ -47,6 +49,13 @@ class TrainedDrafter:
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
         self.max_depth = max(shape.depth for shape in self.plan.shapes)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a session takes for each token of a sequence."""
+        trunk = self.model.config.settings.trunk
+        size = torch.finfo(self.model.dtype).bits // 8
+        return 2 * 2 * trunk.num_kv_heads * trunk.head_dim * size
+
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
@@ -56,15 +65,15 @@ class TrainedDrafter:
         return self.target.embed(token_ids).to(self.model.dtype)
 
     def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
-        """Return memory of the tokens at query indices `rows` of a target forward."""
+        """Return memory of the tokens at query indices `rows` of what the target has read."""
         slots = output.step.slots.gather(1, rows)
         positions = output.step.positions.gather(1, rows)
         state = output.cache.rows(slots, self.model.memory_layers)
-        return MemoryRows(int(positions[0, 0]), self.model.remember(state, positions), self.version)
+        return MemoryRows(self.model.remember(state, positions), self.version)
 
 
 class TrainedSession:
-    """Cached rows of one request's final tokens; proposes trees below the root.
+    """Cached rows of final tokens; proposes trees below the roots.
 
     Rows of final tokens stand at their positions. While drafting, the nodes of a tree that were
     expanded take the slots after the root's; the next round overwrites them.
@@ -75,67 +84,68 @@ class TrainedSession:
     ) -> None:
         trunk = drafter.model.config.settings.trunk
         self.drafter = drafter
-        self.sampling = sampling
-        self.shape = shape = drafter.plan.shape(sampling)
+        self.adopt(sampling)
         like = drafter.model.trunk.self_attention.output.weight
-        scratch = shape.breadth * (shape.autoregressive_levels - 1)
-        geometry = (trunk.num_kv_heads, capacity + 1 + scratch, trunk.head_dim)
+        # Behind the root: nodes that are expanded, and one slot where padding goes.
+        self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
+        geometry = (trunk.num_kv_heads, capacity + self.scratch, trunk.head_dim)
         self.own_rows = RowBuffer(batch, *geometry, like)
         self.memory = RowBuffer(batch, *geometry, like)
-        self.length = 0  # verified tokens, which is also the position of the root
+        self.lengths = (0,) * batch
         self.root: Tensor | None = None
         self.round_id = 0
 
     def advance(self, committed: Committed) -> None:
-        """Store the rows of newly verified tokens and remember the root.
+        """Store the rows of newly verified tokens and remember the roots.
 
         Raises:
             ValueError: tokens are missing between the session and `committed`, or the memory was
                 made by another encoder.
         """
-        verified, root = committed.token_ids[:, :-1], committed.token_ids[:, -1:]
-        start = committed.base_length - verified.shape[1]
-        if self.root is not None and committed.base_length == self.length:
+        if self.root is not None and committed.base_length == self.lengths:
             return
+        starts = _starts(committed)
         memory = committed.memory
         if memory is None or memory.encoder_version != self.drafter.version:
             raise ValueError("memory rows must come from the drafter's own encoder")
-        if start != self.length or memory.base_length != start:
-            raise ValueError(f"session ends at {self.length}, but the next tokens start at {start}")
-        slots = token_slots(start, verified.shape[1], len(verified), verified.device)
-        embeddings = self.drafter.embed(verified)
-        self.own_rows.write(self.drafter.model.trunk.self_attention.rows(embeddings, slots), slots)
-        self.memory.write(memory.tensors, slots)
-        self.length, self.root = committed.base_length, root
+        if starts != self.lengths:
+            raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
+        positions = self._positions(committed)
+        embeddings = self.drafter.embed(committed.token_ids)
+        own = self.drafter.model.trunk.self_attention.rows(embeddings, positions)
+        self.own_rows.write(own, positions)
+        self.memory.write(memory.tensors, positions)
+        self.lengths, self.root = committed.base_length, committed.root
 
-    def propose(self, budget: int, generator: torch.Generator | None) -> DraftTree:
-        """Return a tree of at most `budget` candidates below the root.
+    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+        """Return trees below the roots, within the budget.
 
         Args:
-            budget: number of nodes; a sampled tree that does not fit stays empty, for a tree must
-                not be cut after it was drawn.
-            generator: source of the draws of a sampled tree.
+            budget: a sampled tree that does not fit its number of nodes stays empty, for a tree
+                must not be cut after it was drawn.
+            generators: sources of the draws of sampled trees, one per sequence.
         """
         assert self.root is not None, "advance before propose"
         self.round_id += 1
-        base_length = torch.full((len(self.root),), self.length, device=self.root.device)
-        shape = self.shape
-        if budget < 1 or (shape.sampled and budget < shape.max_nodes):
+        base_length = self._base_length()
+        shape = self.shape.within(budget)
+        if shape is None:
             return DraftTree.empty(base_length, self.round_id)
-        shape = shape.model_copy(update={"num_nodes": min(budget, shape.num_nodes)})
-        builder = TreeBuilder(shape, self.sampling, generator)
-        return builder.build(self.start_tree(), base_length, self.round_id)
+        builder = TreeBuilder(shape, self.sampling, generators)
+        return builder.build(self.start_tree(shape), base_length, self.round_id)
 
-    def start_tree(self) -> TreePass:
-        """Return the source of the laws of one tree below the root."""
+    def start_tree(self, shape: TreeShape | None = None) -> TreePass:
+        """Return the source of the laws of trees below the roots."""
         assert self.root is not None, "advance before propose"
         return TreePass(
             self.drafter.model,
             self.drafter.target,
-            self.shape.autoregressive_levels,
+            (shape or self.shape).autoregressive_levels,
             self.own_rows,
-            self.memory.prefix(self.length),
+            self.memory,
             self.root,
+            self._base_length(),
+            max(self.lengths),
         )
 
     def feedback(self, result: VerifyResult) -> None:
@@ -143,8 +153,46 @@ class TrainedSession:
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; the next `advance` starts there."""
-        self.length, self.root = min(length, self.length), None
+        self.lengths = tuple(min(length, one) for one in self.lengths)
+        self.root = None
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all sequences but those at these places, which are ascending."""
+        self.own_rows.keep(places)
+        self.memory.keep(places)
+        self.lengths = tuple(self.lengths[place] for place in places)
+        self.root = None if self.root is None else self.root[list(places)]
+
+    def adopt(self, sampling: Sampling) -> None:
+        """Draft for another way of sampling from now on."""
+        self.sampling = sampling
+        self.shape = self.drafter.plan.shape(sampling)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of up to `capacity` tokens."""
+        self.own_rows.reserve(capacity + self.scratch)
+        self.memory.reserve(capacity + self.scratch)
 
     def close(self) -> None:
         """Free the cached rows."""
         del self.own_rows, self.memory
+
+    def _base_length(self) -> Int[Tensor, " batch"]:
+        return torch.tensor(self.lengths, device=self.drafter.target.device)
+
+    def _positions(self, committed: Committed) -> Int[Tensor, "batch verified"]:
+        """Return where committed tokens stand; padding goes to the last slot."""
+        count = committed.token_ids.shape[1]
+        device = committed.token_ids.device
+        places = torch.arange(count, device=device)
+        positions = torch.tensor(_starts(committed), device=device)[:, None] + places
+        if min(committed.num_verified) == count:
+            return positions
+        is_padding = places >= torch.tensor(committed.num_verified, device=device)[:, None]
+        return positions.masked_fill(is_padding, self.own_rows.capacity - 1)
+
+
+def _starts(committed: Committed) -> tuple[int, ...]:
+    """Return the position of the first verified token of each sequence."""
+    pairs = zip(committed.base_length, committed.num_verified, strict=True)
+    return tuple(base - count for base, count in pairs)

@@ -4,14 +4,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from inference.row_buffer import RowBuffer
+from inference.row_buffer import RowBuffer, token_slots
 from inference.tree_builder import Frontier
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import BankOutput
 from jakiro.masks import slot_mask
 from jakiro.mixture import joint_log_probs, posterior_log_weights
 from jakiro.target import TargetAdapter
-from moa.rows import Rows
 
 
 class TreePass:
@@ -25,8 +24,10 @@ class TreePass:
         target: supplies embeddings and logits.
         num_passes: trunk passes A.
         own_rows: self-attention rows; those of expanded nodes are written after the root's slot.
-        memory: cross-attention rows of all verified tokens.
-        root: the last emitted token; its position is the number of memory rows.
+        memory: cross-attention rows; those of verified tokens stand at their positions.
+        root: the last emitted token of each sequence.
+        lengths: number of verified tokens, which is the position of the root.
+        highest: the largest of them, known on the host.
     """
 
     def __init__(
@@ -35,16 +36,22 @@ class TreePass:
         target: TargetAdapter,
         num_passes: int,
         own_rows: RowBuffer,
-        memory: Rows,
+        memory: RowBuffer,
         root: Int[Tensor, "batch 1"],
+        lengths: Int[Tensor, " batch"],
+        highest: int,
     ) -> None:
         self.model = model
         self.target = target
         self.num_passes = num_passes
         self.own_rows = own_rows
-        self.memory = memory
+        self.memory = memory.prefix(highest)
         self.root = root
-        self.length = memory.keys.shape[2]
+        self.lengths = lengths
+        self.highest = highest
+        self.is_verified = (
+            token_slots(0, self.memory.keys.shape[2], 1, root.device) < lengths[:, None]
+        )
         self.num_written = 0  # rows from the root's slot on
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
         self.output: BankOutput | None = None
@@ -83,23 +90,21 @@ class TreePass:
 
     def _run_trunk(self, depth: int, frontier: Frontier | None) -> BankOutput:
         token_ids = self.root if frontier is None else frontier.token_ids
-        batch, count = token_ids.shape
-        slots = torch.arange(count, device=token_ids.device) + (self.length + self.num_written)
-        slots = slots.expand(batch, -1)
+        count = token_ids.shape[1]
         self._extend_seen(count, frontier)
+        base = self.lengths[:, None]
+        written = base + torch.arange(self.num_written + count, device=base.device)
+        slots = written[:, self.num_written :]
         self.num_written += count
-        written = torch.arange(self.num_written, device=token_ids.device) + self.length
-        lengths = torch.full((batch,), self.length, device=token_ids.device)
-        visible = self.length + self.num_written
-        mask = slot_mask(lengths, written.expand(batch, -1), self.seen, visible)
-        memory_mask = mask.new_ones(batch, 1, count, self.length)
+        store = self.own_rows.write_through(slots, self.highest + self.num_written)
+        mask = slot_mask(self.lengths, written, self.seen, store.count)
         output: BankOutput = self.model(
             self.target.embed(token_ids).to(self.model.dtype),
-            torch.full_like(token_ids, self.length + depth - 1),
+            (base + (depth - 1)).expand_as(token_ids),
             mask.unsqueeze(1),
             self.memory,
-            memory_mask,
-            self.own_rows.write_through(slots, visible),
+            self.is_verified[:, None, None].expand(-1, -1, count, -1),
+            store,
         )
         return output
 

@@ -118,7 +118,7 @@ def _walked(
     tables: Tables, sampling: Sampling, prefix: Prefix, tree: DraftTree
 ) -> dict[Prefix, float]:
     """Return the exact law of what acceptance makes of one tree."""
-    row = tree.rows()[0]
+    row = tree.row()
     paths = [
         tuple(row.token_ids[index] for index in row.path(node))
         for node in range(-1, len(row.token_ids))
@@ -137,7 +137,7 @@ def _walked(
 
 def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
     """Return the target's processed law after a prefix."""
-    row = DraftTree.empty(torch.tensor([len(prefix)])).rows()[0]
+    row = DraftTree.empty(torch.tensor([len(prefix)])).row()
     return ProcessedLaw(tables.target_logits(prefix)[None], list(prefix), row, sampling)(-1)
 
 

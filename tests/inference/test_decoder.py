@@ -9,6 +9,7 @@ from helpers.tokenizers import TEXT, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
+from inference.context import Context
 from inference.streaming import TextStream
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
@@ -59,14 +60,17 @@ def test_streams_never_cut_a_code_point(tokenizer: PreTrainedTokenizerFast) -> N
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
-def test_an_abandoned_stream_frees_its_caches(drafter_path: Path) -> None:
+def test_an_abandoned_stream_frees_its_caches(
+    drafter_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoder = SpeculativeDecoder.from_pretrained(drafter_path)
-    run = decoder._run("def main(", 0.0, 0, {"max_new_tokens": 30})
-    rounds = iter(run)
-    next(rounds)
-    rounds.close()
-    assert run.is_closed
-    assert not hasattr(run, "cache")
+    contexts = []
+    monkeypatch.setattr(Context, "close", lambda context: contexts.append(context))
+    pieces = decoder.stream("def main(", max_new_tokens=30)
+    next(pieces)
+    assert not contexts
+    pieces.close()
+    assert len(contexts) == 1
 
 
 def test_stop_strings_end_the_text(drafter_path: Path) -> None:

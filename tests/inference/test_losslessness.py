@@ -101,7 +101,7 @@ def test_greedy_decoding_is_a_point_mass_on_the_best_tokens() -> None:
 def _as_mixed(tree: DraftTree) -> DraftTree:
     """Make the last-drawn child of each node a deterministic candidate that was fixed before."""
     fixed = torch.full_like(tree.token_ids, 2)
-    is_last = tree.draw_rank == 1
+    is_last = tree.rank == 1
     return replace(
         tree,
         token_ids=torch.where(is_last, fixed, tree.token_ids),
@@ -119,16 +119,16 @@ def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_law() ->
 def _most_likely_instead_of_drawn(tree: DraftTree) -> DraftTree:
     """Feed the rule for drawn candidates with the best ones (total variation .28 to .40)."""
     assert tree.laws is not None
-    best = tree.laws.ids[0, tree.parent[0] + 1, tree.draw_rank[0]]
+    best = tree.laws.ids[0, tree.parent[0] + 1, tree.rank[0]]
     return replace(tree, token_ids=best[None])
 
 
 def _sorted_siblings(tree: DraftTree) -> DraftTree:
-    order = torch.zeros_like(tree.draw_rank)
+    order = torch.zeros_like(tree.rank)
     for node in range(tree.num_nodes):
         siblings = tree.parent[0] == tree.parent[0, node]
         order[0, node] = (tree.score[0][siblings] > tree.score[0, node]).sum()
-    return replace(tree, draw_rank=order)
+    return replace(tree, rank=order)
 
 
 def _pruned_after_the_draw(tree: DraftTree) -> DraftTree:

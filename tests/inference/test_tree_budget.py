@@ -8,7 +8,8 @@ from transformers import LogitsProcessorList
 from inference.costs import Costs
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
-from inference.preparation import prepare
+from inference.preparation import prepare_requests
+from inference.protocol import Budget
 from inference.recording import RecordingDrafter, RoundRecord
 from inference.sampling import Sampling
 from inference.tree_budget import choose_plan, expected_tau
@@ -40,11 +41,13 @@ def test_recorded_ranks_reproduce_tau() -> None:
     target = TargetAdapter(model)
     shape = TreeShape(children=4, breadth=3, num_nodes=12)
     recorder = RecordingDrafter(TrainedDrafter(tiny_drafter(target), target, shape))
-    request = prepare(model, torch.tensor([[1, 2, 3]]), 0.0, 0, 128, max_new_tokens=60)
-    run = DecodeRun(target, recorder, request)
+    requests, _ = prepare_requests(
+        model, [[1, 2, 3]], seed=0, max_position=128, temperature=0.0, max_new_tokens=60
+    )
+    run = DecodeRun(target, recorder, requests)
     rounds = list(run)
     accepted = sum(len(record.ranks) for record in recorder.records)
-    emitted = sum(len(one.token_ids) - 1 for one in rounds[1:])  # the last round may be cut
+    emitted = sum(len(one.token_ids) - 1 for (one,) in rounds[1:])  # the last round may be cut
     assert 0 < emitted <= accepted <= emitted + shape.depth
     assert all(record.ranks == sorted(record.ranks) for record in recorder.records)
 
@@ -66,5 +69,5 @@ def test_sampled_trees_that_exceed_the_budget_are_not_cut_but_left_out() -> None
     shape = TreeShape(children=3, breadth=2, sampled=True)
     drafter = TrainedDrafter(tiny_drafter(target), target, shape)
     session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), 32)
-    session.root, session.length = torch.tensor([[4]]), 0
-    assert session.propose(shape.max_nodes - 1, torch.Generator()).num_nodes == 0
+    session.root = torch.tensor([[4]])
+    assert session.propose(Budget(shape.max_nodes - 1), [torch.Generator()]).num_nodes == 0

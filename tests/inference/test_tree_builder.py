@@ -10,7 +10,7 @@ from inference.tree_builder import TreeBuilder, TreeShape
 
 def _build(shape: TreeShape, seed: int = 3) -> DraftTree:
     tables = Tables(vocab=6, components=2, seed=seed)
-    builder = TreeBuilder(shape, no_processors(), torch.Generator().manual_seed(seed))
+    builder = TreeBuilder(shape, no_processors(), [torch.Generator().manual_seed(seed)])
     return builder.build(TableSource(tables, (0,)), torch.tensor([1]))
 
 
@@ -31,7 +31,7 @@ def test_deterministic_trees_keep_the_best_candidates_and_all_their_parents(
     assert tree.num_nodes == shape.max_nodes == min(num_nodes, 15)
     best = everything.score[0].sort(descending=True).values[: tree.num_nodes]
     torch.testing.assert_close(tree.score[0].sort(descending=True).values, best)
-    row = tree.rows()[0]
+    row = tree.row()
     for node in range(tree.num_nodes):
         path = [row.token_ids[index] for index in row.path(node)]
         assert len(path) == row.depth[node]
@@ -44,7 +44,7 @@ def test_deterministic_trees_keep_the_best_candidates_and_all_their_parents(
 def test_siblings_never_repeat_a_token(sampled: bool) -> None:
     for seed in range(5):
         shape = TreeShape(children=4, breadth=3, num_nodes=99, sampled=sampled)
-        row = _build(shape, seed).rows()[0]
+        row = _build(shape, seed).row()
         for children in [*row.sampled.values(), *row.deterministic.values()]:
             tokens = [row.token_ids[child] for child in children]
             assert len(tokens) == len(set(tokens)) == 4
@@ -54,7 +54,7 @@ def test_sampled_trees_record_the_law_of_every_expanded_node() -> None:
     shape = TreeShape(children=2, breadth=2, sampled=True)
     tree = _build(shape)
     assert tree.num_nodes == shape.max_nodes == 2 + 4 + 4
-    row = tree.rows()[0]
+    row = tree.row()
     for parent, children in row.sampled.items():
         ids, probs = row.draft_law(parent)
         assert probs.sum().item() == pytest.approx(1.0)
@@ -62,6 +62,6 @@ def test_sampled_trees_record_the_law_of_every_expanded_node() -> None:
 
 
 def test_an_empty_tree_has_no_candidates() -> None:
-    row = DraftTree.empty(torch.tensor([4])).rows()[0]
+    row = DraftTree.empty(torch.tensor([4])).row()
     assert row.token_ids == []
     assert row.path(ROOT) == []

@@ -3,46 +3,18 @@
 import pytest
 import torch
 from helpers.models import tiny_llama
-from transformers import MambaConfig, MambaForCausalLM
+from helpers.trees import PARENTS, path_to, tree_step
 
 from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.masks import ancestor_matrix
 from jakiro.target import StepInput, TargetAdapter, chain_step
 from jakiro.target_record import check_target, record_target
 
-#        0
-#      / | \        queries of a step: 0 is the root
-#     1  2  3
-#    / \     \
-#   4   5     6
-#   |
-#   7
-PARENTS = [-1, 0, 0, 0, 1, 1, 3, 4]
-DEPTHS = [0, 1, 1, 1, 2, 2, 2, 3]
 
-
-def _path(query: int) -> list[int]:
-    return [] if query < 0 else [*_path(PARENTS[query]), query]
-
-
-def _tree_step(tokens: torch.Tensor, start: int) -> StepInput:
-    count = tokens.shape[1]
-    base = torch.tensor([[start]])
-    return StepInput(
-        token_ids=tokens,
-        positions=base + torch.tensor([DEPTHS]),
-        slots=base + torch.arange(count),
-        lengths=torch.tensor([start]),
-        highest_slot=start + count - 1,
-        parents=torch.tensor([PARENTS]),
-        max_depth=4,
-    )
-
-
-def test_the_ancestor_matrix_holds_exactly_each_nodes_path() -> None:
+def test_the_ancestor_matrix_holds_exactly_each_nodespath_to() -> None:
     matrix = ancestor_matrix(torch.tensor([PARENTS]), max_depth=4)[0]
     for query in range(len(PARENTS)):
-        assert matrix[query].nonzero().flatten().tolist() == sorted(_path(query))
+        assert matrix[query].nonzero().flatten().tolist() == sorted(path_to(query))
 
 
 @torch.no_grad()
@@ -52,19 +24,19 @@ def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
     prompt, drafts = torch.randint(0, 61, (1, 6)), torch.randint(0, 61, (1, 8))
     cache = target.new_cache(1, 64)
     target.forward(chain_step(prompt, 0), cache)
-    step = _tree_step(drafts, start=6)
+    step = tree_step(drafts, start=6)
     logits = target.logits(target.forward(step, cache).features)
     for query in range(8):
-        path = torch.cat((prompt, drafts[:, _path(query)]), dim=1)
+        path = torch.cat((prompt, drafts[:, path_to(query)]), dim=1)
         torch.testing.assert_close(logits[0, query], model(path).logits[0, -1])
 
-    accepted = torch.tensor([_path(7)])
+    accepted = torch.tensor([path_to(7)])
     kept = torch.arange(6, 6 + accepted.shape[1])[None]
     cache.move(step.slots.gather(1, accepted), kept)
     more = torch.randint(0, 61, (1, 3))
     start = 6 + accepted.shape[1]
     got = target.logits(target.forward(chain_step(more, start), cache).features)
-    path = torch.cat((prompt, drafts[:, _path(7)], more), dim=1)
+    path = torch.cat((prompt, drafts[:, path_to(7)], more), dim=1)
     torch.testing.assert_close(got[0], model(path).logits[0, start:])
 
 
@@ -107,12 +79,6 @@ def test_packed_documents_are_isolated_and_rows_read_the_cache() -> None:
     assert rows.shape == (1, 2, 2, 32)
     torch.testing.assert_close(rows[0, 1, 1, :16], layer.keys[0, :, 10].flatten())
     torch.testing.assert_close(rows[0, 1, 1, 16:], layer.values[0, :, 10].flatten())
-
-
-def test_recurrent_targets_are_refused_by_name() -> None:
-    config = MambaConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(TargetNotSupported, match="layer"):
-        TargetAdapter(MambaForCausalLM(config).eval())
 
 
 def test_the_fingerprint_survives_a_change_of_dtype_but_not_of_weights() -> None:

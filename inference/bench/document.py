@@ -1,0 +1,51 @@
+"""The JSON document that a measuring program ends with."""
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jakiro.provenance import provenance
+from jakiro.target import TargetAdapter
+
+
+def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str, Any]:
+    """Return where and on what was measured.
+
+    Args:
+        target: that was measured.
+        options: as resolved.
+    """
+    return {
+        **provenance(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": _device(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "parameters": target.model.num_parameters(),
+        "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
+        "settings": vars(options),
+    }
+
+
+def emit(document: dict[str, Any]) -> None:
+    """Write the document as the last line of standard output."""
+    sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    if facts.is_file():
+        names = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return names[0].partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,134 @@
+"""Token ids of texts, chat messages, and padded batches."""
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from jakiro.errors import PromptError
+
+Prompt = str | list[dict[str, Any]] | list[int] | Tensor
+
+
+def encode_prompt(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+) -> list[int]:
+    """Return token ids of a text, a list of chat messages, or ids.
+
+    Args:
+        prompt: one prompt; ids may be of shape [tokens] or [1, tokens].
+        tokenizer: for texts and messages.
+        vocab_size: of the target.
+
+    Raises:
+        PromptError: the prompt is empty, holds several prompts or ids that the target does not
+            have, or needs a tokenizer or template that is not there.
+    """
+    if isinstance(prompt, Tensor):
+        ids = _one_row(prompt)
+    elif isinstance(prompt, str):
+        ids = list(needed(tokenizer)(prompt)["input_ids"])
+    elif prompt and isinstance(prompt[0], dict):
+        ids = _templated(prompt, needed(tokenizer))
+    else:
+        ids = list(prompt)  # type: ignore[arg-type]
+    if not ids:
+        raise PromptError("the prompt is empty", expected="at least one token", got=repr(prompt))
+    try:
+        ids = [index(token) for token in ids]
+    except TypeError as error:
+        raise PromptError(
+            "unusable prompt",
+            expected="a text, chat messages, or a list of token ids",
+            got=f"a list of {type(ids[0]).__name__}",
+            remedy="use generate_batch for several prompts",
+        ) from error
+    if wrong := [token for token in ids if not 0 <= token < vocab_size]:
+        raise PromptError(
+            "the prompt holds ids that the target does not have",
+            expected=f"ids from 0 to {vocab_size - 1}",
+            got=wrong[0],
+            remedy="encode the prompt with the target's own tokenizer",
+        )
+    return ids
+
+
+def unpadded(
+    input_ids: Int[Tensor, "batch width"], attention_mask: Int[Tensor, "batch width"] | None
+) -> list[list[int]]:
+    """Return the rows of a batch without their padding, on either side.
+
+    Raises:
+        PromptError: the mask has another shape, masks a token in between, or masks a whole row.
+    """
+    rows = input_ids.tolist()
+    if attention_mask is None:
+        return [list(row) for row in rows]
+    if attention_mask.shape != input_ids.shape:
+        raise PromptError(
+            "the attention mask does not fit the prompts",
+            expected=f"shape {list(input_ids.shape)}",
+            got=list(attention_mask.shape),
+        )
+    return [
+        _without_padding(ids, mask, row)
+        for row, (ids, mask) in enumerate(zip(rows, attention_mask.tolist(), strict=True))
+    ]
+
+
+def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer.
+
+    Raises:
+        PromptError: there is none.
+    """
+    if tokenizer is None:
+        raise PromptError(
+            "the decoder has no tokenizer",
+            expected="token ids",
+            got="text, messages or stop strings",
+            remedy="pass tokenizer= to SpeculativeDecoder",
+        )
+    return tokenizer
+
+
+def _one_row(prompt: Tensor) -> list[int]:
+    rows = prompt.reshape(1, -1) if prompt.dim() < 2 else prompt
+    if rows.shape[0] != 1 or rows.is_floating_point():
+        raise PromptError(
+            "one prompt at a time",
+            expected="integer ids of shape [1, tokens]",
+            got=f"{rows.dtype} of shape {list(rows.shape)}",
+            remedy="use generate_batch for several prompts",
+        )
+    ids: list[int] = rows[0].tolist()
+    return ids
+
+
+def _without_padding(ids: list[int], mask: Sequence[int], row: int) -> list[int]:
+    seen = [place for place, is_seen in enumerate(mask) if is_seen]
+    if not seen or seen[-1] - seen[0] + 1 != len(seen):
+        raise PromptError(
+            f"unusable attention mask of prompt {row}",
+            expected="ones over consecutive tokens, zeros over padding before or after them",
+            got="no token" if not seen else "a gap",
+        )
+    return ids[seen[0] : seen[-1] + 1]
+
+
+def _templated(
+    messages: list[dict[str, Any]] | list[int], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    if tokenizer.chat_template is None:
+        raise PromptError(
+            "the tokenizer has no chat template",
+            expected="a tokenizer with a template, or plain text",
+            got="chat messages",
+            remedy="set tokenizer.chat_template or pass the text itself",
+        )
+    apply: Any = tokenizer.apply_chat_template
+    encoded = apply(messages, add_generation_prompt=True, return_dict=True)
+    return list(encoded["input_ids"])

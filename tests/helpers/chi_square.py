@@ -1,0 +1,50 @@
+"""Does a sampler follow a law? The law from transformers' own scores, and a chi-square test."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from scipy.stats import chisquare
+from transformers import PreTrainedModel
+
+Law = dict[tuple[int, ...], float]
+
+
+def law_of_continuations(
+    model: PreTrainedModel, prompt: Sequence[int], length: int, **sampling: Any
+) -> Law:
+    """Return the exact law of continuations, from transformers' own processed scores."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        prefixes = list(law)
+        ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
+        step = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=0,
+            max_new_tokens=1,
+            do_sample=True,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **sampling,
+        )
+        for prefix, scores in zip(prefixes, step.scores[0], strict=True):
+            shares = scores.double().softmax(-1).tolist()
+            longer |= {(*prefix, t): law[prefix] * p for t, p in enumerate(shares) if p > 0}
+        law = longer
+    return law
+
+
+def p_value(counts: Counter[tuple[int, ...]], law: Law) -> float:
+    """Return the p-value of counts; cells that expect fewer than 5 are joined."""
+    runs = counts.total()
+    common = [key for key, probability in law.items() if probability * runs >= 5]
+    observed = [counts[key] for key in common]
+    expected = [law[key] * runs for key in common]
+    rest = runs - sum(expected)
+    if rest > 1e-6 * runs:
+        observed.append(runs - sum(observed))
+        expected.append(rest)
+    return float(chisquare(observed, expected).pvalue)

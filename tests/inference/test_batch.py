@@ -1,0 +1,108 @@
+"""Sequences decoded together: each is what it would be alone."""
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from transformers import LlamaForCausalLM
+
+from inference import SpeculativeDecoder, context
+from inference.context import Context
+from inference.tree_builder import TreeShape
+from jakiro.target import TargetAdapter
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]
+TREES = {
+    "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+
+
+def _decoder(model: LlamaForCausalLM, name: str = "deterministic") -> SpeculativeDecoder:
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=TREES[name])
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"repetition_penalty": 1.3}, {"min_new_tokens": 9, "eos_token_id": 4}], ids=str
+)
+def test_every_row_of_a_ragged_batch_equals_its_prompt_alone(config: dict[str, float]) -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=25, **config)
+    assert sum(output.stats.accepted.total() for output in together) > 0
+    for prompt, output in zip(PROMPTS, together, strict=True):
+        alone = decoder.generate(prompt, max_new_tokens=25, **config)
+        assert output.new_token_ids == alone.new_token_ids
+        assert output.depths == alone.depths
+        assert output.stats.tau == alone.stats.tau
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> None:
+    decoder = _decoder(tiny_llama(vocab=11), name)
+    arguments = {"max_new_tokens": 20, "temperature": 0.7, "seed": 3}
+    together = decoder.generate_batch([PROMPTS[1], PROMPTS[0], PROMPTS[1]], **arguments)
+    assert together[0].new_token_ids == decoder.generate(PROMPTS[1], **arguments).new_token_ids
+    assert together[2].new_token_ids != together[0].new_token_ids  # each row draws for itself
+
+
+def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    original = Context.keep
+
+    def noted(self: Context, places: list[int]) -> None:
+        kept.append(len(places))
+        original(self, places)
+
+    monkeypatch.setattr(Context, "keep", noted)
+    decoder = _decoder(tiny_llama(vocab=11))
+    alone = [decoder.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
+    eos = alone[0].new_token_ids[4]
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=30, eos_token_id=eos)
+    for before, output in zip(alone, together, strict=True):
+        full = before.new_token_ids
+        assert output.new_token_ids == (full[: full.index(eos) + 1] if eos in full else full)
+    assert kept == sorted(kept, reverse=True)
+    assert kept
+
+
+def test_a_padded_tensor_gives_what_its_rows_give() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    width = max(map(len, PROMPTS))
+    padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    got = decoder.generate_batch(padded, attention_mask=mask, max_new_tokens=9)
+    expected = decoder.generate_batch(PROMPTS, max_new_tokens=9)
+    assert [one.new_token_ids for one in got] == [one.new_token_ids for one in expected]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_prompts_read_in_chunks_give_the_same_tokens(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    whole = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("inference.engine.PREFILL_CHUNK", chunk)
+    chunked = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
+    assert [one.depths for one in chunked] == [one.depths for one in whole]
+
+
+def test_rows_near_the_end_of_the_context_draft_less_than_others() -> None:
+    model = tiny_llama(vocab=11, max_position_embeddings=24)
+    decoder = SpeculativeDecoder(
+        model,
+        tiny_drafter(TargetAdapter(model)),
+        tree=TreeShape(autoregressive_levels=5, children=2, num_nodes=9),
+    )
+    prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+    together = decoder.generate_batch(prompts, max_new_tokens=14)
+    for prompt, output in zip(prompts, together, strict=True):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
+        expected = model.generate(ids, max_new_tokens=14, **own)
+        assert output.sequences.tolist() == expected.tolist()
+
+
+def test_an_empty_batch_is_no_work() -> None:
+    assert _decoder(tiny_llama()).generate_batch([]) == []

@@ -1,0 +1,113 @@
+"""Turns of a conversation give the tokens of a fresh start and read only what is new."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+
+from inference import SpeculativeDecoder
+from inference.conversation import Conversation
+from inference.tree_builder import TreeShape
+from jakiro.target import StepInput, StepOutput, TargetAdapter
+
+
+@pytest.fixture
+def decoder() -> SpeculativeDecoder:
+    model = tiny_llama(vocab=11)
+    tree = TreeShape(children=4, breadth=3, num_nodes=12)
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=tree)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of queries of each target forward."""
+    counts: list[int] = []
+    original = TargetAdapter.forward
+
+    def counted(self: TargetAdapter, step: StepInput, cache: object) -> StepOutput:
+        counts.append(step.token_ids.shape[1])
+        return original(self, step, cache)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TargetAdapter, "forward", counted)
+    return iter([counts])  # type: ignore[return-value, list-item]
+
+
+def test_turns_equal_fresh_starts(decoder: SpeculativeDecoder) -> None:
+    prompt = [1, 2, 3]
+    accepted = 0
+    with Conversation() as conversation:
+        for turn in range(4):
+            got = decoder.generate(prompt, max_new_tokens=12, conversation=conversation)
+            fresh = decoder.generate(prompt, max_new_tokens=12)
+            assert got.new_token_ids == fresh.new_token_ids
+            assert got.depths == fresh.depths
+            accepted += got.stats.accepted.total()
+            prompt = [*prompt, *got.new_token_ids, 4 + turn, 5, 6]
+    assert accepted > 0
+
+
+def test_a_turn_reads_only_what_is_new(
+    decoder: SpeculativeDecoder, read: Iterator[list[int]]
+) -> None:
+    counts = next(read)
+    with Conversation() as conversation:
+        first = decoder.generate([1] * 40, max_new_tokens=12, conversation=conversation)
+        assert counts[0] == 40
+        assert conversation.num_cached == 40 + 11  # all but the last token
+        counts.clear()
+        longer = [1] * 40 + [*first.new_token_ids, 7, 8]
+        decoder.generate(longer, max_new_tokens=5, conversation=conversation)
+        assert counts[0] == 3
+
+
+def test_a_changed_history_is_read_again_from_the_change_on(decoder: SpeculativeDecoder) -> None:
+    with Conversation() as conversation:
+        decoder.generate([1, 2, 3, 4, 5], max_new_tokens=9, conversation=conversation)
+        for prompt in ([1, 2, 9, 9], [1, 2], [7], [1, 2, 3, 4, 5]):
+            got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
+            assert got.new_token_ids == decoder.generate(prompt, max_new_tokens=9).new_token_ids
+
+
+def test_turns_may_sample_differently_and_outgrow_the_first_ones_room(
+    decoder: SpeculativeDecoder,
+) -> None:
+    with Conversation() as conversation:
+        decoder.generate([1, 2], max_new_tokens=3, conversation=conversation)
+        arguments = {"max_new_tokens": 90, "temperature": 0.7, "seed": 4}
+        got = decoder.generate([1, 2, 5], conversation=conversation, **arguments)
+        assert got.new_token_ids == decoder.generate([1, 2, 5], **arguments).new_token_ids
+
+
+def test_a_closed_conversation_starts_anew(decoder: SpeculativeDecoder) -> None:
+    conversation = Conversation()
+    first = decoder.generate([1, 2], max_new_tokens=5, conversation=conversation)
+    conversation.close()
+    assert conversation.num_cached == 0
+    again = decoder.generate([1, 2], max_new_tokens=5, conversation=conversation)
+    assert again.new_token_ids == first.new_token_ids
+
+
+def test_a_turn_that_failed_leaves_a_usable_conversation(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Conversation() as conversation:
+        with monkeypatch.context() as patch:
+            patch.setattr(TargetAdapter, "logits", _broken_after(4))
+            with pytest.raises(RuntimeError, match="broken"):
+                decoder.generate([1, 2, 3], max_new_tokens=30, conversation=conversation)
+        got = decoder.generate([1, 2, 3], max_new_tokens=30, conversation=conversation)
+        assert got.new_token_ids == decoder.generate([1, 2, 3], max_new_tokens=30).new_token_ids
+
+
+def _broken_after(calls: int) -> object:
+    original = TargetAdapter.logits
+    left = [calls * 4]
+
+    def logits(self: TargetAdapter, features: torch.Tensor) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("broken")
+        return original(self, features)
+
+    return logits
