@@ -3,13 +3,14 @@
 
 PYTHON ?= python3
 ARGS ?=
+TRANSFORMERS ?= 5.17.0 newest
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench-engine wheel clean
+.PHONY: help demo test test-all test-matrix check bench-engine bench-trees wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -35,14 +36,31 @@ test: $(READY)  ## Run the tests, without the slow matrices
 test-all: $(READY)  ## Run every test
 	$(BIN)/python -m pytest $(ARGS)
 
+test-matrix:  ## Run the tests with the oldest and the newest supported transformers
+	set -e; for version in $(TRANSFORMERS); do \
+	    room="$(VENV)/matrix/$$version"; \
+	    case $$version in newest) wanted='transformers' ;; *) wanted="transformers==$$version" ;; esac; \
+	    $(PYTHON) -m venv "$$room"; \
+	    grep -vE '^(transformers|tokenizers|huggingface[-_]hub|safetensors)==' $(CONSTRAINTS) > "$$room/constraints.txt"; \
+	    PIP_CONSTRAINT="$$room/constraints.txt" "$$room/bin/pip" install --quiet -e '.[dev]' "$$wanted"; \
+	    echo "transformers $$("$$room/bin/python" -c 'import transformers; print(transformers.__version__)')"; \
+	    PATH="$$PWD/$$room/bin:$$PATH" "$$room/bin/python" -m pytest -m 'not slow' $(ARGS); \
+	done
+
 check: $(READY)  ## Lint, formatting, types, import direction
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# Threads that wait by spinning stand in the way of whatever else the machine does.
+bench-engine bench-trees: export GOMP_SPINCOUNT ?= 3000
+
 bench-engine: $(READY)  ## Measure the decode engine
 	$(BIN)/python -m inference.bench.engine $(ARGS)
+
+bench-trees: $(READY)  ## Compare draft trees: make bench-trees ARGS="--drafter PATH"
+	$(BIN)/python -m inference.bench.trees $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

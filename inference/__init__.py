@@ -4,11 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inference.conversation import Conversation
     from inference.decoder import SpeculativeDecoder
 
-__all__ = ["SpeculativeDecoder"]
+__all__ = ["Conversation", "SpeculativeDecoder"]
 
-_HOMES = {"SpeculativeDecoder": "inference.decoder"}
+_HOMES = {
+    "Conversation": "inference.conversation",
+    "SpeculativeDecoder": "inference.decoder",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -120,7 +120,7 @@ class _Learner:
         largest = [max(arm.block[axis] for arm in arms) for axis in range(3)]
         self.accepted: NDArray[np.float64] = np.zeros(largest)
         self.offered: NDArray[np.float64] = np.zeros(largest)
-        self.slowness: dict[bool, float] = {}  # is drafted -> real over modelled seconds
+        self.slowness = _Slowness(len(arms))
         self.num_drafted = 0
         self.left_of_pause = 0
         self.pause = SHORTEST_PAUSE
@@ -136,10 +136,11 @@ class _Learner:
 
     def learn(self, arm: Arm | None, places: Sequence[Place], batch: int, seconds: float) -> None:
         """Take in a round and decide how to go on."""
-        self._clock(arm is not None, seconds / (arm.seconds if arm else self.plain_seconds))
         if arm is None:
+            self.slowness.take_plain(seconds / self.plain_seconds)
             self.left_of_pause = max(0, self.left_of_pause - 1)
             return
+        self.slowness.take(self.arms.index(arm), seconds / arm.seconds)
         self.num_drafted += 1
         self._count(arm, places, batch)
         values = self._values()
@@ -148,11 +149,6 @@ class _Learner:
             self.best, self.pause = self.arms[best], SHORTEST_PAUSE
         else:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
-
-    def _clock(self, is_drafted: bool, ratio: float) -> None:
-        before = self.slowness.setdefault(is_drafted, ratio)
-        # A moving mean, in which an outlier (a busy machine) counts twofold at most.
-        self.slowness[is_drafted] = before + 0.1 * (min(ratio, 2 * before) - before)
 
     def _count(self, arm: Arm, places: Sequence[Place], batch: int) -> None:
         self.accepted *= 1 - 1 / MEMORY
@@ -164,7 +160,7 @@ class _Learner:
 
     def _values(self) -> NDArray[np.float64]:
         """Return each arm's expected tokens per second; without experience a plain step's."""
-        seconds = self.seconds * self.slowness.get(True, 1.0)
+        seconds = self.seconds * self.slowness.of_arms
         rates = self.accepted / np.maximum(self.offered, 1.0)
         seen = rates.cumsum(0).cumsum(1).cumsum(2)[self.corners]
         experience = self.offered[self.corners]
@@ -173,9 +169,43 @@ class _Learner:
         return np.asarray((1 + expected) / seconds)
 
     def _plain_value(self) -> float:
-        # Until a plain step was seen, assume that it is slowed down as drafting is.
-        slowness = self.slowness.get(False, self.slowness.get(True, 1.0))
-        return 1 / (self.plain_seconds * slowness)
+        return 1 / (self.plain_seconds * self.slowness.of_plain)
+
+
+class _Slowness:
+    """Real over modelled seconds: the cost model knows no batch, no long context, no busy machine.
+
+    What was not timed yet is assumed to be as slow as what was.
+    """
+
+    def __init__(self, num_arms: int) -> None:
+        self._overall = 1.0
+        self._arms = np.full(num_arms, np.nan)
+        self._plain = np.nan
+
+    @property
+    def of_arms(self) -> NDArray[np.float64]:
+        """Of every tree."""
+        return np.where(np.isnan(self._arms), self._overall, self._arms)
+
+    @property
+    def of_plain(self) -> float:
+        """Of a plain step."""
+        return self._overall if np.isnan(self._plain) else self._plain
+
+    def take(self, arm: int, ratio: float) -> None:
+        """Take in a drafted round."""
+        self._arms[arm] = _moved(self._arms[arm], ratio)
+        self._overall = float(np.nanmean(self._arms))
+
+    def take_plain(self, ratio: float) -> None:
+        """Take in a plain step."""
+        self._plain = _moved(self._plain, ratio)
+
+
+def _moved(mean: float, value: float) -> float:
+    """Return a moving mean, in which an outlier (a busy machine) counts twofold at most."""
+    return value if np.isnan(mean) else mean + 0.1 * (min(value, 2 * mean) - mean)
 
 
 def _arms(shape: TreeShape, costs: Costs) -> list[Arm]:

@@ -346,7 +346,7 @@ def largest_trees(drafter: JakiroDrafter) -> TreePlan:
         "parallel_levels": drafter.config.settings.schedule.parallel_levels,
     }
     return TreePlan(
-        greedy=TreeShape(**levels, children=4, breadth=3, num_nodes=MAX_NODES),
+        greedy=TreeShape(**levels, children=4, breadth=2, num_nodes=MAX_NODES),
         sampling=TreeShape(**levels, children=3, breadth=2, num_nodes=MAX_NODES, sampled=True),
     )
 

@@ -1,12 +1,14 @@
 """Hands tokens on as they become certain: as text cut at whole code points, or to a streamer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from inference.engine import DecodeRun, Round
+from inference.prompts import needed
 from jakiro.errors import PromptError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete code point decodes to
@@ -40,6 +42,32 @@ class TextStream:
     def _take(self, text: str) -> str:
         piece, self._num_shown = text[self._num_shown :], len(text)
         return piece
+
+
+class TextPrinter(BaseStreamer):
+    """A streamer that writes new text, but not the prompt.
+
+    Args:
+        tokenizer: of the target.
+        write: takes a piece of text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, write: Callable[[str], object]
+    ) -> None:
+        self._stream = TextStream(needed(tokenizer))
+        self._write = write
+        self._is_prompt = True
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt's ids first, then new ones."""
+        if not self._is_prompt:
+            self._write(self._stream.push(value.tolist()))
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """Write what is left."""
+        self._write(self._stream.flush())
 
 
 def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[Round]]:

@@ -15,7 +15,7 @@ def measure_batches(subject: Subject) -> dict[str, Figure]:
     """Return how many times as many tokens per second 8 prompts have together, plain or drafted."""
     drafter = subject.trained()
     speeds: dict[str, list[tuple[float, float]]] = {"plain": [], "drafted": []}
-    for turn in range(subject.effort.repeats // 2 + 1):
+    for turn in range(subject.effort.repeats // 3 + 1):
         for kind, used in (("plain", None), ("drafted", drafter)):
             pair = _speeds(subject, used, turn)
             if turn > 0:  # the first one warms up

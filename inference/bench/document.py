@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -24,10 +25,12 @@ def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str,
         **provenance(),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT"),
         "device": _device(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
+        "load_average": os.getloadavg()[0],  # over the last minute; others' work disturbs
         "settings": vars(options),
     }
 

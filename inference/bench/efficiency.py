@@ -66,9 +66,13 @@ def _outcome(subject: Subject, prompt: list[int]) -> Outcome:
     seconds = {name: seconds_of(repeated(work, ALONE)) / ALONE for name, work in works.items()}
     drafted.finish()
     again = {name: seconds_of(repeated(work, ALONE)) / ALONE for name, work in works.items()}
-    per_run = [run.seconds["total"] - run.seconds["prefill"] for run in (plain, drafted)]
     alone = {name: (seconds[name] + again[name]) / 2 for name in works}
-    return Outcome(*per_run, drafted.stats.tau, **alone)
+    return Outcome(
+        plain=plain.seconds["total"] - plain.seconds["prefill"],
+        oracle=drafted.seconds["total"] - drafted.seconds["prefill"],
+        tau=drafted.stats.tau,
+        **alone,
+    )
 
 
 def _alone(

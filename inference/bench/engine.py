@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     emit(
         {name: figure.headline() for name, figure in figures.items()}
         | {
-            "details": {name: figure.details for name, figure in figures.items()},
+            "details": {name: dict(figure.details) for name, figure in figures.items()},
             "environment": environment(subject.target, options)
             | {"drafter_parameters": subject.drafter.num_parameters()},
         }

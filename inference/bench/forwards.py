@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
+import torch
+
 from inference.bench.timing import Work, now
 from jakiro.drafter import JakiroDrafter
 from jakiro.target import TargetAdapter
@@ -38,6 +40,7 @@ class Recorder:
         self.calls.append(call)
         return call()
 
+    @torch.inference_mode()
     def replay(self) -> None:
         """Do all calls again."""
         for call in self.calls:

@@ -101,6 +101,7 @@ def _dynamic_step(subject: Subject, prompt: list[int]) -> Work:
     with torch.inference_mode():
         model.get_decoder()(input_ids=ids, past_key_values=cache)
 
+    @torch.inference_mode()
     def step() -> int:
         token = ids[:, :1]
         logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits

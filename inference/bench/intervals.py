@@ -1,8 +1,9 @@
 """Figures with their uncertainty: bootstrap intervals over prompts or rounds."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 RESAMPLES = 2000
@@ -23,7 +24,7 @@ class Figure(NamedTuple):
 
     interval: Interval | None
     goal: float | None = None
-    details: dict[str, Any] = {}
+    details: Mapping[str, Any] = MappingProxyType({})
 
     def headline(self) -> dict[str, float | None]:
         """Return value, interval and target, as JSON holds them."""

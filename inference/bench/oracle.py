@@ -76,7 +76,7 @@ class OracleDrafter:
             depth=self.depth.expand(shape),
             score=zeros.float(),
             kind=zeros + int(CandidateKind.DETERMINISTIC),
-            draw_rank=zeros,
+            rank=torch.arange(self.max_nodes, device=device).expand(shape),
             proposer_id=zeros,
             is_valid=zeros == 0,
             base_length=torch.tensor(lengths, device=device),

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def measure_plain(subject: Subject) -> dict[str, Figure]:
     for number, prompt in enumerate(subject.prompts):
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
-            seconds[name].append(seconds_of(lambda run=methods[name], ids=prompt: run(ids)))
+            seconds[name].append(seconds_of(partial(methods[name], prompt)))
         last = ", ".join(f"{name} {taken[-1]:.2f} s" for name, taken in seconds.items())
         note(f"plain decoding, prompt {number + 1}: {last}")
     return {
@@ -70,7 +71,7 @@ def _methods(subject: Subject) -> dict[str, Method]:
 
 
 def _by_decoder(decoder: SpeculativeDecoder, new_tokens: int) -> Method:
-    return lambda ids: decoder.generate(ids, temperature=0, max_new_tokens=new_tokens)
+    return lambda ids: decoder.generate(ids, temperature=0.0, max_new_tokens=new_tokens)
 
 
 def _figure(seconds: dict[str, list[float]], name: str, goal: float) -> Figure:

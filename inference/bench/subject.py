@@ -104,12 +104,13 @@ def load_target(options: argparse.Namespace) -> PreTrainedModel:
     """Return the target that the options name; by default the shared one, or a random Llama."""
     place = options.target or (str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None)
     dtype = DTYPES[options.dtype]
+    model: Any
     if place is None:
-        model: Any = _random_llama().to(dtype)
+        model = _random_llama()
     else:
         model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
     model.generation_config.eos_token_id = None  # every run has the same length
-    return model.to(options.device).eval()
+    return model.to(device=options.device, dtype=dtype).eval()
 
 
 def load_drafter(place: str | None, target: TargetAdapter) -> JakiroDrafter:

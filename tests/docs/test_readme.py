@@ -40,13 +40,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"target_path": str(target_path), "drafter_path": str(drafter_path)}
 
 
-@pytest.mark.parametrize("block", _blocks("python"), ids=["decode", "own target"])
+@pytest.mark.parametrize("block", _blocks("python"), ids=["decode", "ways to call", "own target"])
 def test_python_blocks_of_the_readme_run(
     block: str, saved: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, object] = dict(saved)
     exec(block, names)
-    assert names["output"].sequences.shape[0] == 1  # type: ignore[attr-defined]
+    output = names.get("output") or names["second"]
+    assert output.sequences.shape[0] == 1  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -40,6 +40,13 @@ def test_the_continuation_goes_to_standard_output(
     assert capsys.readouterr().out.strip()
 
 
+def test_figures_go_to_standard_error(
+    drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(str(drafter_path), "def main(", "--max-new-tokens", "9", "--stats") == 0
+    assert "9 tokens, tau " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,0 +1,54 @@
+"""Compiled steps give the same tokens; in a process of its own, where no types are checked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+
+PROGRAM = """
+from helpers.models import tiny_drafter, tiny_llama
+from inference import SpeculativeDecoder
+from inference.tree_builder import TreeShape
+from jakiro.target import TargetAdapter
+
+model = tiny_llama(vocab=11, num_hidden_layers=2)
+drafter = tiny_drafter(TargetAdapter(model))
+tree = TreeShape(autoregressive_levels=2, children=2, breadth=2, num_nodes=6)
+plain = SpeculativeDecoder(model, drafter, tree=tree)
+expected = [plain.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
+drawn = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
+assert sum(one.stats.accepted.total() for one in expected) > 0
+
+compiled = SpeculativeDecoder(model, drafter, tree=tree, compiled=True)
+got = [compiled.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
+assert [one.new_token_ids for one in got] == [one.new_token_ids for one in expected]
+again = compiled.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
+assert again.new_token_ids == drawn.new_token_ids
+
+import torch._dynamo.utils
+assert compiled.target.is_compiled
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+assert not torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.counters["graph_break"]
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a C++ compiler")
+def test_compiled_steps_give_the_same_tokens() -> None:
+    environment = {
+        **os.environ,
+        "JAKIRO_RUNTIME_TYPECHECK": "0",
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
