@@ -96,7 +96,9 @@ class SpeculativeDecoder:
             plan = largest_trees(model) if tree == "auto" else tree or default_tree(model)
             self.drafter = TrainedDrafter(model, self.target, plan)
         self.policy = self._policy(is_auto=tree == "auto")
-        self._watch = TauWatch(None if drafter is None else drafter.config.record)
+        # Only the trees of the evaluation have its tau.
+        record = drafter.config.record if drafter is not None and tree is None else None
+        self._watch = TauWatch(record)
 
     @classmethod
     def from_pretrained(

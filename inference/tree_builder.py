@@ -8,6 +8,7 @@ reordered or re-ranked afterwards, so N follows from the schedule.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -59,25 +60,27 @@ class TreeShape(Settings):
         Depth goes first by passes, then by parallel levels. A deterministic tree gives up its worst
         candidates; a sampled one, of which none may be taken back, draws fewer.
         """
-        depth = self.depth if budget.depth is None else min(budget.depth, self.depth)
-        if min(depth, budget.num_nodes) < 1:
-            return None
-        passes = max(1, depth - self.parallel_levels)
-        cut = {
-            "autoregressive_levels": passes,
-            "parallel_levels": depth - passes,
-            "num_nodes": min(budget.num_nodes, self.num_nodes),
-        }
-        return self.model_copy(update=cut)._narrowed(budget.num_nodes)
+        return _cut(self, budget)
 
-    def _narrowed(self, num_nodes: int) -> "TreeShape | None":
-        """Return the widest shape of this depth whose draws fit; None where not even a chain."""
-        if not self.sampled:
-            return self
-        sizes = [(c, b) for c in range(1, self.children + 1) for b in range(1, self.breadth + 1)]
-        shapes = [self.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
-        fitting = [shape for shape in shapes if shape.max_nodes <= num_nodes]
-        return max(fitting, key=lambda shape: (shape.max_nodes, shape.children), default=None)
+
+@lru_cache(maxsize=1024)
+def _cut(shape: TreeShape, budget: Budget) -> TreeShape | None:
+    depth = shape.depth if budget.depth is None else min(budget.depth, shape.depth)
+    if min(depth, budget.num_nodes) < 1:
+        return None
+    passes = max(1, depth - shape.parallel_levels)
+    levels = {"autoregressive_levels": passes, "parallel_levels": depth - passes}
+    num_nodes = min(budget.num_nodes, shape.num_nodes)
+    cut = shape.model_copy(update={**levels, "num_nodes": num_nodes})
+    return _narrowed(cut, budget.num_nodes) if shape.sampled else cut
+
+
+def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
+    """Return the widest shape of this depth whose draws fit; None where not even a chain."""
+    sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
+    shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
+    fitting = [one for one in shapes if one.max_nodes <= num_nodes]
+    return max(fitting, key=lambda one: (one.max_nodes, one.children), default=None)
 
 
 class TreePlan(Settings):

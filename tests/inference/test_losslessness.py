@@ -19,6 +19,7 @@ from transformers import (
 
 from inference import accept
 from inference.draft_tree import CandidateKind, DraftTree
+from inference.protocol import Budget
 from inference.sampling import ProcessedLaw, Sampling
 from inference.tree_builder import TreeShape
 
@@ -82,6 +83,36 @@ def test_sampled_trees_keep_the_target_law_over_two_rounds(seed: int, name: str 
 def test_every_processor_keeps_the_target_law(shape: TreeShape, name: str) -> None:
     tables = Tables(vocab=4 if shape is DETERMINISTIC else 3, components=2, seed=8)
     assert two_round_error(tables, shape, _sampling(name), length=2) < EXACT
+
+
+@pytest.mark.parametrize("budget", [Budget(1, 1), Budget(2, 2), Budget(3), Budget(4, 2)])
+def test_trees_cut_to_a_budget_keep_the_target_law(budget: Budget) -> None:
+    generous = SAMPLED.model_copy(update={"children": 3, "breadth": 2})
+    cut = generous.within(budget)
+    assert cut is not None
+    assert cut.max_nodes <= budget.num_nodes
+    tables = Tables(vocab=3, components=2, seed=4)
+    assert two_round_error(tables, cut, no_processors(), length=2) < EXACT
+
+
+@pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
+def test_trees_limited_in_depth_after_drafting_keep_the_target_law(shape: TreeShape) -> None:
+    tables = Tables(vocab=3, components=2, seed=4)
+
+    def limited(tree: DraftTree) -> DraftTree:
+        return tree.limited(int(tree.base_length[0]) + 1)
+
+    assert two_round_error(tables, shape, no_processors(), limited, length=2) < EXACT
+
+
+def test_pruning_drawn_candidates_by_score_is_caught() -> None:
+    def pruned(tree: DraftTree) -> DraftTree:
+        best = tree.score.argmax(dim=1, keepdim=True)
+        is_best = torch.zeros_like(tree.is_valid).scatter_(1, best, True)
+        return replace(tree, is_valid=is_best)
+
+    error = two_round_error(TABLES, ONE_DRAW, no_processors(), pruned, length=2)
+    assert error > CLEARLY_WRONG
 
 
 def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,10 +64,18 @@ def test_trees_are_chosen_and_expected_speed_follows_from_costs() -> None:
         assert rated.speedup == pytest.approx(speedup)
 
 
-def test_sampled_trees_that_exceed_the_budget_are_not_cut_but_left_out() -> None:
+def test_a_smaller_budget_draws_fewer_and_never_cuts_what_was_drawn() -> None:
     target = TargetAdapter(tiny_llama())
     shape = TreeShape(children=3, breadth=2, sampled=True)
     drafter = TrainedDrafter(tiny_drafter(target), target, shape)
     session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), 32)
     session.root = torch.tensor([[4]])
-    assert session.propose(Budget(shape.max_nodes - 1), [torch.Generator()]).num_nodes == 0
+    sizes = []
+    for num_nodes in (shape.max_nodes, shape.max_nodes - 1, 5, 2):
+        tree = session.propose(Budget(num_nodes), [torch.Generator()])
+        sizes.append(tree.num_nodes)
+        assert tree.num_nodes <= num_nodes
+        for siblings in tree.row().sampled.values():  # all that were drawn are there, in order
+            ranks = [int(tree.rank[0, node]) for node in siblings]
+            assert ranks == list(range(len(ranks)))
+    assert sizes == [15, 10, 3, 0]
