@@ -8,8 +8,6 @@ from typing import Any, Literal
 from jaxtyping import Int
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
@@ -25,6 +23,7 @@ from inference.details import Record
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun, Round
 from inference.handover import Handover
+from inference.loading import load_parts, tokenizer_at
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.policy import AlwaysDraft, DraftPolicy
 from inference.preparation import prepare_requests
@@ -35,7 +34,7 @@ from inference.tau_watch import TauWatch
 from inference.tree_budget import MAX_NODES
 from inference.tree_builder import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, PromptError
+from jakiro.errors import PromptError
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import check_target, check_tokenizer
@@ -85,7 +84,7 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self.drafter: TrainedDrafter | None = None
         if drafter is not None and tokenizer is None:
-            self.tokenizer = _tokenizer_at(drafter.config.target_record.name_or_path)
+            self.tokenizer = tokenizer_at(drafter.config.target_record.name_or_path)
         if drafter is not None:
             check_target(drafter.config.target_record, self.target.spec)
             if self.tokenizer is not None:
@@ -123,18 +122,7 @@ class SpeculativeDecoder:
             CheckpointError: drafter or target cannot be loaded.
             TargetMismatch: the target or its tokenizer is not the one of the drafter.
         """
-        model = JakiroDrafter.from_pretrained(drafter)
-        place = str(target or model.config.target_record.name_or_path)
-        try:
-            target_model = AutoModelForCausalLM.from_pretrained(place, **load)
-            tokenizer = AutoTokenizer.from_pretrained(place)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"cannot load the target {place}",
-                expected="the target that the drafter was trained for",
-                got=str(error).strip().splitlines()[0],
-                remedy="pass target= with the place where it is now",
-            ) from error
+        target_model, model, tokenizer = load_parts(drafter, target, **load)
         return cls(target_model, model, tokenizer, tree, compiled=compiled)
 
     @property
@@ -356,13 +344,6 @@ def largest_trees(drafter: JakiroDrafter) -> TreePlan:
 def _record(config: GenerationConfig, log_probs: bool) -> Record | None:
     record = Record(log_probs, bool(config.output_scores), bool(config.output_logits))
     return record if record != Record() else None
-
-
-def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
-    try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=True)
-    except (OSError, ValueError):
-        return None
 
 
 def _pieces(rounds: Iterator[Round], stream: TextStream) -> Iterator[str]:

@@ -13,6 +13,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from inference.limits import refuse_several
 from inference.preparation import Prepared, drawn_seed, prepare, share_processors
 from inference.prompts import unpadded
 from inference.request import Request
@@ -61,6 +62,7 @@ class Handover:
             TargetMismatch: the model is not the decoder's target.
         """
         self._check(target, inputs)
+        refuse_several(len(self.input_ids), self.processors)
         key = drawn_seed() if seed is None else seed
         limit = target.spec.max_position
         rows = unpadded(self.input_ids, self.attention_mask)

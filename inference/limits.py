@@ -101,6 +101,22 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
             )
 
 
+def refuse_several(num_rows: int, processors: Iterable[object]) -> None:
+    """Refuse what cannot be told apart for several sequences.
+
+    Raises:
+        PromptError: a constraint depends on the row of the batch.
+    """
+    names = {type(one).__name__ for one in processors}
+    if num_rows > 1 and "PrefixConstrainedLogitsProcessor" in names:
+        raise PromptError(
+            "prefix_allowed_tokens_fn cannot be honoured for several sequences at once",
+            expected="one prompt",
+            got=num_rows,
+            remedy="decode the prompts one by one",
+        )
+
+
 def check_length(prompt: int, total: int, max_position: int, row: int = 0) -> None:
     """Refuse what does not fit into the target's context.
 

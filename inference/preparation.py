@@ -15,7 +15,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-from inference.limits import check_length, refuse_arguments, refuse_other_decoding
+from inference.limits import check_length, refuse_arguments, refuse_other_decoding, refuse_several
 from inference.prompts import needed
 from inference.request import Request
 from inference.sampling import Sampling
@@ -92,6 +92,13 @@ def prepare(
         )
     except (TypeError, ValueError) as error:
         raise PromptError("generate() refuses the arguments", got=error) from error
+    if (count := prepared.config.num_return_sequences) not in (1, None):
+        raise PromptError(
+            "num_return_sequences cannot be honoured here",
+            expected=1,
+            got=count,
+            remedy="use generate_batch([prompt] * n), or target.generate(custom_generate=decoder)",
+        )
     return prepared
 
 
@@ -111,6 +118,7 @@ def prepare_requests(
     distinct = {tuple(ids): None for ids in prompts}
     prepared = {ids: prepare(model, ids, **arguments) for ids in distinct}
     each = [prepared[tuple(ids)] for ids in prompts]
+    refuse_several(len(each), each[0].processors)
     key = drawn_seed() if seed is None else seed
     requests = [one.request(key, max_position, row) for row, one in enumerate(each)]
     return share_processors(requests), each[0].config

@@ -8,6 +8,7 @@ from transformers import LlamaForCausalLM
 from inference import SpeculativeDecoder, context
 from inference.context import Context
 from inference.tree_builder import TreeShape
+from jakiro.errors import PromptError
 from jakiro.target import TargetAdapter
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]
@@ -102,6 +103,14 @@ def test_rows_near_the_end_of_the_context_draft_less_than_others() -> None:
         own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
         expected = model.generate(ids, max_new_tokens=14, **own)
         assert output.sequences.tolist() == expected.tolist()
+
+
+def test_constraints_that_depend_on_the_row_are_refused_for_several_prompts() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    even = {"prefix_allowed_tokens_fn": lambda _row, _ids: [2, 4, 6], "max_new_tokens": 9}
+    assert set(decoder.generate([1, 2], **even).new_token_ids) <= {2, 4, 6}
+    with pytest.raises(PromptError, match="prefix_allowed_tokens_fn"):
+        decoder.generate_batch(PROMPTS, **even)
 
 
 def test_an_empty_batch_is_no_work() -> None:

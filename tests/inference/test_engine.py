@@ -155,6 +155,7 @@ def test_a_drafter_of_another_target_is_refused() -> None:
     [
         ({"num_beams": 4}, "num_beams"),
         ({"num_return_sequences": 3}, "num_return_sequences|arguments"),
+        ({"num_return_sequences": 3, "temperature": 1.0}, "num_return_sequences"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"guidance_scale": 2.0}, "guidance_scale"),
         ({"temperature": 1.0, "do_sample": True}, "do_sample"),
