@@ -35,7 +35,7 @@ from inference.tree_budget import MAX_NODES
 from inference.tree_builder import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import PromptError
-from jakiro.target import TargetAdapter
+from jakiro.target import TargetAdapter, compile_mode
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import check_target, check_tokenizer
 
@@ -91,7 +91,7 @@ class SpeculativeDecoder:
                 check_tokenizer(drafter.config.target_record, self.tokenizer)
             model = drafter.eval().to(device=self.target.device, dtype=self.target.dtype)
             if compiled:
-                model.compile()
+                model.compile(mode=compile_mode(self.target.device))
             plan = largest_trees(model) if tree == "auto" else tree or default_tree(model)
             self.drafter = TrainedDrafter(model, self.target, plan)
         self.policy = self._policy(is_auto=tree == "auto")

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from jakiro.slots import bucketed, grown, kept, write_rows
+from jakiro.slots import bucketed, grown, in_place, kept, write_rows
 from moa.rows import Rows
 
 
@@ -26,7 +26,7 @@ class RowBuffer:
     ) -> None:
         # Zeros, not garbage: a NaN in a masked value row would poison every query.
         shape = (batch, num_kv_heads, bucketed(capacity), head_dim)
-        self._rows = Rows(like.new_zeros(shape), like.new_zeros(shape))
+        self._rows = Rows(in_place(like.new_zeros(shape)), in_place(like.new_zeros(shape)))
 
     @property
     def capacity(self) -> int:

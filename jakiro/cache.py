@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from jakiro.slots import bucketed, grown, kept, write_rows
+from jakiro.slots import bucketed, grown, in_place, kept, write_rows
 
 
 class HeadShape(NamedTuple):
@@ -132,7 +132,7 @@ class SlotCache(Cache):
         """Return each layer's keys and values."""
         pairs = zip(self._members, self._blocks[::2], self._blocks[1::2], strict=True)
         return {
-            index: (keys[place], values[place])
+            index: (in_place(keys[place]), in_place(values[place]))
             for members, keys, values in pairs
             for place, index in enumerate(members)
         }

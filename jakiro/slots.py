@@ -14,6 +14,16 @@ def bucketed(count: int) -> int:
     return -(-count // BUCKET) * BUCKET
 
 
+def in_place(buffer: Tensor) -> Tensor:
+    """Return a buffer that compiled code writes to, told that it stays where it is.
+
+    CUDA graphs would otherwise copy what they change, or not be used at all.
+    """
+    if buffer.is_cuda:
+        torch._dynamo.mark_static_address(buffer, guard=False)
+    return buffer
+
+
 def write_rows(
     buffer: Float[Tensor, "batch heads slots dim"],
     rows: Float[Tensor, "batch heads rows dim"],

@@ -73,6 +73,11 @@ class StepOutput:
     cache: SlotCache
 
 
+def compile_mode(device: torch.device) -> str | None:
+    """Return how to compile small steps: on a GPU they are replayed as CUDA graphs."""
+    return "reduce-overhead" if device.type == "cuda" else None
+
+
 class TargetAdapter:
     """Runs a stock causal LM over chains and trees with a `SlotCache`; never changes its weights.
 
@@ -136,7 +141,7 @@ class TargetAdapter:
 
     def compile(self) -> None:
         """Compile steps of decoding; the first of each kind then takes long (about a minute)."""
-        self._compiled = torch.compile(self._read)
+        self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
     @property
     def is_compiled(self) -> bool:
