@@ -15,6 +15,8 @@ def ancestor_matrix(
         max_depth: an upper bound on the number of nodes on any path.
     """
     count = parents.shape[1]
+    if count == 1:
+        return torch.ones_like(parents, dtype=torch.bool).unsqueeze(-1)
     nodes = torch.arange(count, device=parents.device)
     reach = ((parents.unsqueeze(-1) == nodes) | (nodes[:, None] == nodes)).float()
     steps = 1

@@ -98,6 +98,8 @@ class TargetAdapter:
         self._head = model.get_output_embeddings()
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
+        extremes = self._table.new_tensor([0.0, torch.finfo(self.dtype).min])
+        self._mask_values = extremes.unbind()  # what a mask adds where a query may look, or not
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
         self.spec = self._probe()
 
@@ -168,9 +170,8 @@ class TargetAdapter:
         reach = {SLIDING: self.spec.window, CHUNKED: self.spec.chunk}.get(kind)
         if reach is not None:
             visible = visible & _within(reach, kind, step, visible.shape[2])
-        blocked = torch.finfo(self.dtype).min
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
-        return mask.masked_fill_(~visible, blocked).unsqueeze(1)
+        seen, blocked = self._mask_values
+        return torch.where(visible, seen, blocked).unsqueeze(1)
 
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
