@@ -21,7 +21,7 @@ from inference.costs import Costs
 from inference.draft_tree import TreeRow
 from inference.protocol import Budget
 from inference.sampling import PREFIX_FREE, Sampling
-from inference.tree_builder import TreePlan, TreeShape
+from inference.tree_shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # nodes of the tree that is tried while nothing is known

@@ -26,6 +26,8 @@ class Context:
         capacity: tokens of the longest sequence, its drafts not included.
     """
 
+    # In inference mode from the start: compiled steps would be compiled anew for other tensors.
+    @torch.inference_mode()
     def __init__(
         self,
         target: TargetAdapter,
@@ -104,6 +106,7 @@ class Context:
         if self.session is not None:
             self.session.keep(places)
 
+    @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens; at least doubles what it enlarges."""
         needed = capacity + self._margin
@@ -124,13 +127,17 @@ class Context:
         device = self.target.device
         ids, lengths = torch.tensor(token_ids, device=device), torch.tensor(starts, device=device)
         slots = lengths[:, None] + torch.arange(ids.shape[1], device=device)
-        highest = min(max(starts) + ids.shape[1], self.cache.capacity) - 1
+        end, limit = max(starts) + ids.shape[1], self.target.spec.max_position
+        positions = slots
+        if end > min(limit, self.cache.capacity):  # by padding only
+            positions = slots.clamp(max=limit - 1)
+            slots = slots.clamp(max=self.cache.capacity - 1)
         return StepInput(
             token_ids=ids,
-            positions=slots.clamp(max=self.target.spec.max_position - 1),
-            slots=slots.clamp(max=self.cache.capacity - 1),
+            positions=positions,
+            slots=slots,
             lengths=lengths,
-            highest_slot=highest,
+            highest_slot=min(end, self.cache.capacity) - 1,
         )
 
     def _committed(

@@ -17,7 +17,7 @@ from inference.context import Context
 from inference.drafters.trained import TrainedDrafter
 from inference.protocol import Budget
 from inference.sampling import Sampling
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.files import fingerprint, write_atomically
 from jakiro.logs import get_logger

@@ -32,7 +32,7 @@ from inference.request import Request
 from inference.streaming import TextStream, feed
 from inference.tau_watch import TauWatch
 from inference.tree_budget import MAX_NODES
-from inference.tree_builder import TreePlan, TreeShape
+from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import PromptError
 from jakiro.target import TargetAdapter, compile_mode

@@ -159,8 +159,10 @@ class DecodeRun:
         generators = [one.generator(self.num_rounds, DRAFTING) for one in samplings]
         tokens = [one.token_ids for one in self.live]
         tree = self.context.propose(tokens, budget, generators)
-        limited = tree.limited(self.target.spec.max_position - 1)
-        return replace(limited, round_id=self.num_rounds)
+        last = self.target.spec.max_position - 1
+        if max(self.context.lengths) + tree.max_depth > last:
+            tree = tree.limited(last)
+        return replace(tree, round_id=self.num_rounds)
 
     def _tree_step(self, tree: DraftTree) -> StepInput:
         """Return the roots and their trees as one target step; node n is query n + 1."""

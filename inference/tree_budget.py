@@ -9,7 +9,7 @@ from inference.preparation import prepare_requests
 from inference.protocol import Drafter
 from inference.recording import RecordingDrafter, RoundRecord
 from inference.stats import DecodeStats
-from inference.tree_builder import TreePlan, TreeShape
+from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.settings import Settings
 from jakiro.target import TargetAdapter

@@ -25,7 +25,7 @@ from inference.context import Context
 from inference.drafters.trained import TrainedDrafter
 from inference.protocol import Drafter
 from inference.sampling import Sampling
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.target import StepInput, TargetAdapter
 
 RIGHT, NODES = 3, 8  # of the trees that tokens are read as

@@ -13,7 +13,7 @@ from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.preparation import prepare_requests
 from inference.protocol import Drafter
-from inference.tree_builder import TreePlan
+from inference.tree_shape import TreePlan
 from jakiro.config import BankSettings, DrafterSettings, MemorySettings, TrunkSettings, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.target import TargetAdapter, TargetSpec

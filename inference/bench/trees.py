@@ -17,7 +17,7 @@ from inference.bench.texts import add_prompt_options, load_prompts
 from inference.bench.timing import note
 from inference.drafters.trained import TrainedDrafter
 from inference.stats import DecodeStats
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.target import TargetAdapter
 

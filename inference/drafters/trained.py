@@ -11,7 +11,8 @@ from inference.drafters.tree_pass import TreePass
 from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
 from inference.row_buffer import RowBuffer
 from inference.sampling import Sampling
-from inference.tree_builder import MAX_PASSES, TreeBuilder, TreePlan, TreeShape
+from inference.tree_builder import TreeBuilder
+from inference.tree_shape import MAX_PASSES, TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target import StepOutput, TargetAdapter

@@ -9,7 +9,7 @@ from inference.tree_builder import Frontier
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import BankOutput
 from jakiro.masks import slot_mask
-from jakiro.mixture import joint_log_probs, posterior_log_weights
+from jakiro.mixture import posterior_log_weights
 from jakiro.target import TargetAdapter
 
 
@@ -54,7 +54,6 @@ class TreePass:
         )
         self.num_written = 0  # rows from the root's slot on
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
-        self.output: BankOutput | None = None
         self.ancestor = torch.zeros_like(
             root
         )  # query of the last pass that each node descends from
@@ -65,28 +64,32 @@ class TreePass:
         """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier."""
         level = depth - self.num_passes
         if level <= 0:
-            self.output = self._run_trunk(depth, frontier)
-            self.log_weights = self.output.log_weights
-            features = self.output.features[:, :, 0]
+            log_probs = self._predict(depth, frontier)
         else:
             assert frontier is not None
-            features = self._read_parallel(level, frontier)
-        # Contiguous rows: a strided slice would make the projection to logits several times slower.
-        logits = self.target.logits(features.contiguous())
-        self.last_joint = joint_log_probs(logits, self.log_weights)
+            log_probs = self._read_parallel(level, frontier)
+        self.last_joint = log_probs + self.log_weights.float().unsqueeze(-1)
         return self.last_joint
 
+    def _predict(self, depth: int, frontier: Frontier | None) -> Tensor:
+        """Return the laws of the next level, by a pass of the trunk."""
+        output = self._run_trunk(depth, frontier)
+        self.log_weights = output.log_weights
+        # Of the last pass all levels at once: the head's weights are read a single time.
+        levels = output.features.shape[2] if depth == self.num_passes else 1
+        # Contiguous rows: a strided slice would make the projection to logits several times slower.
+        features = output.features[:, :, :levels].contiguous()
+        self.level_log_probs = self.target.logits(features).float().log_softmax(dim=-1)
+        return self.level_log_probs[:, :, 0]
+
     def _read_parallel(self, level: int, frontier: Frontier) -> Tensor:
-        """Return the features of a parallel level, routed by what each node's path has chosen."""
-        assert self.output is not None
-        assert self.last_joint is not None
+        """Return the laws of a parallel level, routed by what each node's path has chosen."""
         origin = frontier.origin
         sequence = torch.arange(len(origin), device=origin.device)[:, None]
         at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
         self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
-        features: Tensor = self.output.features[sequence, self.ancestor, level]
-        return features
+        return self.level_log_probs[sequence, self.ancestor, level]
 
     def _run_trunk(self, depth: int, frontier: Frontier | None) -> BankOutput:
         token_ids = self.root if frontier is None else frontier.token_ids

@@ -3,7 +3,7 @@
 from inference.costs import Costs
 from inference.stats import DecodeStats
 from inference.tree_budget import PlanChoice, Rated
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.demo.comparison import DRAFTER, PLAIN, TRANSFORMERS, Measured, Sample
 from jakiro.demo.report import losses_explained, results_of
 

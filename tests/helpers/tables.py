@@ -12,7 +12,8 @@ from transformers import LogitsProcessorList
 from inference import accept
 from inference.draft_tree import DraftTree, SparseLaw
 from inference.sampling import ProcessedLaw, Sampling
-from inference.tree_builder import Frontier, TreeBuilder, TreeShape
+from inference.tree_builder import Frontier, TreeBuilder
+from inference.tree_shape import TreeShape
 
 Prefix = tuple[int, ...]
 

@@ -12,7 +12,8 @@ from inference.accept import draw, walk
 from inference.accept_rows import walk_rows
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
 from inference.sampling import ProcessedLaw, Sampling
-from inference.tree_builder import TreeBuilder, TreeShape
+from inference.tree_builder import TreeBuilder
+from inference.tree_shape import TreeShape
 
 SHAPES = {
     "deterministic": TreeShape(children=3, breadth=2, num_nodes=8),

@@ -13,7 +13,7 @@ from inference.costs import Costs, known_costs
 from inference.draft_tree import TreeRow
 from inference.protocol import Budget
 from inference.sampling import Sampling
-from inference.tree_builder import TreePlan, TreeShape
+from inference.tree_shape import TreePlan, TreeShape
 from jakiro.target import TargetAdapter
 
 COSTS = Costs(

@@ -16,7 +16,7 @@ from inference.draft_tree import DraftTree
 from inference.drafters.trained import TrainedSession
 from inference.protocol import Budget
 from inference.stopping import StopRule
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.errors import DraftError, NumericalError, PromptError
 from jakiro.target import TargetAdapter
 

@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder, context
 from inference.context import Context
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.errors import PromptError
 from jakiro.target import TargetAdapter
 

@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parent.parent
 PROGRAM = """
 from helpers.models import tiny_drafter, tiny_llama
 from inference import SpeculativeDecoder
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.target import TargetAdapter
 
 model = tiny_llama(vocab=11, num_hidden_layers=2)

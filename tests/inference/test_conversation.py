@@ -8,7 +8,7 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
 from inference.conversation import Conversation
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.target import StepInput, StepOutput, TargetAdapter
 
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from inference import SpeculativeDecoder
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target import TargetAdapter
 

@@ -10,7 +10,8 @@ from inference.drafters.trained import TrainedDrafter, TrainedSession
 from inference.drafters.tree_pass import TreePass
 from inference.protocol import Budget, Committed, MemoryRows
 from inference.sampling import Sampling
-from inference.tree_builder import Frontier, TreeShape
+from inference.tree_builder import Frontier
+from inference.tree_shape import TreeShape
 from jakiro.mixture import joint_log_probs, posterior_log_weights
 from jakiro.target import StepOutput, TargetAdapter, chain_step
 from training.batch import Batch
@@ -178,9 +179,8 @@ def test_posterior_routing_equals_the_brute_force_joint_law() -> None:
     session, _ = _prefilled(TrainedDrafter(model, target, shape), torch.randint(0, 61, (1, 9)), 8)
     source = session.start_tree()
     source.joint(1, None)
-    assert source.output is not None
-    laws = target.logits(source.output.features[0, 0]).softmax(-1)  # [level, expert, vocab]
-    weights = source.output.log_weights[0, 0].exp()
+    laws = source.level_log_probs[0, 0].exp()  # [level, expert, vocab]
+    weights = source.log_weights[0, 0].exp()
     brute = torch.einsum("e,ea,eb->ab", weights, laws[0], laws[1])
     tree = session.propose(Budget(99), [])
     row = tree.row()

@@ -8,7 +8,7 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target import TargetAdapter
 

@@ -21,7 +21,7 @@ from inference import accept
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.protocol import Budget
 from inference.sampling import ProcessedLaw, Sampling
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 
 EXACT = 1e-9
 CLEARLY_WRONG = 1e-3

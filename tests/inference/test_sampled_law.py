@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.sampling import Sampling
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.target import TargetAdapter
 
 PROMPT = [1, 2]

@@ -6,7 +6,7 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.target import TargetAdapter
 
 

@@ -13,7 +13,7 @@ from inference.protocol import Budget
 from inference.recording import RecordingDrafter, RoundRecord
 from inference.sampling import Sampling
 from inference.tree_budget import choose_plan, expected_tau
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.target import TargetAdapter
 
 COSTS = Costs(verify={0: 1.0, 4: 2.0, 8: 4.0}, draft={1: 0.5, 2: 1.0})

@@ -5,7 +5,8 @@ import torch
 from helpers.tables import Tables, TableSource, no_processors
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.tree_builder import TreeBuilder, TreeShape
+from inference.tree_builder import TreeBuilder
+from inference.tree_shape import TreeShape
 
 
 def _build(shape: TreeShape, seed: int = 3) -> DraftTree:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
 from inference.draft_tree import SparseLaw
-from inference.tree_builder import TreeBuilder, TreeShape
+from inference.tree_builder import TreeBuilder
+from inference.tree_shape import TreeShape
 from inference.verify import Check, Verdict, VerifySettings, verify_losslessness
 from inference.verify.cells import OTHER, REST, SequenceCells, chi_square
 from inference.verify.greedy import check_greedy

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
-from inference.tree_builder import TreeShape
+from inference.tree_shape import TreeShape
 from jakiro.errors import PromptError, TargetNotSupported
 from jakiro.target import StepInput, TargetAdapter, chain_step
 
