@@ -151,9 +151,8 @@ class Context:
         step = self._chain(verified, starts)
         memory = None
         if "memory" in self.drafter.needs:
-            everything = torch.arange(width, device=step.slots.device).expand(len(spans), -1)
             nothing = torch.empty(*step.slots.shape, 0, device=step.slots.device)  # no features
-            memory = self.drafter.encode(StepOutput(nothing, step, self.cache), everything)
+            memory = self.drafter.encode(StepOutput(nothing, step, self.cache))
         return Committed(
             base_length=tuple(ends),
             num_verified=tuple(end - start for _, start, end in spans),

@@ -128,8 +128,10 @@ class Drafter(Protocol):
         """Return a session for sequences of up to `capacity` tokens."""
         ...
 
-    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
-        """Return memory of the tokens at query indices `rows` of what the target has read.
+    def encode(
+        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+    ) -> MemoryRows:
+        """Return memory of the tokens at query indices `rows` (None: all) of what was read.
 
         Asked only of drafters that need memory. It lives with the target.
         """

@@ -39,7 +39,9 @@ class RecordingDrafter:
         """Return a recorded session."""
         return RecordingSession(self.drafter.open(sampling, capacity, batch), self.records)
 
-    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
+    def encode(
+        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+    ) -> MemoryRows:
         """Encode as the recorded drafter does."""
         return self.drafter.encode(output, rows)
 

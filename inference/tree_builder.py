@@ -8,6 +8,7 @@ reordered or re-ranked afterwards, so N follows from the schedule.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -79,10 +80,8 @@ class TreeBuilder:
 
     def _grow(self, joint: Tensor, parents: Tensor, score: Tensor) -> Level:
         """Choose or draw the children of every parent."""
-        is_mixture = joint.shape[2] > 1
-        mixed = joint.logsumexp(dim=2) if is_mixture else joint[:, :, 0]
-        # A law sums to 1 up to rounding; above 0 a child would outrank its parent.
-        log_law = self._shaped(mixed).clamp(max=0)
+        # Two by two: several times faster than logsumexp over a short axis.
+        log_law = self._shaped(reduce(torch.logaddexp, joint.unbind(dim=2)))
         law = _sparse(log_law) if self.shape.sampled else None
         picked = _top(log_law, self.shape.children) if law is None else self._drawn(law)
         token_ids, log_probs = picked
@@ -90,7 +89,8 @@ class TreeBuilder:
         fields = (token_ids, parents[:, :, None].expand_as(token_ids), at_token.argmax(dim=2))
         return Level(
             fields=torch.stack(fields, dim=1).flatten(2),
-            score=(score[:, :, None] + log_probs).flatten(1),
+            # A law sums to 1 up to rounding; above 0 a child would outrank its parent.
+            score=(score[:, :, None] + log_probs.clamp(max=0)).flatten(1),
             law=law,
             expanded=parents,
         )

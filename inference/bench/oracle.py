@@ -55,7 +55,9 @@ class OracleDrafter:
         """Return a session."""
         return OracleSession(self, batch)
 
-    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
+    def encode(
+        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+    ) -> MemoryRows:
         """Never asked: nothing is remembered."""
         raise NotImplementedError("the oracle needs no memory")
 

@@ -65,10 +65,13 @@ class TrainedDrafter:
         """Return the target's embeddings in the drafter's dtype."""
         return self.target.embed(token_ids).to(self.model.dtype)
 
-    def encode(self, output: StepOutput, rows: Int[Tensor, "batch rows"]) -> MemoryRows:
-        """Return memory of the tokens at query indices `rows` of what the target has read."""
-        slots = output.step.slots.gather(1, rows)
-        positions = output.step.positions.gather(1, rows)
+    def encode(
+        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+    ) -> MemoryRows:
+        """Return memory of the tokens at query indices `rows` (None: all) of what was read."""
+        slots, positions = output.step.slots, output.step.positions
+        if rows is not None:
+            slots, positions = slots.gather(1, rows), positions.gather(1, rows)
         state = output.cache.rows(slots, self.model.memory_layers)
         return MemoryRows(self.model.remember(state, positions), self.version)
 
