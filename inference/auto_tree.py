@@ -27,8 +27,9 @@ NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # nodes of the tree that is tried while nothing is known
 DOUBT = 4.0  # rounds of imagined experience, in which drafting just pays
 MEMORY = 256  # rounds after which an observation weighs 1/e
+MEMORY_OF_TIMES = 20  # the same for seconds, which change faster
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 1024  # plain rounds before drafting is tried again
-EXPLORE_EVERY = 32  # drafted rounds between trees of the largest size
+EXPLORE_EVERY = 32  # drafted rounds between trees of the largest size, and between plain steps
 
 Place = tuple[int, int, int]
 
@@ -88,6 +89,7 @@ class AutoRun:
         self._learner = learner
         self._lock = lock
         self._arm: Arm | None = None
+        self._has_drafted = False
 
     def next_budget(self) -> Budget | None:
         """Return the limits of the next round's trees, or None for a plain decoding step."""
@@ -100,8 +102,11 @@ class AutoRun:
         arm = self._arm if any(row.token_ids for row in rows) else None
         pairs = zip(rows, paths, strict=True)
         places = [place for row, path in pairs for place in arm.places(row, path)] if arm else []
+        # The first drafted round also encodes the prompt: its time tells nothing of the others.
+        is_timed = arm is None or self._has_drafted
+        self._has_drafted = self._has_drafted or arm is not None
         with self._lock:
-            self._learner.learn(arm, places, len(rows), seconds)
+            self._learner.learn(arm, places, len(rows), seconds if is_timed else None)
 
 
 class _Learner:
@@ -122,7 +127,7 @@ class _Learner:
         self.offered: NDArray[np.float64] = np.zeros(largest)
         self.slowness = _Slowness(len(arms))
         self.num_drafted = 0
-        self.left_of_pause = 0
+        self.left_of_pause = 2  # plain steps to begin with, to know what they take
         self.pause = SHORTEST_PAUSE
         small = [arm for arm in arms if arm.shape.max_nodes <= FIRST_TREE]
         self.best = small[-1] if small else arms[0]
@@ -134,19 +139,25 @@ class _Learner:
         is_exploring = self.num_drafted % EXPLORE_EVERY == EXPLORE_EVERY - 1
         return self.arms[-1] if is_exploring else self.best
 
-    def learn(self, arm: Arm | None, places: Sequence[Place], batch: int, seconds: float) -> None:
-        """Take in a round and decide how to go on."""
+    def learn(
+        self, arm: Arm | None, places: Sequence[Place], batch: int, seconds: float | None
+    ) -> None:
+        """Take in a round and decide how to go on; without seconds where they tell nothing."""
         if arm is None:
-            self.slowness.take_plain(seconds / self.plain_seconds)
+            if seconds is not None:
+                self.slowness.take_plain(seconds / self.plain_seconds)
             self.left_of_pause = max(0, self.left_of_pause - 1)
             return
-        self.slowness.take(self.arms.index(arm), seconds / arm.seconds)
+        if seconds is not None:
+            self.slowness.take(self.arms.index(arm), seconds / arm.seconds)
         self.num_drafted += 1
         self._count(arm, places, batch)
         values = self._values()
         best = int(values.argmax())
         if values[best] > self._plain_value():
             self.best, self.pause = self.arms[best], SHORTEST_PAUSE
+            if self.num_drafted % EXPLORE_EVERY == 0:
+                self.left_of_pause = 1
         else:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
 
@@ -179,8 +190,9 @@ class _Slowness:
     """
 
     def __init__(self, num_arms: int) -> None:
-        self._overall = 1.0
         self._arms = np.full(num_arms, np.nan)
+        self._counts = np.zeros(num_arms + 1)
+        self._overall = 1.0
         self._plain = np.nan
 
     @property
@@ -195,17 +207,24 @@ class _Slowness:
 
     def take(self, arm: int, ratio: float) -> None:
         """Take in a drafted round."""
-        self._arms[arm] = _moved(self._arms[arm], ratio)
+        self._counts[arm] += 1
+        self._arms[arm] = _moved(self._arms[arm], ratio, self._counts[arm])
         self._overall = float(np.nanmean(self._arms))
 
     def take_plain(self, ratio: float) -> None:
         """Take in a plain step."""
-        self._plain = _moved(self._plain, ratio)
+        self._counts[-1] += 1
+        self._plain = _moved(self._plain, ratio, self._counts[-1])
 
 
-def _moved(mean: float, value: float) -> float:
-    """Return a moving mean, in which an outlier (a busy machine) counts twofold at most."""
-    return value if np.isnan(mean) else mean + 0.1 * (min(value, 2 * mean) - mean)
+def _moved(mean: float, value: float, count: float) -> float:
+    """Return the mean of `count` values, moving with the last ones once there are many.
+
+    An outlier (a busy machine) counts twofold at most.
+    """
+    if np.isnan(mean):
+        return value
+    return mean + max(1 / count, 1 / MEMORY_OF_TIMES) * (min(value, 2 * mean) - mean)
 
 
 def _arms(shape: TreeShape, costs: Costs) -> list[Arm]:

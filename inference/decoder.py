@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.auto_tree import AutoTree
 from inference.conversation import Conversation
-from inference.costs import MAX_PASSES, known_costs
+from inference.costs import known_costs
 from inference.details import Record
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun, Round
@@ -31,7 +31,7 @@ from inference.prompts import Prompt, encode_prompt, unpadded
 from inference.request import Request
 from inference.streaming import TextStream, feed
 from inference.tau_watch import TauWatch
-from inference.tree_budget import MAX_NODES
+from inference.tree_plans import default_tree, largest_trees
 from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import PromptError
@@ -317,28 +317,6 @@ class SpeculativeDecoder:
         if self.tokenizer is None:
             return None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-
-
-def default_tree(drafter: JakiroDrafter) -> TreePlan:
-    """Return trees of the schedule that the drafter was trained for."""
-    schedule = drafter.config.settings.schedule.model_dump()
-    defaults = TreePlan()
-    return TreePlan(
-        greedy=defaults.greedy.model_copy(update=schedule),
-        sampling=defaults.sampling.model_copy(update=schedule),
-    )
-
-
-def largest_trees(drafter: JakiroDrafter) -> TreePlan:
-    """Return the trees that `tree="auto"` cuts to size."""
-    levels = {
-        "autoregressive_levels": MAX_PASSES,
-        "parallel_levels": drafter.config.settings.schedule.parallel_levels,
-    }
-    return TreePlan(
-        greedy=TreeShape(**levels, children=4, breadth=2, num_nodes=MAX_NODES),
-        sampling=TreeShape(**levels, children=3, breadth=2, num_nodes=MAX_NODES, sampled=True),
-    )
 
 
 def _record(config: GenerationConfig, log_probs: bool) -> Record | None:

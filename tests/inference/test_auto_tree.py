@@ -79,14 +79,14 @@ def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None
     world = World(sampling, depth_accepted=3)
     for _ in range(400):
         world.round()
-    budgets = [world.round() for _ in range(10)]
-    assert None not in budgets
+    budgets = [budget for budget in (world.round() for _ in range(10)) if budget is not None]
+    assert len(budgets) >= 9  # the odd plain step tells what it takes
     shape = world.shape.within(budgets[0])
     assert shape is not None
     # Three candidates in a row are all that is ever accepted: more nodes would only cost.
     assert shape.depth == 3
     assert shape.max_nodes <= 4
-    assert world.num_plain == 0
+    assert world.num_plain < 20
 
 
 def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> None:
@@ -99,7 +99,7 @@ def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> Non
     before = world.num_plain
     for _ in range(50):
         world.round()
-    assert world.num_plain == before
+    assert world.num_plain <= before + 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
