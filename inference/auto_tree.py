@@ -28,7 +28,8 @@ FIRST_TREE = 8  # nodes of the tree that is tried while nothing is known
 DOUBT = 4.0  # rounds of imagined experience, in which drafting just pays
 MEMORY = 256  # rounds after which an observation weighs 1/e
 MEMORY_OF_TIMES = 20  # the same for seconds, which change faster
-SHORTEST_PAUSE, LONGEST_PAUSE = 64, 1024  # plain rounds before drafting is tried again
+FIRST_TRIAL, LATER_TRIAL = 4, 2  # rounds that are drafted before drafting is judged
+SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # plain rounds before drafting is tried again
 EXPLORE_EVERY = 32  # drafted rounds between trees of the largest size, and between plain steps
 
 Place = tuple[int, int, int]
@@ -128,6 +129,7 @@ class _Learner:
         self.slowness = _Slowness(len(arms))
         self.num_drafted = 0
         self.left_of_pause = 2  # plain steps to begin with, to know what they take
+        self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
         small = [arm for arm in arms if arm.shape.max_nodes <= FIRST_TREE]
         self.best = small[-1] if small else arms[0]
@@ -151,6 +153,7 @@ class _Learner:
         if seconds is not None:
             self.slowness.take(self.arms.index(arm), seconds / arm.seconds)
         self.num_drafted += 1
+        self.left_of_trial -= 1
         self._count(arm, places, batch)
         values = self._values()
         best = int(values.argmax())
@@ -158,8 +161,9 @@ class _Learner:
             self.best, self.pause = self.arms[best], SHORTEST_PAUSE
             if self.num_drafted % EXPLORE_EVERY == 0:
                 self.left_of_pause = 1
-        else:
+        elif self.left_of_trial <= 0:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.left_of_trial = LATER_TRIAL
 
     def _count(self, arm: Arm, places: Sequence[Place], batch: int) -> None:
         self.accepted *= 1 - 1 / MEMORY
