@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.draft_tree import ROOT, TreeRow
+from jakiro.errors import DraftError
 
 TargetLaw = Callable[[int], Float[Tensor, " vocab"]]
 
@@ -116,7 +117,12 @@ def _multi_round(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial
         is_token = ids == tree.token_ids[node]
         draft_prob = float((draft_probs * is_token).sum())
         if draft_prob <= 0:
-            raise ValueError(f"sampled candidate {node} has no probability under its draft law")
+            raise DraftError(
+                f"sampled candidate {node} has no probability under its draft law",
+                expected="siblings drawn without replacement from the recorded law",
+                got=tree.token_ids[node],
+                remedy="record the law that the drafter draws from",
+            )
         target_prob = float(residual[tree.token_ids[node]])
         excess = residual.index_add(0, ids, -draft_probs).clamp(min=0)
         residual = _renormalised(excess, otherwise=residual)

@@ -1,8 +1,8 @@
 """The walk of `inference.accept` for many sequences at once, on the device, without a host sync.
 
-Same rules, same order of trials, same uniforms: it must decide as `accept.walk` does. It serves
-sampling whose processors look at no prefix; the law of a visited node is shaped for all sequences
-together.
+Same rules, same order of trials, same uniforms: it decides as `accept.walk` does, up to the
+rounding of sums. It serves sampling whose processors look at no prefix; the law of a visited node
+is shaped for all sequences together.
 """
 
 from collections.abc import Callable

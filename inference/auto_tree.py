@@ -90,7 +90,7 @@ class AutoRun:
         self._learner = learner
         self._lock = lock
         self._arm: Arm | None = None
-        self._has_drafted = False
+        self._was_drafted = False
 
     def next_budget(self) -> Budget | None:
         """Return the limits of the next round's trees, or None for a plain decoding step."""
@@ -103,9 +103,10 @@ class AutoRun:
         arm = self._arm if any(row.token_ids for row in rows) else None
         pairs = zip(rows, paths, strict=True)
         places = [place for row, path in pairs for place in arm.places(row, path)] if arm else []
-        # The first drafted round also encodes the prompt: its time tells nothing of the others.
-        is_timed = arm is None or self._has_drafted
-        self._has_drafted = self._has_drafted or arm is not None
+        # After plain steps or the prompt a drafted round also encodes what the drafter has missed:
+        # its time tells nothing of the others.
+        is_timed = arm is None or self._was_drafted
+        self._was_drafted = arm is not None
         with self._lock:
             self._learner.learn(arm, places, len(rows), seconds if is_timed else None)
 

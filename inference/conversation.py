@@ -7,6 +7,7 @@ from typing import Any
 from inference.context import Context
 from inference.engine import DecodeRun
 from inference.request import Request
+from jakiro.errors import PromptError
 
 
 class Conversation:
@@ -48,10 +49,20 @@ class Conversation:
         Args:
             request: with a whole prompt.
             **run: further arguments of `DecodeRun`.
+
+        Raises:
+            PromptError: the conversation was begun with another decoder.
         """
+        target, drafter = run["target"], run["drafter"]
         if self._context is None:
-            target, drafter = run["target"], run["drafter"]
             self._context = Context(target, drafter, request.sampling, 1, request.max_length)
+        if self._context.target is not target or self._context.drafter is not drafter:
+            raise PromptError(
+                "the conversation was begun with another decoder",
+                expected="all turns with the same one",
+                got="another target or drafter",
+                remedy="close() the conversation, or begin a new one",
+            )
         self._context.rollback(self._num_shared(request.token_ids))
         if self._context.session is not None:
             self._context.session.adopt(request.sampling)

@@ -23,6 +23,7 @@ from inference.details import Record
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun, Round
 from inference.handover import Handover
+from inference.limits import refuse_arguments
 from inference.loading import load_parts, tokenizer_at
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.policy import AlwaysDraft, DraftPolicy
@@ -194,6 +195,8 @@ class SpeculativeDecoder:
             PromptError: a prompt or an argument cannot be used.
             NumericalError: the target's logits are not finite.
         """
+        if isinstance(prompts, str):
+            raise PromptError("one prompt where several are expected", remedy="use generate()")
         several: Sequence[Prompt]
         if isinstance(prompts, Tensor):
             several = list(unpadded(prompts, attention_mask))
@@ -281,6 +284,7 @@ class SpeculativeDecoder:
         seed: int | None,
         generation: dict[str, Any],
     ) -> tuple[list[Request], GenerationConfig]:
+        refuse_arguments(temperature, generation)
         vocab_size = self.target.spec.vocab_size
         return prepare_requests(
             self.target.model,

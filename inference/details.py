@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.acceptance import Verdict
+from inference.sampling import widened
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
     """
     visited = verdict.visited[: len(emitted)]
     scores = [verdict.law.scores(node) for node in visited] if record.scores else []
-    logits = [verdict.law.raw(node).clone() for node in visited] if record.logits else []
+    logits = [widened(verdict.law.raw(node)[None])[0] for node in visited] if record.logits else []
     log_probs = []
     if record.log_probs:
         pairs = zip(visited, emitted, strict=True)

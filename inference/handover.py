@@ -1,9 +1,10 @@
 """Takes a request over from `target.generate(..., custom_generate=decoder)`."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from jaxtyping import Int
 from torch import Tensor
@@ -14,12 +15,15 @@ from transformers import (
 )
 
 from inference.limits import refuse_several
-from inference.preparation import Prepared, drawn_seed, prepare, share_processors
+from inference.preparation import Prepared, capture, drawn_seed, prepare, share_processors
 from inference.prompts import unpadded
 from inference.request import Request
+from inference.sampling import PREFIX_FREE
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
+
+T = TypeVar("T")
 
 # What generate() always hands over, and the decode loop has its own of.
 _EXPECTED = frozenset(
@@ -62,36 +66,48 @@ class Handover:
             TargetMismatch: the model is not the decoder's target.
         """
         self._check(target, inputs)
-        refuse_several(len(self.input_ids), self.processors)
+        rows = unpadded(self.input_ids, self.attention_mask)
+        self._check_positions(inputs.get("position_ids"), rows)
+        refuse_several(len(rows), self.processors)
         key = drawn_seed() if seed is None else seed
         limit = target.spec.max_position
-        rows = unpadded(self.input_ids, self.attention_mask)
-        width = self.input_ids.shape[1]
-        if all(len(row) == width for row in rows):
-            whole = Prepared(self.input_ids, self.processors, self.criteria, self.config)
-            each = [whole.request(key, limit, index) for index in range(len(rows))]
-        else:
-            each = [self._alone(row, width).request(key, limit, n) for n, row in enumerate(rows)]
-        return share_processors(each)
+        each = self._each(rows)
+        return share_processors([one.request(key, limit, n) for n, one in enumerate(each)])
 
-    def _alone(self, token_ids: list[int], width: int) -> Prepared:
-        """Return what `generate()` would prepare for one row without its padding.
+    def _each(self, rows: list[list[int]]) -> list[Prepared]:
+        """Return what is prepared for every row.
 
-        Processors and criteria that count tokens would count padding, so those of the config are
-        made anew; those that the caller passed are kept.
+        Processors and criteria that count tokens would count padding, and some know their row: then
+        every row is prepared anew, alone, with those that the caller passed.
         """
+        is_padded = any(len(row) != self.input_ids.shape[1] for row in rows)
+        are_alike = len(rows) == 1 or all(type(one) in PREFIX_FREE for one in self.processors)
+        if not is_padded and are_alike:
+            whole = Prepared(self.input_ids, self.processors, self.criteria, self.config)
+            return [whole] * len(rows)
         config = copy(self.config)
-        config.max_new_tokens = int(self.config.max_length) - width
+        config.max_new_tokens = int(self.config.max_length) - self.input_ids.shape[1]
         config.max_length = None
-        own = prepare(self.model, token_ids, generation_config=config)
-        made = {type(one) for one in [*own.processors, *own.criteria]}
-        processors = [one for one in self.processors if type(one) not in made]
-        criteria = [one for one in self.criteria if type(one) not in made]
-        return replace(
-            own,
-            processors=LogitsProcessorList([*own.processors, *processors]),
-            criteria=StoppingCriteriaList([*own.criteria, *criteria]),
-        )
+        config.num_return_sequences = 1  # the rows are there already
+        built = capture(self.model, self.input_ids, self.attention_mask, generation_config=config)
+        given: dict[str, Any] = {
+            "logits_processor": LogitsProcessorList(_others(self.processors, built.processors)),
+            "stopping_criteria": StoppingCriteriaList(_others(self.criteria, built.criteria)),
+        }
+        return [prepare(self.model, row, generation_config=config, **given) for row in rows]
+
+    def _check_positions(self, positions: Tensor | None, rows: list[list[int]]) -> None:
+        """Refuse positions that do not count each row's own tokens."""
+        if positions is None:
+            return
+        for row, own in zip(rows, positions.expand(len(rows), -1).tolist(), strict=True):
+            if sorted(own)[-len(row) :] != list(range(len(row))):
+                raise PromptError(
+                    "position_ids cannot be honoured",
+                    expected="positions that count each prompt's tokens from 0",
+                    got=own,
+                    remedy="leave them out",
+                )
 
     def _check(self, target: TargetAdapter, inputs: Mapping[str, Any]) -> None:
         if self.model.get_input_embeddings() is not target.model.get_input_embeddings():
@@ -111,3 +127,19 @@ class Handover:
                 got=", ".join(sorted(others)),
                 remedy="leave them out",
             )
+
+
+def _others(handed: Iterable[T], built: Iterable[T]) -> list[T]:
+    """Return what the caller passed: what was handed over and not built from the config."""
+    left = Counter(_description(one) for one in built)
+    others = []
+    for one in handed:
+        if left[_description(one)] > 0:
+            left[_description(one)] -= 1
+        else:
+            others.append(one)
+    return others
+
+
+def _description(one: object) -> str:
+    return f"{type(one)} {sorted(vars(one).items(), key=str)}"

@@ -12,13 +12,18 @@ REFUSED = frozenset(
     {
         "assistant_model",
         "assistant_tokenizer",
+        "cache_implementation",
         "custom_generate",
         "inputs_embeds",
         "negative_prompt_attention_mask",
         "negative_prompt_ids",
+        "max_position",
         "past_key_values",
+        "position_ids",
+        "streamer",
         "synced_gpus",
         "token_type_ids",
+        "tokenizer",
     }
 )
 # Fields of its config that do so, by the values that leave them off.
@@ -29,6 +34,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "force_words_ids": (None,),
     "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,),
+    "speculation_type": (None,),
+    "use_mtp": (None, False),
     "penalty_alpha": (None, 0.0),
     "dola_layers": (None,),
     "guidance_scale": (None, 1, 1.0),
@@ -57,7 +64,7 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
     Raises:
         PromptError: naming them.
     """
-    if temperature is not None and not 0 <= temperature < float("inf"):
+    if temperature is not None and not _is_temperature(temperature):
         raise PromptError(
             "unusable temperature", expected="0 (greedy) or a positive number", got=temperature
         )
@@ -69,7 +76,7 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
             remedy="leave do_sample out",
         )
     new_tokens = generation.get("max_new_tokens")
-    if new_tokens is not None and new_tokens < 1:
+    if new_tokens is not None and not (isinstance(new_tokens, int) and new_tokens >= 1):
         raise PromptError("unusable max_new_tokens", expected="at least 1", got=new_tokens)
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(
@@ -78,6 +85,10 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
             got=", ".join(refused),
             remedy="leave them out",
         )
+
+
+def _is_temperature(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:

@@ -81,16 +81,10 @@ def prepare(
     """
     refuse_arguments(temperature, generation)
     ids = torch.tensor([list(token_ids)], device=model.device)
-    generate: Any = model.generate
+    arguments = _with_stop_strings(_with_padding(model, generation), tokenizer)
     try:
-        prepared: Prepared = generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            custom_generate=_capture,
-            **_decision(temperature),
-            **_with_stop_strings(_with_padding(model, generation), tokenizer),
-        )
-    except (TypeError, ValueError) as error:
+        prepared = capture(model, ids, torch.ones_like(ids), **_decision(temperature), **arguments)
+    except (ImportError, TypeError, ValueError) as error:
         raise PromptError("generate() refuses the arguments", got=error) from error
     if (count := prepared.config.num_return_sequences) not in (1, None):
         raise PromptError(
@@ -99,6 +93,17 @@ def prepare(
             got=count,
             remedy="use generate_batch([prompt] * n), or target.generate(custom_generate=decoder)",
         )
+    return prepared
+
+
+def capture(
+    model: CausalLM, input_ids: Tensor, attention_mask: Tensor | None, **generation: Any
+) -> Prepared:
+    """Return what `model.generate(input_ids, ...)` hands to a decoding method, for all rows."""
+    generate: Any = model.generate
+    prepared: Prepared = generate(
+        input_ids, attention_mask=attention_mask, custom_generate=_capture, **generation
+    )
     return prepared
 
 

@@ -154,6 +154,8 @@ class ProcessedLaw:
         return scores[0]
 
     def _prefix(self, node: int) -> Int[Tensor, "1 tokens"]:
+        if self.sampling.is_prefix_free:
+            return torch.empty(1, 0, dtype=torch.long, device=self.logits.device)
         drafted = [self.tree.token_ids[index] for index in self.tree.path(node)]
         return torch.tensor([[*self.emitted[: self.length], *drafted]], device=self.logits.device)
 

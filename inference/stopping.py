@@ -10,6 +10,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+# Exactly these: what derives from them may decide otherwise.
 HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
 
 
@@ -27,25 +28,25 @@ class StopRule:
     def __init__(self, criteria: StoppingCriteriaList, device: torch.device) -> None:
         self.device = device
         self.max_length = min(
-            (one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)),
+            (one.max_length for one in criteria if type(one) is MaxLengthCriteria),
             default=None,
         )
         self.eos_ids = {
             int(token)
             for one in criteria
-            if isinstance(one, EosTokenCriteria)
+            if type(one) is EosTokenCriteria
             for token in one.eos_token_id.flatten().tolist()
         }
         self.deadline = min(
             (
                 one.initial_timestamp + one.max_time
                 for one in criteria
-                if isinstance(one, MaxTimeCriteria)
+                if type(one) is MaxTimeCriteria
             ),
             default=None,
         )
         self.others = StoppingCriteriaList(
-            one for one in criteria if not isinstance(one, HOST_CRITERIA)
+            one for one in criteria if type(one) not in HOST_CRITERIA
         )
 
     def __call__(self, token_ids: list[int]) -> bool:

@@ -202,11 +202,12 @@ class TargetAdapter:
 
     def _probe_tree(self, cache: SlotCache) -> None:
         """Check that siblings do not see each other: token 1 has children 2 and 3, 2 has 4."""
-        ids = torch.arange(5, device=self.device)[None]
+        slots = torch.arange(5, device=self.device)[None]
+        ids = slots % self.spec.vocab_size
         step = StepInput(
             token_ids=ids[:, 1:],
             positions=ids.new_tensor([[1, 2, 2, 3]]),
-            slots=ids[:, 1:],
+            slots=slots[:, 1:],
             lengths=ids.new_ones(1),
             highest_slot=4,
             parents=ids.new_tensor([[-1, 0, 0, 1]]),
@@ -214,7 +215,7 @@ class TargetAdapter:
         )
         logits = self.logits(self.forward(step, cache).features)[0]
         for query, path in ((2, [0, 1, 3]), (3, [0, 1, 2, 4])):
-            expected = self.model(input_ids=ids.new_tensor([path])).logits[0, -1]
+            expected = self.model(input_ids=ids[:, path]).logits[0, -1]
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def _fingerprint(self, vocab_size: int) -> str:

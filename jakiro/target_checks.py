@@ -95,6 +95,7 @@ def storing_layers(cache: DynamicCache, config: Any) -> list[object]:
 
 
 def max_position_of(config: Any) -> int:
+    """Return how many positions a target has; refuse it if it does not say."""
     if not hasattr(config, "max_position_embeddings"):
         raise TargetNotSupported(
             "the target names no last position",
@@ -110,6 +111,7 @@ def max_position_of(config: Any) -> int:
 
 
 def head_shape_of(layer: object) -> HeadShape:
+    """Return the geometry of a cache layer; refuse one that keeps no keys and values."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
         raise TargetNotSupported(
@@ -122,6 +124,7 @@ def head_shape_of(layer: object) -> HeadShape:
 
 
 def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
+    """Refuse a model, by name, whose logits the adapter does not reproduce up to rounding."""
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
     same = got.shape == expected.shape
     error = (got.float() - expected.float()).abs().max().item() if same else float("inf")

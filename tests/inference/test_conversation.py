@@ -9,6 +9,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from inference import SpeculativeDecoder
 from inference.conversation import Conversation
 from inference.tree_shape import TreeShape
+from jakiro.errors import PromptError
 from jakiro.target import StepInput, StepOutput, TargetAdapter
 
 
@@ -111,3 +112,11 @@ def _broken_after(calls: int) -> object:
         return original(self, features)
 
     return logits
+
+
+def test_a_conversation_belongs_to_one_decoder(decoder: SpeculativeDecoder) -> None:
+    other = SpeculativeDecoder(tiny_llama(vocab=11, seed=7))
+    with Conversation() as conversation:
+        decoder.generate([1, 2, 3], max_new_tokens=5, conversation=conversation)
+        with pytest.raises(PromptError, match="another decoder"):
+            other.generate([1, 2, 3, 4], max_new_tokens=5, conversation=conversation)

@@ -12,7 +12,12 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
     TextStreamer,
+    TopKLogitsWarper,
 )
 
 from inference import SpeculativeDecoder
@@ -221,3 +226,116 @@ def test_a_generation_config_object_is_honoured(
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     got = decoder.generate(ids, generation_config=config)
     assert got.sequences.tolist() == expected.tolist()
+
+
+class Ban(LogitsProcessor):
+    """Forbids the tokens below 6, which must happen before any warper cuts the law."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_fill(1, torch.arange(6), float("-inf"))
+
+
+class Enough(StoppingCriteria):
+    """Ends a row after two tokens."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [[Ban()], [TopKLogitsWarper(2)], [TemperatureLogitsWarper(0.1)], [Ban(), TopKLogitsWarper(2)]],
+    ids=lambda processors: "+".join(type(one).__name__ for one in processors),
+)
+def test_the_callers_processors_keep_their_place_in_padded_rows(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, processors: list[LogitsProcessor]
+) -> None:
+    arguments = {
+        "logits_processor": LogitsProcessorList(processors),
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 3,
+        "max_new_tokens": 6,
+        "pad_token_id": 0,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
+    got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, seed=1, **arguments)
+    for row, (ids, mask) in enumerate(zip(PADDED, MASK, strict=True)):
+        own = ids[mask.bool()][None]
+        alone = model.generate(own, attention_mask=torch.ones_like(own), **arguments)
+        torch.testing.assert_close(got.scores[0][row], alone.scores[0][0], atol=1e-4, rtol=1e-4)
+
+
+def test_the_callers_criteria_hold_in_padded_rows(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    criteria = StoppingCriteriaList([Enough()])
+    arguments = {**GREEDY, "max_new_tokens": 9, "stopping_criteria": criteria}
+    got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, **arguments)
+    for row, ids, mask in zip(got, PADDED, MASK, strict=True):
+        own = ids[mask.bool()][None]
+        alone = decoder.generate(own, max_new_tokens=9, stopping_criteria=criteria, temperature=0.0)
+        new = row[len(ids) :].tolist()
+        assert new[: len(alone.new_token_ids)] == alone.new_token_ids
+        assert len(alone.new_token_ids) <= 2
+        assert set(new[len(alone.new_token_ids) :]) <= {0}
+
+
+def test_a_subclass_of_a_known_criterion_decides_for_itself(decoder: SpeculativeDecoder) -> None:
+    class Early(MaxLengthCriteria):
+        def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 8)
+
+    criteria = StoppingCriteriaList([Early(30)])
+    output = decoder.generate([1, 2, 3], max_new_tokens=20, stopping_criteria=criteria)
+    assert len(output.new_token_ids) == 5
+
+
+def test_several_return_sequences_of_padded_rows_are_rows_of_their_own(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    got = model.generate(
+        PADDED,
+        attention_mask=MASK,
+        custom_generate=decoder,
+        do_sample=True,
+        num_return_sequences=2,
+        max_new_tokens=8,
+        pad_token_id=0,
+        seed=1,
+    )
+    assert got.shape == (6, 14)
+    assert got[:, :6].tolist() == PADDED.repeat_interleave(2, dim=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)]
+)
+def test_processors_that_know_their_row_see_that_row(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, name: str, value: float
+) -> None:
+    ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])
+    arguments = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 9,
+        **GREEDY,
+        name: value,
+    }
+    expected = model.generate(ids, **arguments)
+    assert model.generate(ids, custom_generate=decoder, **arguments).tolist() == expected.tolist()
+
+
+def test_other_positions_are_refused(model: LlamaForCausalLM, decoder: SpeculativeDecoder) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    shifted = {"position_ids": torch.tensor([[20, 21, 22]])}
+    mask = {"attention_mask": torch.ones_like(ids)}
+    with pytest.raises(PromptError, match="position_ids"):
+        model.generate(ids, custom_generate=decoder, max_new_tokens=3, **GREEDY, **mask, **shifted)
+    with pytest.raises(PromptError, match="position_ids"):
+        decoder.generate(ids, **shifted)
+    for name in ("streamer", "tokenizer", "cache_implementation"):
+        with pytest.raises(PromptError, match=name):
+            decoder.generate_batch([[1, 2]], **{name: "something"})
+    with pytest.raises(PromptError, match="several are expected"):
+        decoder.generate_batch("text")

@@ -1,13 +1,19 @@
 """Training and decoding see the same drafter: a masked pass equals cached, stepwise drafting."""
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from inference.context import Context
+from inference.draft_tree import DraftTree
 from inference.drafters.trained import TrainedDrafter, TrainedSession
 from inference.drafters.tree_pass import TreePass
+from inference.engine import DecodeRun
+from inference.preparation import prepare_requests
 from inference.protocol import Budget, Committed, MemoryRows
 from inference.sampling import Sampling
 from inference.tree_builder import Frontier
@@ -140,6 +146,36 @@ def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill() -> None:
             torch.testing.assert_close(got[:, :, :12], expected[:, :, :12], **close)
     again, expected_tree = session.propose(Budget(8), []), fresh.propose(Budget(8), [])
     assert torch.equal(again.token_ids, expected_tree.token_ids)
+
+
+@torch.no_grad()
+def test_the_engine_drafts_from_what_was_emitted_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_llama(vocab=11)
+    target = TargetAdapter(model)
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    requests, _ = prepare_requests(
+        model, [[1, 2, 3], [4, 5, 6, 7, 8]], seed=0, max_position=128, max_new_tokens=20
+    )
+    run = DecodeRun(target, drafter, requests)
+    drafted: list[tuple[list[list[int]], DraftTree]] = []
+    original = Context.propose
+
+    def noted(self: Context, token_ids: Any, *limits: Any) -> DraftTree:
+        tree = original(self, token_ids, *limits)
+        drafted.append(([list(ids) for ids in token_ids], tree))
+        return tree
+
+    monkeypatch.setattr(Context, "propose", noted)
+    run.finish()
+    assert len(drafted) > 3
+    for several, tree in drafted:
+        for row, ids in enumerate(several):
+            session, _ = _prefilled(drafter, torch.tensor([ids]), len(ids) - 1)
+            fresh = session.propose(Budget(drafter.max_nodes), [])
+            assert tree.token_ids[row].tolist() == fresh.token_ids[0].tolist()
+            torch.testing.assert_close(tree.score[row], fresh.score[0], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
