@@ -25,7 +25,7 @@ from jakiro.settings import Settings
 from jakiro.target import TargetAdapter, chain_step
 
 NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # trees whose verification is timed
-MAX_PASSES = 3  # trunk passes whose drafting is timed
+TIMED_PASSES = 3  # trunk passes whose drafting is timed
 CONTEXT = 128  # verified tokens while timing
 REPEATS = 9
 
@@ -97,7 +97,7 @@ def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None
         return Costs.model_validate_json(place.read_text())
     except (OSError, ValueError):
         pass
-    costs = measure_costs(target, model, MAX_PASSES)
+    costs = measure_costs(target, model, TIMED_PASSES)
     try:
         write_atomically(place, costs.model_dump_json())
     except OSError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from inference.costs import MAX_PASSES, NODE_COUNTS, Costs, measure_costs
+from inference.costs import NODE_COUNTS, TIMED_PASSES, Costs, measure_costs
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.preparation import prepare_requests
@@ -59,12 +59,12 @@ def choose_plan(
         temperature: of random decoding.
         max_new_tokens: decoded for each prompt and tree.
     """
-    costs = measure_costs(target, model, MAX_PASSES)
+    costs = measure_costs(target, model, TIMED_PASSES)
     levels = model.config.settings.schedule.parallel_levels
     runs = _Runs(target, model, prompts, max_new_tokens)
     greedy = (
         _rate(shape, tau, costs)
-        for passes in range(1, MAX_PASSES + 1)
+        for passes in range(1, TIMED_PASSES + 1)
         for shape, tau in runs.greedy_taus(passes, levels)
     )
     sampling = (
@@ -142,7 +142,7 @@ def _sampled_shapes(levels: int) -> list[TreeShape]:
             breadth=breadth,
             sampled=True,
         )
-        for passes in range(1, MAX_PASSES + 1)
+        for passes in range(1, TIMED_PASSES + 1)
         for children, breadth in ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2))
     ]
     return [shape for shape in shapes if shape.max_nodes <= MAX_NODES // 2]

@@ -1,6 +1,6 @@
 """The trees of a drafter: as it was trained, or the largest that are cut to size."""
 
-from inference.costs import MAX_PASSES
+from inference.costs import TIMED_PASSES
 from inference.tree_budget import MAX_NODES
 from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -19,7 +19,7 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:
     """Return the trees that `tree="auto"` cuts to size."""
     levels = {
-        "autoregressive_levels": MAX_PASSES,
+        "autoregressive_levels": TIMED_PASSES,
         "parallel_levels": drafter.config.settings.schedule.parallel_levels,
     }
     return TreePlan(

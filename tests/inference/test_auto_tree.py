@@ -1,5 +1,6 @@
 """`tree="auto"`: drafts as much as pays, stops where it does not, and never changes a token."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
-from inference.auto_tree import SHORTEST_PAUSE, AutoRun, AutoTree
+from inference.auto_tree import SHORTEST_PAUSE, Arm, AutoRun, AutoTree, _arms, _Learner
 from inference.costs import Costs, known_costs
 from inference.draft_tree import TreeRow
 from inference.protocol import Budget
@@ -142,3 +143,52 @@ def test_every_budget_is_kept(shape: TreeShape, depth: int | None, num_nodes: in
 
 def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
     assert torch.tensor(PLAN.sampling.level_sizes).sum() == PLAN.sampling.max_nodes
+
+
+def test_places_are_ranks_of_chosen_candidates_and_turns_of_drawn_ones() -> None:
+    wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
+    chosen, drawn = (
+        Arm(Budget(12), shape.model_copy(update=wanted), (3, 12, 1), 1.0) for shape in PLAN.shapes
+    )
+    # Two levels of candidates; the accepted ones stand at 2 and 5, with ranks 1 and 3.
+    row = TreeRow(
+        [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
+    )
+    assert chosen.places(row, [2, 5]) == [(0, 1, 0), (1, 3, 0)]
+    # Drawn levels of 2, 4 and 4: node 1; then the second parent's first child; the first's second.
+    assert drawn.places(row, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
+
+
+def test_every_sequence_of_a_batch_counts_as_experience() -> None:
+    arms = _arms(PLAN.greedy, COSTS)
+    learner = _Learner(arms, COSTS.verify_seconds(0))
+    learner.learn(arms[0], [], batch=3, seconds=None)
+    assert learner.offered[0, 0, 0] == 3.0
+
+
+def test_pauses_grow_while_drafting_does_not_pay() -> None:
+    world = World(GREEDY, depth_accepted=0)
+    kinds = [world.round() is None for _ in range(8 * SHORTEST_PAUSE)]
+    lengths = [len(list(run)) for is_plain, run in itertools.groupby(kinds) if is_plain]
+    assert lengths[1:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE]
+
+
+def test_trees_that_turn_out_slower_than_modelled_are_given_up() -> None:
+    arms = _arms(PLAN.greedy, COSTS)
+    learner = _Learner(arms, COSTS.verify_seconds(0))
+    learner.learn(None, [], 1, COSTS.verify_seconds(0))
+    for _ in range(20):
+        arm = learner.choose()
+        if arm is not None:
+            learner.learn(arm, [(0, 0, 0)], 1, 10 * arm.seconds)
+        else:
+            learner.learn(None, [], 1, COSTS.verify_seconds(0))
+    assert learner.choose() is None
+
+
+def test_ways_of_sampling_and_batches_learn_apart() -> None:
+    trees = AutoTree(PLAN, COSTS)
+    first = trees.open(GREEDY, 1)
+    assert trees.open(GREEDY, 1)._learner is first._learner
+    assert trees.open(GREEDY, 2)._learner is not first._learner
+    assert trees.open(RANDOM, 1)._learner is not first._learner
