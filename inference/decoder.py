@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from inference.auto_tree import AutoTree
 from inference.conversation import Conversation
 from inference.costs import known_costs
-from inference.details import Record
+from inference.details import Record, record_for
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun, Round
 from inference.handover import Handover
@@ -30,7 +30,7 @@ from inference.policy import AlwaysDraft, DraftPolicy
 from inference.preparation import prepare_requests
 from inference.prompts import Prompt, encode_prompt, unpadded
 from inference.request import Request
-from inference.streaming import TextStream, feed
+from inference.streaming import TextStream, feed, pieces
 from inference.tau_watch import TauWatch
 from inference.tree_plans import default_tree, largest_trees
 from inference.tree_shape import TreePlan, TreeShape
@@ -162,7 +162,7 @@ class SpeculativeDecoder:
             NumericalError: the target's logits are not finite.
         """
         requests, config = self._requests([prompt], temperature, seed, generation)
-        record = _record(config, log_probs)
+        record = record_for(config, log_probs)
         if conversation is None:
             return self._finished(self._run(requests, record), streamer)[0]
         arguments = {**self._parts(), "record": record}
@@ -205,7 +205,7 @@ class SpeculativeDecoder:
         if not several:
             return []
         requests, config = self._requests(several, temperature, seed, generation)
-        return self._finished(self._run(requests, _record(config, log_probs)))
+        return self._finished(self._run(requests, record_for(config, log_probs)))
 
     def stream(
         self,
@@ -223,7 +223,7 @@ class SpeculativeDecoder:
         requests, _ = self._requests([prompt], temperature, seed, generation)
         if self.tokenizer is None:
             raise PromptError("streaming text needs a tokenizer", remedy="pass tokenizer=")
-        return _pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
+        return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
     def rounds(
         self,
@@ -235,7 +235,7 @@ class SpeculativeDecoder:
     ) -> Iterator[Round]:
         """Yield tokens in the groups that became certain together; arguments as for `generate`."""
         requests, config = self._requests([prompt], temperature, seed, generation)
-        return self._watched(self._run(requests, _record(config, False)))
+        return self._watched(self._run(requests, record_for(config, False)))
 
     def __call__(
         self,
@@ -264,7 +264,7 @@ class SpeculativeDecoder:
             model, input_ids, mask, logits_processor, stopping_criteria, generation_config
         )
         requests = handover.requests(self.target, seed, inputs)
-        run = self._run(requests, _record(generation_config, log_probs=False))
+        run = self._run(requests, record_for(generation_config, log_probs=False))
         return in_transformers_form(
             self._finished(run, streamer),
             input_ids,
@@ -321,16 +321,3 @@ class SpeculativeDecoder:
         if self.tokenizer is None:
             return None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-
-
-def _record(config: GenerationConfig, log_probs: bool) -> Record | None:
-    record = Record(log_probs, bool(config.output_scores), bool(config.output_logits))
-    return record if record != Record() else None
-
-
-def _pieces(rounds: Iterator[Round], stream: TextStream) -> Iterator[str]:
-    for one in rounds:
-        if piece := stream.push(one.token_ids):
-            yield piece
-    if rest := stream.flush():
-        yield rest

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
+from transformers import GenerationConfig
 
 from inference.acceptance import Verdict
 from inference.sampling import widened
@@ -16,6 +17,12 @@ class Record:
     log_probs: bool = False
     scores: bool = False
     logits: bool = False
+
+
+def record_for(config: GenerationConfig, log_probs: bool) -> Record | None:
+    """Return what a config and its caller ask for, or None where it is nothing."""
+    record = Record(log_probs, bool(config.output_scores), bool(config.output_logits))
+    return record if record != Record() else None
 
 
 @dataclass(frozen=True)

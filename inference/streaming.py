@@ -88,3 +88,12 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[Round]]
         streamer.put(torch.tensor(rounds[0].token_ids))
         yield rounds
     streamer.end()
+
+
+def pieces(rounds: Iterator[Round], stream: TextStream) -> Iterator[str]:
+    """Yield the text of rounds as soon as it is certain."""
+    for one in rounds:
+        if piece := stream.push(one.token_ids):
+            yield piece
+    if rest := stream.flush():
+        yield rest

@@ -1,9 +1,12 @@
 """Sequences decoded together: each is what it would be alone."""
 
+import itertools
+
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
-from transformers import LlamaForCausalLM
+from torch import Tensor
+from transformers import LlamaForCausalLM, LogitsProcessorList, TopKLogitsWarper
 
 from inference import SpeculativeDecoder, context
 from inference.context import Context
@@ -115,3 +118,44 @@ def test_constraints_that_depend_on_the_row_are_refused_for_several_prompts() ->
 
 def test_an_empty_batch_is_no_work() -> None:
     assert _decoder(tiny_llama()).generate_batch([]) == []
+
+
+class TopOfTheMorning(TopKLogitsWarper):
+    """Derives from a warper that sees no prefix, but looks at it."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter(1, input_ids[:, -1:], float("-inf"))
+
+
+def test_what_derives_from_a_warper_still_sees_each_rows_own_tokens() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    processors = LogitsProcessorList([TopOfTheMorning(3)])
+    arguments = {"logits_processor": processors, "temperature": 1.0, "max_new_tokens": 12}
+    for output in decoder.generate_batch(PROMPTS, seed=1, **arguments):
+        tokens = output.sequences[0].tolist()[-13:]
+        assert all(one != other for one, other in itertools.pairwise(tokens))
+
+
+def test_scores_of_rows_that_have_ended_are_zero() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = _decoder(model)
+    ids = torch.tensor([[1, 2, 3], [7, 8, 9]])
+    first, second = (
+        decoder.generate(prompt, max_new_tokens=9).new_token_ids for prompt in ids.tolist()
+    )
+    eos = next(token for token in first[:-1] if token not in second)
+    got = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        custom_generate=decoder,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+        max_new_tokens=9,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    ended = first.index(eos) + 1
+    assert len(got.scores) > ended
+    assert all(not scores[0].any() for scores in got.scores[ended:])
+    assert all(scores[0].any() for scores in got.scores[:ended])

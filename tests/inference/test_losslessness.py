@@ -46,7 +46,7 @@ def _sampling(name: str) -> Sampling:
     return Sampling(LogitsProcessorList(PROCESSORS[name]), do_sample=True)
 
 
-@settings(max_examples=12)
+@settings(max_examples=24)
 @given(
     seed=st.integers(0, 10_000),
     components=st.sampled_from([1, 2, 4]),
@@ -70,12 +70,20 @@ def test_deterministic_trees_keep_the_target_law_over_two_rounds(
     assert two_round_error(tables, shape, sampling) < EXACT
 
 
-@settings(max_examples=6)
-@given(seed=st.integers(0, 10_000), name=st.sampled_from([None, *PROCESSORS]))
-def test_sampled_trees_keep_the_target_law_over_two_rounds(seed: int, name: str | None) -> None:
+@settings(max_examples=24)
+@given(
+    seed=st.integers(0, 10_000),
+    components=st.sampled_from([1, 2, 4]),
+    size=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]),
+    name=st.sampled_from([None, *PROCESSORS]),
+)
+def test_sampled_trees_keep_the_target_law_over_two_rounds(
+    seed: int, components: int, size: tuple[int, int], name: str | None
+) -> None:
     sampling = _sampling(name) if name else no_processors()
-    tables = Tables(vocab=3, components=2, seed=seed)
-    assert two_round_error(tables, SAMPLED, sampling, length=2) < EXACT
+    shape = SAMPLED.model_copy(update={"children": size[0], "breadth": size[1]})
+    tables = Tables(vocab=3, components=components, seed=seed)
+    assert two_round_error(tables, shape, sampling, length=2) < EXACT
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

@@ -66,3 +66,13 @@ def test_an_empty_tree_has_no_candidates() -> None:
     row = DraftTree.empty(torch.tensor([4])).row()
     assert row.token_ids == []
     assert row.path(ROOT) == []
+
+
+def test_a_limited_tree_keeps_the_candidates_up_to_a_position_and_no_others() -> None:
+    tree = _build(TreeShape(children=2, breadth=2, num_nodes=99))  # its root stands at position 1
+    for last in range(1, 5):
+        kept = tree.limited(last)
+        assert kept.is_valid.tolist() == (1 + tree.depth <= last).tolist()
+        assert sorted(n for some in kept.row().children.values() for n in some) == [
+            node for node, depth in enumerate(tree.depth[0].tolist()) if 1 + depth <= last
+        ]
