@@ -21,23 +21,26 @@ def _score(tables: Tables, path: list[int]) -> float:
     return sum(law[token].item() for law, token in zip(laws, path, strict=True))
 
 
-@pytest.mark.parametrize("num_nodes", [1, 4, 9, 99])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("num_nodes", [1, 4, 7, 9, 12, 99])
 def test_deterministic_trees_keep_the_best_candidates_and_all_their_parents(
-    num_nodes: int,
+    num_nodes: int, seed: int
 ) -> None:
     shape = TreeShape(
         autoregressive_levels=3, parallel_levels=0, children=3, breadth=2, num_nodes=num_nodes
     )
-    everything, tree = _build(shape.model_copy(update={"num_nodes": 99})), _build(shape)
+    everything = _build(shape.model_copy(update={"num_nodes": 99}), seed)
+    tree = _build(shape, seed)
     assert tree.num_nodes == shape.max_nodes == min(num_nodes, 15)
     best = everything.score[0].sort(descending=True).values[: tree.num_nodes]
     torch.testing.assert_close(tree.score[0].sort(descending=True).values, best)
+    torch.testing.assert_close(tree.score[0, tree.rank[0].argsort()], best)
     row = tree.row()
     for node in range(tree.num_nodes):
         path = [row.token_ids[index] for index in row.path(node)]
         assert len(path) == row.depth[node]
         assert row.parent[node] < node
-        expected = _score(Tables(vocab=6, components=2, seed=3), path)
+        expected = _score(Tables(vocab=6, components=2, seed=seed), path)
         assert tree.score[0, node].item() == pytest.approx(expected)
 
 
