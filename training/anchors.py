@@ -4,8 +4,12 @@ Decoding drafts position i at distance 1..A from the last verified position. The
 not interact, so every position of a row can draw a distance of its own.
 """
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
+
+Anchors = Literal["drafting", "previous"]
 
 NEAR_SHARE = 0.85  # of positions whose distance is one that the decoding schedule uses
 LONGEST = 512  # of the others, so that the drafter survives a long gap in verification
@@ -31,3 +35,11 @@ def draw_anchors(
     far = np.exp(random.uniform(0.0, np.log(LONGEST), size=count)).round().astype(np.int64)
     distance = np.where(random.random(count) < NEAR_SHARE, near, far)
     return np.maximum(document_starts, np.arange(count) - distance)
+
+
+def previous_anchors(document_starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return for each row index i the anchor `max(document start, i - 1)`: plain teacher forcing.
+
+    The drafter then never learns to draft further than one token from what is verified.
+    """
+    return np.maximum(document_starts, np.arange(len(document_starts)) - 1)

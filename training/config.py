@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from jakiro.config import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.settings import Settings
+from training.anchors import Anchors
 from training.objectives import ObjectiveSettings
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -52,11 +53,14 @@ class BatchSettings(Settings):
         rows: packed rows of a step, over all processes.
         micro_batch: rows that a process reads at a time; it decides memory, not the result.
         draws: times that anchors are drawn for a row; all share one forward of the target.
+        anchors: where verification is taken to have ended: "drafting", at distances that occur when
+            drafting, or "previous", always at the token before, which is not how drafts are made.
     """
 
     rows: int = Field(8, ge=1)
     micro_batch: int = Field(8, ge=1)
     draws: int = Field(1, ge=1, le=8)
+    anchors: Anchors = "drafting"
 
     def accumulation(self, num_processes: int) -> int:
         """Return how many micro-batches each process reads per step.

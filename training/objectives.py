@@ -17,6 +17,7 @@ from jakiro.settings import Settings
 from training.batch import Batch
 from training.contrast import contrastive_loss
 from training.examples import Examples, gather_examples
+from training.token_losses import TokenLoss, token_losses
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -25,6 +26,7 @@ class ObjectiveSettings(Settings):
     """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project)."""
 
     token_weight: float = Field(1.0, ge=0)
+    token_loss: TokenLoss = "cross_entropy"
     feature_weight: float = Field(0.0, ge=0)
     contrast_weight: float = Field(0.1, ge=0)
     balance_weight: float = Field(0.01, ge=0)
@@ -50,7 +52,7 @@ class LossTerms(NamedTuple):
 class Laws(NamedTuple):
     """Per-position results of one pass over the vocabulary."""
 
-    cross_entropy: Float[Tensor, "n levels"]
+    token_loss: Float[Tensor, "n levels"]
     target_best: Int[Tensor, "n levels"]
     correct: Bool[Tensor, "n levels"]
     weights: Float[Tensor, "n levels components"]  # prior at level 0, posterior afterwards
@@ -75,7 +77,7 @@ def drafter_loss(
         settings: weights of the terms.
     """
     examples = gather_examples(output, target_features, batch, draw, settings.distance_decay)
-    laws = _laws_in_chunks(examples, logits, settings.chunk_rows)
+    laws = _laws_in_chunks(examples, logits, settings)
     features = examples.features.float()
     blended = einsum(laws.weights.detach(), features, "n l c, n l c h -> n l h")
     goals = examples.targets.float()
@@ -94,29 +96,37 @@ def drafter_loss(
     return _weighted(examples, laws, feature, torch.stack(contrast, dim=1), settings)
 
 
-def _laws_in_chunks(examples: Examples, logits: Logits, chunk_rows: int) -> Laws:
+def _laws_in_chunks(examples: Examples, logits: Logits, settings: ObjectiveSettings) -> Laws:
     """Run the vocabulary in chunks of positions; backward recomputes each chunk's laws."""
     parts = (examples.features, examples.log_weights, examples.targets, examples.next_tokens)
-    chunks = list(zip(*(part.split(chunk_rows) for part in parts), strict=True))
+    chunks = list(zip(*(part.split(settings.chunk_rows) for part in parts), strict=True))
     if len(chunks) == 1:  # one chunk may exist at any time, so there is nothing to save
-        return _laws(logits, *chunks[0])
-    laws = [checkpoint(_laws, logits, *chunk, use_reentrant=False) for chunk in chunks]
+        return _laws(logits, settings.token_loss, *chunks[0])
+    laws = [
+        checkpoint(_laws, logits, settings.token_loss, *chunk, use_reentrant=False)
+        for chunk in chunks
+    ]
     return Laws(*(torch.cat(column) for column in zip(*laws, strict=True)))
 
 
 def _laws(
-    logits: Logits, features: Tensor, log_weights: Tensor, targets: Tensor, next_tokens: Tensor
+    logits: Logits,
+    kind: TokenLoss,
+    features: Tensor,
+    log_weights: Tensor,
+    targets: Tensor,
+    next_tokens: Tensor,
 ) -> Laws:
     weights = log_weights.float()
     levels: list[tuple[Tensor, ...]] = []
     for level in range(features.shape[1]):
         with torch.no_grad():
-            target_law = logits(targets[:, level]).float().softmax(dim=-1)
+            target_law = logits(targets[:, level]).float().log_softmax(dim=-1)
         joint = joint_log_probs(logits(features[:, level]), weights)
         law = joint.logsumexp(dim=1)
         best = target_law.argmax(dim=-1)
-        cross_entropy = -(target_law * law).sum(dim=-1)
-        levels.append((cross_entropy, best, best == law.argmax(dim=-1), weights.exp()))
+        loss = token_losses(kind, target_law, law)
+        levels.append((loss, best, best == law.argmax(dim=-1), weights.exp()))
         token = next_tokens[:, level, None, None].expand(-1, joint.shape[1], 1)
         weights = posterior_log_weights(joint.gather(2, token).squeeze(2), weights)
     return Laws(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
@@ -132,7 +142,7 @@ def _weighted(
     def total_of(term: Tensor) -> Tensor:
         return torch.where(examples.valid, term * examples.weight[:, None], 0.0).sum(dim=0)
 
-    token, features, contrasts = map(total_of, (laws.cross_entropy, feature, contrast))
+    token, features, contrasts = map(total_of, (laws.token_loss, feature, contrast))
     balance = _imbalance(examples)
     per_level = (
         settings.token_weight * token

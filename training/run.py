@@ -103,6 +103,7 @@ class Run:
             draws=self._settings.batch.draws,
             num_levels=self._settings.drafter.schedule.autoregressive_levels,
             seed=self._settings.seed,
+            anchors=self._settings.batch.anchors,
         )
 
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:

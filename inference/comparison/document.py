@@ -200,7 +200,7 @@ class MethodFigures(Settings):
 
 
 class TreeNode(Settings):
-    """One candidate of a draft tree; `parent` is its parent's place in the list, or -1 (the root)."""
+    """One candidate of a draft tree; `parent` is its parent's place in the list; -1 is the root."""
 
     token: str
     parent: int

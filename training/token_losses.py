@@ -1,0 +1,36 @@
+"""Distances of a draft law from the target's law, by which drafters learn to guess tokens."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation"]
+
+
+def token_losses(
+    kind: TokenLoss,
+    target: Float[Tensor, "n vocab"],
+    draft: Float[Tensor, "n vocab"],
+) -> Float[Tensor, " n"]:
+    """Return the loss of each draft law q against the target's law p.
+
+    - "cross_entropy": `-sum p log q`
+    - "kl": `sum p (log p - log q)`: the same gradients, but 0 when the laws are equal
+    - "reverse_kl": `sum q (log q - log p)`: seeks a mode instead of covering all
+    - "total_variation": `sum |p - q| / 2`: the share of single drafts that would be rejected
+
+    Args:
+        kind: which of them.
+        target: log-probabilities p.
+        draft: log-probabilities q.
+    """
+    match kind:
+        case "cross_entropy":
+            return -(target.exp() * draft).sum(dim=-1)
+        case "kl":
+            return (target.exp() * (target - draft)).sum(dim=-1)
+        case "reverse_kl":
+            return (draft.exp() * (draft - target)).sum(dim=-1)
+        case "total_variation":
+            return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
