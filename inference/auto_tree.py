@@ -82,6 +82,11 @@ class AutoTree:
                 self._learners[key] = _Learner(arms, self.costs.verify_seconds(0))
         return AutoRun(self._learners[key], self._lock)
 
+    def reset(self) -> None:
+        """Forget what was learnt from earlier runs."""
+        with self._lock:
+            self._learners.clear()
+
 
 class AutoRun:
     """The decisions of one run."""

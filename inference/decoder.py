@@ -127,6 +127,13 @@ class SpeculativeDecoder:
         return cls(target_model, model, tokenizer, tree, compiled=compiled)
 
     @property
+    def plan(self) -> TreePlan | None:
+        """The trees of every round; None without a drafter, or where each round chooses its own."""
+        if self.drafter is None or isinstance(self.policy, AutoTree):
+            return None
+        return self.drafter.plan
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that each token of a sequence takes in the caches of target and drafter."""
         drafting = 0 if self.drafter is None else self.drafter.bytes_per_token
@@ -225,6 +232,26 @@ class SpeculativeDecoder:
             raise PromptError("streaming text needs a tokenizer", remedy="pass tokenizer=")
         return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        **generation: Any,
+    ) -> DecodeRun:
+        """Return a run over prompts that has yet to begin; arguments as for `generate_batch`.
+
+        Iterating over it yields what each round made certain; what it has counted and timed so far
+        can be read at any time.
+        """
+        requests, config = self._requests(prompts, temperature, seed, generation)
+        return self._run(requests, record_for(config, False))
+
+    def reset(self) -> None:
+        """Forget what earlier requests have taught about which trees pay."""
+        self.policy.reset()
+
     def rounds(
         self,
         prompt: Prompt,
@@ -234,8 +261,8 @@ class SpeculativeDecoder:
         **generation: Any,
     ) -> Iterator[Round]:
         """Yield tokens in the groups that became certain together; arguments as for `generate`."""
-        requests, config = self._requests([prompt], temperature, seed, generation)
-        return self._watched(self._run(requests, record_for(config, False)))
+        run = self.start([prompt], temperature=temperature, seed=seed, **generation)
+        return self._watched(run)
 
     def __call__(
         self,

@@ -204,6 +204,9 @@ class DecodeRun:
         one.stats.count_reached(
             depth for depth, n in enumerate(verdict.visited) if n in row.children
         )
+        one.stats.proposed_by_proposer.update(
+            row.proposer_id[n] for siblings in row.children.values() for n in siblings
+        )
         for token, depth, proposer in [*drafted, (verdict.next_token, BONUS, BONUS)]:
             one.token_ids.append(token)
             emitted.append(token)

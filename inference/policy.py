@@ -35,6 +35,10 @@ class DraftPolicy(Protocol):
         """Return the policy of a run over `batch` sequences."""
         ...
 
+    def reset(self) -> None:
+        """Forget what was learnt from earlier runs."""
+        ...
+
 
 class AlwaysDraft:
     """Draft in every round, as much as the drafter has room for.
@@ -49,6 +53,9 @@ class AlwaysDraft:
     def open(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
         """Return itself: nothing is learnt."""
         return self
+
+    def reset(self) -> None:
+        """Nothing was learnt."""
 
     def next_budget(self) -> Budget | None:
         """Return the drafter's own limits."""

@@ -20,6 +20,7 @@ class DecodeStats:
     reached: Counter[int] = field(
         default_factory=Counter
     )  # depth -> rounds that had candidates there
+    proposed_by_proposer: Counter[int] = field(default_factory=Counter)
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -28,10 +29,14 @@ class DecodeStats:
         self.reached.update(depth + 1 for depth in depths)
 
     @property
+    def decoded(self) -> int:
+        """Tokens after those from prefill."""
+        return self.emitted - self.requests
+
+    @property
     def tau(self) -> float:
         """Tokens per target forward after prefill; plain decoding gives exactly 1."""
-        decoded = self.emitted - self.requests
-        return decoded / self.target_forwards if self.target_forwards else 1.0
+        return self.decoded / self.target_forwards if self.target_forwards else 1.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
@@ -48,14 +53,7 @@ class DecodeStats:
     def tokens_per_second(self) -> float:
         """Tokens after the first, per second after prefill."""
         decoding = self.seconds["total"] - self.seconds["prefill"]
-        return (self.emitted - self.requests) / decoding if decoding > 0 else 0.0
-
-    @property
-    def seconds_other(self) -> float:
-        """Seconds outside prefill, drafting, verification and commit."""
-        return self.seconds["total"] - sum(
-            self.seconds[part] for part in ("prefill", "draft", "verify", "commit")
-        )
+        return self.decoded / decoding if decoding > 0 else 0.0
 
     @classmethod
     def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
@@ -67,6 +65,7 @@ class DecodeStats:
             total.target_forwards += one.target_forwards
             total.accepted += one.accepted
             total.reached += one.reached
+            total.proposed_by_proposer += one.proposed_by_proposer
             total.accepted_by_proposer += one.accepted_by_proposer
             for part, seconds in one.seconds.items():
                 total.seconds[part] += seconds

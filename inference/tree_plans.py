@@ -1,6 +1,7 @@
 """The trees of a drafter: as it was trained, or the largest that are cut to size."""
 
 from inference.costs import TIMED_PASSES
+from inference.protocol import Budget
 from inference.tree_budget import MAX_NODES
 from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -14,6 +15,19 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
         greedy=defaults.greedy.model_copy(update=schedule),
         sampling=defaults.sampling.model_copy(update=schedule),
     )
+
+
+def trees_of_size(drafter: JakiroDrafter, num_nodes: int) -> TreePlan:
+    """Return trees of at most so many candidates, as deep as the drafter's schedule if they can be.
+
+    Which nodes a greedy tree has is left to their scores as far as possible.
+    """
+    schedule = drafter.config.settings.schedule.model_dump()
+    wide = TreeShape(**schedule, children=4, breadth=3, num_nodes=num_nodes)
+    drawn = wide.model_copy(update={"sampled": True})
+    shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, drawn)]
+    greedy, sampling = (shape for shape in shapes if shape is not None)
+    return TreePlan(greedy=greedy, sampling=sampling)
 
 
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:

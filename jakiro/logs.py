@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from rich.console import Console
@@ -35,3 +37,18 @@ def _configure_root() -> None:
 def _is_first_process(_record: logging.LogRecord) -> bool:
     # Read at each record, because a launcher may set the rank after the first import.
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep libraries' own progress bars and hints from tearing ours apart."""
+    from transformers.utils import logging as transformers_logging  # takes seconds to import
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()

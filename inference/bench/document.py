@@ -23,10 +23,10 @@ def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str,
     """
     return {
         **provenance(),
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "spin_count": os.environ.get("GOMP_SPINCOUNT"),
-        "device": _device(target.device),
+        "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
@@ -41,11 +41,13 @@ def emit(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _device(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Return what a device is called."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return what this machine's processor is called."""
     facts = Path("/proc/cpuinfo")
     if facts.is_file():
         names = [line for line in facts.read_text().splitlines() if line.startswith("model name")]

@@ -129,9 +129,10 @@ class SampleRecord(Settings):
     prompt: str  # a hash of its content
     category: str
     repeat: int
-    group: int  # prompts that were decoded together have the same number
+    group: int  # prompts that are decoded together, in every repeat, have the same number
     tokens: int
     target_forwards: int  # after prefill
+    turns: PositiveInt = 1  # requests of this sample, each with a first token from prefill
     seconds: float
     seconds_to_first_token: float
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.prompts import Prompt
 from jakiro.errors import PromptError
@@ -18,7 +18,7 @@ BUILT_IN: tuple[str, ...] = (
     "import json\n\nwith open('settings.json') as file:\n    settings =",
     "In the year 1969, three astronauts",
 )
-_ROWS = (".jsonl", ".json")
+_JSON = (".jsonl", ".json")
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -31,15 +31,61 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
         PromptError: the file is missing, unreadable or empty, or a line is malformed.
     """
-    is_rows = path.suffix in _ROWS
-    prompts = [
-        _from_row(line, f"{path}:{number}") if is_rows else line for number, line in _lines(path)
+    return [_prompt_of(row) for row in read_rows(path)]
+
+
+class Row(NamedTuple):
+    """What one line of a file says of a prompt."""
+
+    place: str  # file and line
+    fields: dict[str, Any]
+
+    def unusable(self, expected: str, got: object = None) -> PromptError:
+        """Return the error that says so.
+
+        Args:
+            expected: what the line should hold.
+            got: what it holds instead; the whole line if None.
+        """
+        return _unusable(self.place, expected, self.fields if got is None else got)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return what the lines of a file say, without its empty ones.
+
+    The lines of a .jsonl or .json file are objects; any other line is a text, as if it were an
+    object with the one key `prompt`.
+
+    Raises:
+        PromptError: the file is missing, unreadable or empty, or a line is no JSON object.
+    """
+    is_json = path.suffix in _JSON
+    rows = [
+        _parsed(line, f"{path}:{number}") if is_json else Row(f"{path}:{number}", {"prompt": line})
+        for number, line in _lines(path)
     ]
-    if not prompts:
+    if not rows:
         raise PromptError(
-            f"{path} holds no prompts", expected="one prompt per line", got="empty lines or none"
+            f"{path} holds no prompts",
+            expected="one prompt per line",
+            got="empty lines or none",
+            remedy="check the name given to --prompts",
         )
-    return prompts
+    return rows
+
+
+def is_text(prompt: Any) -> bool:
+    """Return whether a value from JSON is a text that can be continued."""
+    return isinstance(prompt, str) and bool(prompt)
+
+
+def is_chat(prompt: Any) -> bool:
+    """Return whether a value from JSON is a list of chat messages."""
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt)
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -58,9 +104,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line.removesuffix("\r")
 
 
-def _from_row(line: str, place: str) -> Prompt:
+def _parsed(line: str, place: str) -> Row:
     try:
-        row = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise PromptError(
             f"{place} is not JSON",
@@ -68,24 +114,23 @@ def _from_row(line: str, place: str) -> Prompt:
             got=error,
             remedy="end the file's name in .txt if its lines are plain text",
         ) from error
-    prompt: Any = row.get("prompt", row.get("messages")) if isinstance(row, dict) else None
-    if _is_text(prompt) or _is_chat(prompt):
+    if not isinstance(fields, dict):
+        raise _unusable(place, "one object per line", fields)
+    return Row(place, fields)
+
+
+def _prompt_of(row: Row) -> Prompt:
+    prompt: Any = row.fields.get("prompt", row.fields.get("messages"))
+    if is_text(prompt) or is_chat(prompt):
         return prompt
-    raise PromptError(
+    raise row.unusable('an object with "prompt": text, or "messages": [{"role", "content"}, ...]')
+
+
+def _unusable(place: str, expected: str, got: object) -> PromptError:
+    shown = repr(got)
+    return PromptError(
         f"{place} has no usable prompt",
-        expected='an object with "prompt": text, or "messages": [{"role", "content"}, ...]',
-        got=line if len(line) <= 80 else f"{line[:77]}...",
+        expected=expected,
+        got=shown if len(shown) <= 80 else f"{shown[:77]}...",
         remedy="correct this line",
-    )
-
-
-def _is_text(prompt: Any) -> bool:
-    return isinstance(prompt, str) and bool(prompt)
-
-
-def _is_chat(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt)
     )

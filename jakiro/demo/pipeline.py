@@ -1,8 +1,7 @@
 """The demo from nothing to figures: a target, a drafter for it, and what drafting gains."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,31 +17,25 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
+from inference.comparison.comparison import Comparison
+from inference.comparison.document import ComparisonDocument, ComparisonSettings
+from inference.comparison.method_names import DRAFTER, LOOKUP, PLAIN, TRANSFORMERS
+from inference.comparison.methods import Method, OwnDecoding, TransformersDecoding
+from inference.comparison.prompt_file import prompt_of
 from inference.decoder import SpeculativeDecoder
 from inference.tree_budget import PlanChoice, choose_plan
-from jakiro.demo.comparison import (
-    DRAFTER,
-    LOOKUP,
-    PLAIN,
-    TRANSFORMERS,
-    Measured,
-    by_decoder,
-    by_transformers,
-    compare,
-)
 from jakiro.demo.corpus import Corpus, load_corpus
 from jakiro.demo.drafting import train_drafter
 from jakiro.demo.presets import PRESETS, Preset
 from jakiro.demo.prompts import held_out_prompts
-from jakiro.demo.repetition import repeated_ngram_share
-from jakiro.demo.report import results_of, show_results, show_text
+from jakiro.demo.report import JAKIRO, results_of, show_results, show_text
 from jakiro.demo.target import read_record, train_target
 from jakiro.demo.texts import write_texts
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.logs import quiet_libraries
 from jakiro.target import TargetAdapter
 from training.processes import Device, choose_device, launch_environment
 
@@ -87,17 +80,20 @@ def run_demo(
     corpus = load_corpus()
     with (
         launch_environment(device),
-        _quiet_libraries(),
+        quiet_libraries(),
         Progress(console=Console(stderr=True)) as progress,
     ):
         loaded = _load_target(recipe, corpus, folder, device, target, progress)
         drafter_folder = _train(recipe, corpus, loaded, folder, device, progress)
         drafter = JakiroDrafter.from_pretrained(drafter_folder)
         choice = _choose_trees(recipe, corpus, loaded, drafter, drafter_folder, progress)
-        measured, prompts = _compare(recipe, corpus, loaded, drafter, choice, progress)
+        decoder = SpeculativeDecoder(loaded.model, drafter, loaded.tokenizer, choice.plan)
+        measured = _compare(recipe, corpus, loaded, decoder, progress)
     results = results_of(measured, choice)
     facts = _facts_of_target(loaded, measured)
-    show_text(console, _first_draft(measured), prompts[0], loaded.tokenizer)
+    prompt = _prompt_ids(corpus, "test", loaded, recipe.num_prompts)[0]
+    output = decoder.generate(prompt, temperature=0, max_new_tokens=recipe.max_new_tokens)
+    show_text(console, output, prompt, loaded.tokenizer)
     show_results(console, results, facts, choice)
     document = {
         "preset": preset,
@@ -196,22 +192,34 @@ def _compare(
     preset: Preset,
     corpus: Corpus,
     loaded: LoadedTarget,
-    drafter: JakiroDrafter,
-    choice: PlanChoice,
+    drafting: SpeculativeDecoder,
     progress: Progress,
-) -> tuple[list[Measured], list[str]]:
-    model, limit = loaded.model, preset.max_new_tokens
-    plain = SpeculativeDecoder(model)
-    drafting = SpeculativeDecoder(model, drafter, tree=choice.plan)
-    methods = {
-        TRANSFORMERS: by_transformers(model, limit),
-        LOOKUP: by_transformers(model, limit, prompt_lookup_num_tokens=5),
-        PLAIN: by_decoder(plain, limit),
-        DRAFTER: by_decoder(drafting, limit),
-    }
+) -> ComparisonDocument:
+    model, tokenizer = loaded.model, loaded.tokenizer
+    plain = SpeculativeDecoder(model, tokenizer=tokenizer)
+    methods: list[Method] = [
+        TransformersDecoding(TRANSFORMERS, TRANSFORMERS, model),
+        TransformersDecoding(LOOKUP, LOOKUP, model, prompt_lookup_num_tokens=5),
+        OwnDecoding(PLAIN, PLAIN, plain),
+        OwnDecoding(JAKIRO, DRAFTER, drafting),
+    ]
+    settings = ComparisonSettings(
+        methods=tuple(method.name for method in methods),
+        prompts="heads of functions and classes of held-out files",
+        max_new_tokens=preset.max_new_tokens,
+        temperatures=TEMPERATURES,
+    )
     ids = _prompt_ids(corpus, "test", loaded, preset.num_prompts)
-    measured = compare(methods, ids, TEMPERATURES, progress)
-    return measured, [str(loaded.tokenizer.decode(prompt)) for prompt in ids]
+    comparison = Comparison(
+        settings, [prompt_of(one) for one in ids], methods, model, tokenizer, loaded.place
+    )
+    task = progress.add_task("Comparing")
+
+    def track(total: int) -> Callable[[], None]:
+        progress.update(task, total=total)
+        return lambda: progress.advance(task)
+
+    return comparison.run(track)
 
 
 def _prompt_ids(corpus: Corpus, split: Any, loaded: LoadedTarget, count: int) -> list[list[int]]:
@@ -219,28 +227,10 @@ def _prompt_ids(corpus: Corpus, split: Any, loaded: LoadedTarget, count: int) ->
     return [loaded.tokenizer.encode(one.text, add_special_tokens=False) for one in prompts]
 
 
-def _facts_of_target(loaded: LoadedTarget, measured: list[Measured]) -> dict[str, Any]:
-    greedy = next(one for one in measured if one.method == TRANSFORMERS and one.temperature == 0)
+def _facts_of_target(loaded: LoadedTarget, document: ComparisonDocument) -> dict[str, Any]:
     return {
         "path": loaded.place,
         "parameters": loaded.model.num_parameters(),
         "held_out_loss": loaded.held_out_loss,
-        "repeated_4gram_share": repeated_ngram_share(one.token_ids for one in greedy.samples),
+        "repeated_4gram_share": document.figures(TRANSFORMERS, 0.0).repeated_4gram_share,
     }
-
-
-def _first_draft(measured: list[Measured]) -> Any:
-    return next(one for one in measured if one.method == DRAFTER).samples[0]
-
-
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Keep libraries' own progress bars and hints from tearing ours apart."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()

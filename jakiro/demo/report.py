@@ -8,38 +8,38 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from inference.comparison.document import ComparisonDocument, MethodFigures
+from inference.comparison.method_names import PLAIN
+from inference.outputs import GenerateOutput
 from inference.streaming import TextStream
 from inference.tree_budget import PlanChoice, Rated
-from jakiro.demo.comparison import DRAFTER, PLAIN, TRANSFORMERS, Measured, Sample
+
+JAKIRO = "jakiro"  # what the demo calls its drafter
 
 # How a token was won: by the target itself, or as a draft accepted at depth 1, 2, ...
 _COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
 
 
-def results_of(measured: list[Measured], choice: PlanChoice) -> list[dict[str, Any]]:
+def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[str, Any]]:
     """Return one row of figures per method and temperature.
 
-    Speed-ups are ratios of pooled tokens per second at the same temperature. `identical_to_target`
-    compares the tokens with those of transformers and is None where tokens are drawn.
+    Speed-ups are ratios of tokens per second at the same temperature, reading the prompt included.
+    `identical_to_target` is None where tokens are drawn.
     """
-    by_key = {(one.method, one.temperature): one for one in measured}
-    return [
-        _row(one, by_key[TRANSFORMERS, one.temperature], by_key[PLAIN, one.temperature], choice)
-        for one in measured
-    ]
+    return [_row(one, document.figures(PLAIN, one.temperature), choice) for one in document.methods]
 
 
 def show_text(
-    console: Console, sample: Sample, prompt: str, tokenizer: PreTrainedTokenizerBase
+    console: Console, output: GenerateOutput, prompt: list[int], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Print a continuation; the colour of a token says how it was won."""
-    text = Text(prompt, style="dim")
+    text = Text(str(tokenizer.decode(prompt)), style="dim")
     stream = TextStream(tokenizer)  # a token may hold a part of a character only
-    for token, depth in zip(sample.token_ids, sample.depths, strict=True):
+    for token, depth in zip(output.new_token_ids, output.depths, strict=True):
         text.append(stream.push([token]), style=_colour(depth))
     legend = Text("\nwon by: ")
     legend.append("the target itself", style=_colour(0))
-    for depth in sorted(set(sample.depths) - {0}):
+    for depth in sorted(set(output.depths) - {0}):
         legend.append(f"  draft at depth {depth}", style=_colour(depth))
     console.rule("what the target says, and how each token was won")
     console.print(text, legend)
@@ -53,7 +53,7 @@ def show_results(
 ) -> None:
     """Print the table of figures, how easy the text was, and where drafting did not pay."""
     table = Table(
-        title="tokens/s after prefill, all methods taking turns",
+        title="tokens/s, reading the prompt included; all methods taking turns",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -93,7 +93,7 @@ def losses_explained(results: list[dict[str, Any]], choice: PlanChoice) -> list[
         f"{plain / choice.costs.ceiling(_rated(row['temperature'], choice).shape, 1.0):.2f} plain "
         f"steps and won {row['tau']:.2f} tokens."
         for row in results
-        if row["method"] == DRAFTER and row["speedup_over_plain"] < 1
+        if row["method"] == JAKIRO and row["speedup_over_plain"] < 1
     ]
 
 
@@ -101,27 +101,20 @@ def _rated(temperature: float, choice: PlanChoice) -> Rated:
     return choice.sampling if temperature else choice.greedy
 
 
-def _row(
-    one: Measured, transformers: Measured, plain: Measured, choice: PlanChoice
-) -> dict[str, Any]:
-    stats, is_greedy = one.stats, one.temperature == 0
-    speed = stats.tokens_per_second
-    same = [
-        a.token_ids == b.token_ids for a, b in zip(one.samples, transformers.samples, strict=True)
-    ]
-    shape = {PLAIN: None, DRAFTER: _rated(one.temperature, choice).shape}
+def _row(one: MethodFigures, plain: MethodFigures, choice: PlanChoice) -> dict[str, Any]:
+    shape = {PLAIN: None, JAKIRO: _rated(one.temperature, choice).shape}
     return {
-        "method": one.method,
+        "method": one.name,
         "temperature": one.temperature,
-        "tau": stats.tau,
-        "tokens_per_second": speed,
-        "speedup": speed / transformers.stats.tokens_per_second,
-        "speedup_over_plain": speed / plain.stats.tokens_per_second,
-        "identical_to_target": all(same) if is_greedy else None,
-        "ceiling": (
-            choice.costs.ceiling(shape[one.method], stats.tau) if one.method in shape else None
-        ),
-        "acceptance_by_depth": stats.acceptance_by_depth,
+        "tau": one.tau,
+        "tokens_per_second": one.tokens_per_second,
+        "speedup": one.speedup,
+        "speedup_low": one.speedup_low,
+        "speedup_high": one.speedup_high,
+        "speedup_over_plain": one.tokens_per_second / plain.tokens_per_second,
+        "identical_to_target": one.identical_to_target,
+        "ceiling": choice.costs.ceiling(shape[one.name], one.tau) if one.name in shape else None,
+        "acceptance_by_depth": list(one.acceptance_by_depth),
     }
 
 

@@ -60,11 +60,22 @@ def write_texts(
     identity = fingerprint(_REVISION, recipe.model_dump(), corpus.fingerprint, target_identity)
     path = folder / f"texts-{identity[:16]}.jsonl"
     if not path.exists():
-        shuffled = sorted(corpus.train, key=lambda file: fingerprint(file.path))
-        own = _continuations(recipe, [file.text for file in shuffled], model, tokenizer, progress)
-        texts = [*own, *(file.text for file in shuffled[: recipe.num_files])]
+        texts = texts_for(recipe, corpus, model, tokenizer, progress)
         write_atomically(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
+
+
+def texts_for(
+    recipe: TextRecipe,
+    corpus: Corpus,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+) -> list[str]:
+    """Return the target's own continuations, then source files; arguments as for `write_texts`."""
+    shuffled = sorted(corpus.train, key=lambda file: fingerprint(file.path))
+    own = _continuations(recipe, [file.text for file in shuffled], model, tokenizer, progress)
+    return [*own, *(file.text for file in shuffled[: recipe.num_files])]
 
 
 def _continuations(

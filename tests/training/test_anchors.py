@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.anchors import LONGEST, NEAR_SHARE, draw_anchors
+from training.anchors import LONGEST, NEAR_SHARE, draw_anchors, previous_anchors
 
 
 @given(
@@ -44,3 +44,8 @@ def test_the_same_key_draws_the_same_anchors_and_another_key_others() -> None:
     starts = np.zeros(500, np.int64)
     assert (draw_anchors(starts, 3, (7, 0, 5, 1)) == draw_anchors(starts, 3, (7, 0, 5, 1))).all()
     assert (draw_anchors(starts, 3, (7, 0, 5, 1)) != draw_anchors(starts, 3, (7, 0, 5, 2))).any()
+
+
+def test_without_drafting_distances_all_tokens_but_the_last_are_verified() -> None:
+    starts = np.array([0, 0, 0, 3, 3])
+    assert previous_anchors(starts).tolist() == [0, 0, 1, 3, 3]

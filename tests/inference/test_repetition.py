@@ -2,7 +2,7 @@
 
 import pytest
 
-from jakiro.demo.repetition import repeated_ngram_share
+from inference.comparison.repetition import repeated_ngram_share
 
 
 @pytest.mark.parametrize(

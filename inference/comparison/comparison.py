@@ -1,0 +1,197 @@
+"""A comparison from its settings to its document."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from inference.comparison.document import (
+    ComparisonDocument,
+    ComparisonSettings,
+    ExampleTree,
+    MethodFigures,
+)
+from inference.comparison.environment import environment_of
+from inference.comparison.example_trees import example_tree
+from inference.comparison.figures import Reference, figures_of
+from inference.comparison.harness import Harness, Results, Texts
+from inference.comparison.method_names import PLAIN, TRANSFORMERS, parse_methods
+from inference.comparison.methods import Method, OwnDecoding, TransformersDecoding
+from inference.comparison.prompt_file import BenchPrompt, distinct, read_bench_prompts
+from inference.prompts import encode_prompt
+from jakiro.errors import ConfigError, PromptError
+from jakiro.target import TargetAdapter
+
+Track = Callable[[int], Callable[[], None]]
+
+
+def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
+    """Return the prompts to decode, each once, after checking what can be checked without models.
+
+    Raises:
+        ConfigError: a method is named wrongly, or settings do not fit together.
+        PromptError: the prompts cannot be used.
+    """
+    names = [one.name for one in parse_methods(settings.methods)]
+    if settings.baseline is not None and settings.baseline not in names:
+        raise ConfigError(
+            "the baseline is none of the methods",
+            expected=f"one of {', '.join(names)}",
+            got=settings.baseline,
+        )
+    if settings.keep_state and settings.repeats > 1:
+        raise ConfigError(
+            "a method that keeps its state must not see a prompt twice",
+            expected="--repeats 1 with --keep-state",
+            got=settings.repeats,
+        )
+    prompts = distinct(read_bench_prompts(Path(settings.prompts)))
+    return _from_all_categories(prompts)[: settings.num_prompts]
+
+
+class Comparison:
+    """Decodes prompts by several methods and reports on them.
+
+    Args:
+        settings: what to compare.
+        prompts: all different, such as from `prompts_for`.
+        methods: such as from `build_methods`.
+        model: the target.
+        tokenizer: its tokenizer.
+        name_or_path: where the target came from.
+
+    Raises:
+        PromptError: a prompt cannot be encoded, or leaves no room for its continuation.
+    """
+
+    def __init__(
+        self,
+        settings: ComparisonSettings,
+        prompts: Sequence[BenchPrompt],
+        methods: Sequence[Method],
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name_or_path: str,
+    ) -> None:
+        self.settings = settings
+        self.prompts = prompts
+        self.methods = methods
+        self.model = model
+        self.tokenizer = tokenizer
+        self.baseline = settings.baseline or _default_baseline(methods)
+        target = TargetAdapter(model)
+        self.texts = Texts(
+            lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        )
+        self._check_lengths(target.spec.max_position)
+        self.environment = environment_of(target, name_or_path)
+
+    def run(self, track: Track = lambda _: lambda: None) -> ComparisonDocument:
+        """Measure, and return the document.
+
+        Args:
+            track: is told how many steps there are, and returns what is called after each.
+        """
+        harness = Harness(self.methods, self.settings, self.texts, self.model.device)
+        harness.advance = track(harness.num_groups(self.prompts))
+        results = harness.measure(self.prompts)
+        return ComparisonDocument(
+            environment=self.environment,
+            settings=self.settings,
+            prompts=len(self.prompts),
+            baseline=self.baseline,
+            methods=tuple(self._figures(harness, results)),
+            trees=tuple(self._trees(harness)),
+        )
+
+    def _figures(self, harness: Harness, results: Results) -> list[MethodFigures]:
+        families: dict[str, list[Method]] = {}
+        for method in self.methods:
+            families.setdefault(method.family, []).append(method)
+        figures = []
+        for temperature in self.settings.temperatures:
+            reference = None if temperature else self._reference(harness, results)
+            best = {name: _best(one, temperature, results) for name, one in families.items()}
+            baseline = results[best[self.baseline].name, temperature]
+            figures += [
+                figures_of(
+                    method,
+                    results[method.name, temperature],
+                    baseline,
+                    reference,
+                    _rivals(families[name], method, temperature, results),
+                )
+                for name, method in best.items()
+            ]
+        return figures
+
+    def _reference(self, harness: Harness, results: Results) -> Reference:
+        """Return the target's own greedy tokens; they are decoded for this unless they are there.
+
+        One prompt at a time: padding changes nothing but, in half precision, the rounding.
+        """
+        for method in self.methods:
+            if method.kind == TRANSFORMERS and self.settings.batch_size == 1:
+                samples = results[method.name, 0.0].samples
+                return {one.prompt.identity: one.token_ids for one in samples}
+        method = TransformersDecoding("reference", TRANSFORMERS, self.model)
+        law = harness.law(0.0)
+        every = [harness.samples(method, [prompt], law, 0)[0][0] for prompt in self.prompts]
+        return {one.prompt.identity: one.token_ids for one in every}
+
+    def _trees(self, harness: Harness) -> list[ExampleTree]:
+        ids = self.texts.encode(self.prompts[0].first)
+        trees = (
+            example_tree(method, ids, harness.law(temperature), self.settings.seed, self.tokenizer)
+            for method in self.methods
+            if isinstance(method, OwnDecoding) and method.kind != PLAIN
+            for temperature in self.settings.temperatures
+        )
+        return [tree for tree in trees if tree is not None]
+
+    def _check_lengths(self, max_position: int) -> None:
+        for number, prompt in enumerate(self.prompts, start=1):
+            answers = [""] * len(prompt.later_turns)
+            written = prompt.num_turns * self.settings.max_new_tokens
+            length = len(self.texts.encode(prompt.turn(answers))) + written
+            if length > max_position:
+                raise PromptError(
+                    f"prompt {number} and its answers do not fit into the target's context",
+                    expected=f"at most {max_position} tokens",
+                    got=f"{length}, {written} of them new",
+                    remedy="lower --max-new-tokens, or take the prompt out",
+                )
+
+
+def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
+    """Return the prompts with those of all categories in turns, so that the first ones are fair."""
+    by_category: dict[str, list[BenchPrompt]] = {}
+    for prompt in prompts:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    in_turns = chain.from_iterable(zip_longest(*by_category.values()))
+    return [prompt for prompt in in_turns if prompt is not None]
+
+
+def _default_baseline(methods: Sequence[Method]) -> str:
+    by_kind = {one.kind: one.family for one in reversed(methods)}
+    return next(
+        (by_kind[kind] for kind in (TRANSFORMERS, PLAIN) if kind in by_kind), methods[0].family
+    )
+
+
+def _best(methods: Sequence[Method], temperature: float, results: Results) -> Method:
+    return max(methods, key=lambda one: results[one.name, temperature].tokens_per_second)
+
+
+def _rivals(
+    methods: Sequence[Method], best: Method, temperature: float, results: Results
+) -> list[str]:
+    """Say what a method at its best setting was compared with."""
+    others = [
+        f"{one.note}: {results[one.name, temperature].tokens_per_second:.1f} tokens/s"
+        for one in methods
+        if one is not best
+    ]
+    return [f"the fastest of several settings; {'; '.join(others)}"] if others else []

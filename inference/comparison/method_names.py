@@ -1,0 +1,111 @@
+"""Methods as a caller names them: `plain`, or `drafter=PATH,tree=auto,name=mine`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jakiro.errors import ConfigError
+
+TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
+PLAIN, DRAFTER = "plain", "drafter"
+KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER)
+WITH_PATH = (ASSISTED, DRAFTER)
+SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
+RESERVED = ("aded", "lookup", "small-lm", "combined")
+
+_OPTION = re.compile(r",(tree|candidates|name)=([^,]*)$")
+
+
+@dataclass(frozen=True)
+class MethodName:
+    """One method.
+
+    Attributes:
+        kind: which method it is.
+        path: of the model that drafts.
+        name: what it is called in the results.
+        tree: "trained" for the schedule of its training, "auto" for what pays in each round.
+        candidates: nodes of a draft tree; None for the default.
+    """
+
+    kind: str
+    path: str | None = None
+    name: str = ""
+    tree: Literal["trained", "auto"] = "trained"
+    candidates: int | None = None
+
+
+def parse_methods(texts: Sequence[str]) -> list[MethodName]:
+    """Return the methods named by `NAME[=PATH][,tree=...][,candidates=N][,name=...]`.
+
+    Raises:
+        ConfigError: a name is unknown, reserved or malformed, or two methods have one name.
+    """
+    methods = [_parse(text) for text in texts]
+    names = [method.name for method in methods]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            "two methods have one name",
+            expected="a different name for each",
+            got=", ".join(repeated),
+            remedy="add ,name=... to one of them",
+        )
+    return methods
+
+
+def _parse(text: str) -> MethodName:
+    rest, options = text, {}
+    while found := _OPTION.search(rest):
+        options[found[1]] = found[2]
+        rest = rest[: found.start()]
+    kind, _, path = rest.partition("=")
+    _check_kind(kind, path, text)
+    drafting = {"tree", "candidates"} & options.keys()
+    if drafting and kind != DRAFTER:
+        raise _malformed(text, f"options of {DRAFTER}=PATH only", ", ".join(sorted(drafting)))
+    return MethodName(
+        kind=kind,
+        path=path or None,
+        name=options.get("name") or kind,
+        tree=_tree(options.get("tree", "trained"), text),
+        candidates=_count(options.get("candidates"), text),
+    )
+
+
+def _check_kind(kind: str, path: str, text: str) -> None:
+    if kind in RESERVED:
+        raise ConfigError(
+            f"the method {kind!r} is reserved for a drafter that is not there yet",
+            expected=f"one of {', '.join(KINDS)}",
+            got=text,
+            remedy="leave it out",
+        )
+    if kind not in KINDS:
+        raise _malformed(text, f"one of {', '.join(KINDS)}", kind)
+    if (kind in WITH_PATH) != bool(path):
+        raise _malformed(text, f"{kind}=PATH" if kind in WITH_PATH else kind, text)
+
+
+def _tree(value: str, text: str) -> Literal["trained", "auto"]:
+    match value:
+        case "trained" | "auto":
+            return value
+    raise _malformed(text, "tree=trained or tree=auto", f"tree={value}")
+
+
+def _count(value: str | None, text: str) -> int | None:
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise _malformed(text, "candidates=N with N at least 1", f"candidates={value}")
+    return int(value)
+
+
+def _malformed(text: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(
+        f"--method {text} cannot be used",
+        expected=expected,
+        got=got,
+        remedy="see `jakiro bench --help`",
+    )

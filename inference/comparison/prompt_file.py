@@ -1,0 +1,142 @@
+"""The prompts of a comparison: texts, token ids, chats, and dialogues of several turns."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inference.prompts import Prompt
+from inference.verify.prompts import Row, is_chat, is_text, read_rows
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """One prompt, or a dialogue whose user's turns are known beforehand.
+
+    Attributes:
+        first: the prompt of the first turn, as `encode_prompt` takes it.
+        later_turns: what the user says after each answer; then `first` is a chat.
+        category: figures are also given by category.
+        identity: a hash of the content, whatever its category.
+    """
+
+    first: Prompt
+    later_turns: tuple[str, ...]
+    category: str
+    identity: str
+
+    @property
+    def num_turns(self) -> int:
+        """Answers to be generated."""
+        return 1 + len(self.later_turns)
+
+    def turn(self, answers: Sequence[str]) -> Prompt:
+        """Return the prompt of the next turn: the whole dialogue so far.
+
+        Args:
+            answers: to all turns before; fewer than `num_turns`.
+        """
+        if not answers:
+            return self.first
+        messages: list[Any] = list(self.first)
+        questions = self.later_turns[: len(answers)]
+        for answer, question in zip(answers, questions, strict=True):
+            messages += [{"role": "assistant", "content": answer}, _asked(question)]
+        return messages
+
+
+def read_bench_prompts(path: Path, limit: int | None = None) -> list[BenchPrompt]:
+    """Return the prompts of a file, in its order; equal ones are all kept (see `distinct`).
+
+    A name that ends in .jsonl or .json means one object per line, with exactly one of the keys
+    `prompt` (a text, a list of token ids, or a chat), `turns` (texts of the user, asked one after
+    the other) and `messages` (a chat, to be answered), and perhaps a `category`, which is "all" by
+    default; other keys are ignored. Any other file has one text per line. Empty lines count for
+    nothing.
+
+    Args:
+        path: the file.
+        limit: return at most so many, the first ones; all lines are checked nevertheless.
+
+    Raises:
+        PromptError: the file is missing, unreadable or empty, or a line is malformed.
+    """
+    return [_from_row(row) for row in read_rows(path)][:limit]
+
+
+def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
+    """Return the prompts without those whose content came before.
+
+    An interval over prompts takes them as independent, which repetitions are not.
+    """
+    firsts: dict[str, BenchPrompt] = {}
+    for prompt in prompts:
+        firsts.setdefault(prompt.identity, prompt)
+    return list(firsts.values())
+
+
+def prompt_of(first: Prompt, category: str = "all") -> BenchPrompt:
+    """Return a prompt of one turn that comes from no file."""
+    return _built(first, (), category)
+
+
+class _Form(NamedTuple):
+    """One of the ways to write a prompt."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def _from_row(row: Row) -> BenchPrompt:
+    given = [key for key in _FORMS if key in row.fields]
+    if len(given) != 1:
+        got = given or list(row.fields)
+        raise row.unusable("exactly one of the keys prompt, turns and messages", got)
+    key, form = given[0], _FORMS[given[0]]
+    content = row.fields[key]
+    if not form.fits(content):
+        raise row.unusable(f"{key!r} to be {form.expected}", content)
+    category = row.fields.get("category", "all")
+    if not is_text(category):
+        raise row.unusable("'category' to be a text that is not empty", category)
+    if key == "turns":
+        return _built([_asked(content[0])], tuple(content[1:]), category)
+    return _built(content, (), category)
+
+
+def _built(first: Prompt, later_turns: tuple[str, ...], category: str) -> BenchPrompt:
+    # Escaped, since a text may hold half of a surrogate pair, which UTF-8 cannot encode.
+    content = json.dumps([first, later_turns], sort_keys=True)
+    identity = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
+    return BenchPrompt(first, later_turns, category, identity)
+
+
+def _asked(question: str) -> dict[str, Any]:
+    return {"role": "user", "content": question}
+
+
+def _is_prompt(value: Any) -> bool:
+    return is_text(value) or _is_token_ids(value) or _is_question(value)
+
+
+def _is_token_ids(value: Any) -> bool:
+    # bool is an int for Python, but true is no token.
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def _are_turns(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
+
+
+def _is_question(value: Any) -> bool:
+    return is_chat(value) and value[-1]["role"] != "assistant"
+
+
+_CHAT = '[{"role", "content"}, ...], the last one not by the assistant'
+_FORMS = {
+    "prompt": _Form(f"a text, a list of token ids, or {_CHAT}", _is_prompt),
+    "turns": _Form("a list of texts, one for each turn of the user", _are_turns),
+    "messages": _Form(_CHAT, _is_question),
+}

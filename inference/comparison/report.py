@@ -1,0 +1,159 @@
+"""The HTML page of a comparison: one file, a pure function of the document."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from inference.comparison import plots, wording
+from inference.comparison.document import ComparisonDocument, ExampleTree, MethodFigures
+from inference.comparison.palette import PHASES, Looks, expert_color, looks
+from inference.comparison.tree_picture import draw_tree
+from inference.comparison.verdict import verdict
+
+_TEMPLATE = "report.html.jinja"
+_FILTERS: tuple[Callable[..., str], ...] = (
+    *(wording.fixed, wording.significant, wording.milliseconds, wording.percent),
+    *(wording.size, wording.interval, wording.breakable, wording.verbatim, expert_color),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure and what stands above it."""
+
+    title: str
+    figure: Markup
+
+
+@dataclass(frozen=True)
+class Group:
+    """What was measured at one temperature."""
+
+    temperature: float
+    title: str
+    verdict: Markup
+    methods: tuple[MethodFigures, ...]
+    categories: tuple[str, ...]
+
+    @property
+    def drafting(self) -> tuple[MethodFigures, ...]:
+        """The methods that draft."""
+        return tuple(one for one in self.methods if one.acceptance_by_depth)
+
+    @property
+    def with_experts(self) -> tuple[MethodFigures, ...]:
+        """The methods of which it is known who proposed."""
+        return tuple(one for one in self.methods if one.experts)
+
+
+def render(document: ComparisonDocument) -> str:
+    """Return the page; it needs nothing else, and equal documents give equal pages."""
+    look = looks(document)
+    groups = _groups(document, look)
+    template = _environment().get_template(_TEMPLATE)
+    return template.render(
+        document=document,
+        settings=document.settings.model_dump(mode="json"),
+        groups=groups,
+        looks=look,
+        phases=PHASES,
+        experts=sorted({one.expert for each in document.methods for one in each.experts}),
+        trees=[(tree, draw_tree(tree)) for tree in document.trees],
+        tree_experts=_tree_experts,
+        interval=wording.interval,
+        titles={group.temperature: group.title for group in groups},
+        described=_described(document),
+        **_panels(document, groups, look),
+    )
+
+
+def _environment() -> Environment:
+    """Return where templates come from; nothing invisible gets out of them."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {function.__name__: function for function in _FILTERS}
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    is_plain = isinstance(value, str) and not isinstance(value, Markup)
+    return wording.printable(value) if is_plain else value
+
+
+def _groups(document: ComparisonDocument, look: Looks) -> list[Group]:
+    return [
+        _group(document, temperature, look)
+        for temperature in dict.fromkeys(one.temperature for one in document.methods)
+    ]
+
+
+def _group(document: ComparisonDocument, temperature: float, look: Looks) -> Group:
+    methods = tuple(one for one in document.methods if one.temperature == temperature)
+    title = f"Temperature {temperature:g}" if temperature else "Greedy (temperature 0)"
+    categories = tuple(dict.fromkeys(name for one in methods for name in one.categories))
+    return Group(temperature, title, verdict(document, temperature, look), methods, categories)
+
+
+def _panels(
+    document: ComparisonDocument, groups: Sequence[Group], look: Looks
+) -> dict[str, list[Panel]]:
+    """Return the figures of every section; those of all temperatures have the same scale."""
+    everything, baseline = document.methods, document.baseline
+    fastest = plots.largest(max(one.speedup, one.speedup_high, 1.0) for one in everything)
+    slowest = plots.largest(plots.token_milliseconds(one) for one in everything)
+    sample_limit = plots.sample_limit(everything)
+    figures: dict[str, tuple[str, Callable[..., Markup], dict[str, Any]]] = {
+        "speedups": ("methods", plots.speedups, {"limit": fastest, "baseline": baseline}),
+        "acceptance": ("drafting", plots.acceptance, {}),
+        "times": ("methods", plots.times, {"limit": slowest}),
+        "expert_loads": ("with_experts", plots.expert_load, {}),
+        "samples": ("methods", plots.sample_speeds, {"limit": sample_limit}),
+    }
+    return {
+        section: [
+            Panel(group.title, draw(methods, looks=look, name=f"{section}-{place}", **details))
+            for place, group in enumerate(groups)
+            if (methods := getattr(group, which))
+        ]
+        for section, (which, draw, details) in figures.items()
+    }
+
+
+def _tree_experts(tree: ExampleTree) -> list[int]:
+    return sorted({node.expert for node in tree.nodes})
+
+
+def _described(document: ComparisonDocument) -> list[tuple[MethodFigures, list[str], list[str]]]:
+    """Return each method once, with its trees and its notes at all temperatures."""
+    found: dict[str, list[MethodFigures]] = {}
+    for one in document.methods:
+        found.setdefault(one.name, []).append(one)
+    return [
+        (each[0], _unique(map(_tree, each)), _unique(note for one in each for note in one.notes))
+        for each in found.values()
+    ]
+
+
+def _unique(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if text))
+
+
+def _tree(figures: MethodFigures) -> str:
+    tree = figures.tree
+    if tree is None:
+        return ""
+    size = "drawn" if tree.sampled else f"best {tree.num_nodes}"
+    return (
+        f"{size}, depth {tree.autoregressive_levels} + {tree.parallel_levels},"
+        f" {tree.children} children, breadth {tree.breadth}"
+    )

@@ -1,0 +1,154 @@
+"""Loads what is compared: the target, and the methods that decode with it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from inference.comparison.method_names import (
+    ASSISTED,
+    DRAFTER,
+    LOOKUP,
+    PLAIN,
+    SINGLE_PROMPT,
+    TRANSFORMERS,
+    MethodName,
+)
+from inference.comparison.methods import Method, OwnDecoding, TransformersDecoding
+from inference.decoder import SpeculativeDecoder
+from inference.tree_plans import trees_of_size
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, ConfigError
+
+LOOKUP_TOKENS = (3, 5, 10)  # drafted per forward; the fastest counts
+
+
+def load_target(
+    place: str, dtype: str | torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a target and its tokenizer.
+
+    Raises:
+        CheckpointError: one of them cannot be loaded.
+    """
+    model = _load_model(place, dtype, device, "the target")
+    try:
+        return model, AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("the tokenizer of the target", place, error) from error
+
+
+def build_methods(
+    names: Sequence[MethodName],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+) -> list[Method]:
+    """Return the methods; one that counts by its best setting is several of one family.
+
+    Raises:
+        CheckpointError: a drafting model cannot be loaded.
+        TargetMismatch: it belongs to another target.
+        ConfigError: a method cannot decode several prompts together.
+    """
+    for one in names:
+        if batch_size > 1 and one.kind in SINGLE_PROMPT:
+            raise ConfigError(
+                f"the method {one.kind} decodes one prompt at a time",
+                expected="a batch size of 1",
+                got=batch_size,
+                remedy="leave the method out, or set --batch-size 1",
+            )
+    return [method for one in names for method in _BUILDERS[one.kind](one, model, tokenizer)]
+
+
+def _transformers(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
+    return [TransformersDecoding(one.name, one.kind, model)]
+
+
+def _lookup(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
+    return [
+        TransformersDecoding(
+            f"{one.name} ({count})",
+            one.kind,
+            model,
+            family=one.name,
+            note=f"prompt_lookup_num_tokens={count}",
+            prompt_lookup_num_tokens=count,
+        )
+        for count in LOOKUP_TOKENS
+    ]
+
+
+def _assisted(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
+    assistant = _assistant(str(one.path), model)
+    return [TransformersDecoding(one.name, one.kind, model, assistant_model=assistant)]
+
+
+def _plain(
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Method]:
+    return [OwnDecoding(one.name, one.kind, SpeculativeDecoder(model, tokenizer=tokenizer))]
+
+
+def _drafted(
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Method]:
+    return [OwnDecoding(one.name, one.kind, _drafting(one, model, tokenizer))]
+
+
+def _drafting(
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> SpeculativeDecoder:
+    drafter = JakiroDrafter.from_pretrained(str(one.path))
+    tree: Any = "auto" if one.tree == "auto" else None
+    if one.candidates is not None and tree is None:
+        tree = trees_of_size(drafter, one.candidates)
+    return SpeculativeDecoder(model, drafter, tokenizer, tree)
+
+
+def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
+    assistant = _load_model(place, model.dtype, model.device, "the assistant")
+    own, other = (one.config.get_text_config().vocab_size for one in (model, assistant))
+    if own != other:
+        raise ConfigError(
+            f"the assistant {place} has another vocabulary than the target",
+            expected=f"{own} tokens",
+            got=other,
+            remedy="use a model with the target's own tokenizer",
+        )
+    return assistant
+
+
+def _load_model(
+    place: str, dtype: str | torch.dtype, device: torch.device, what: str
+) -> PreTrainedModel:
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(what, place, error) from error
+    return model.to(device).eval()
+
+
+def _cannot_load(what: str, place: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load {what} {place}",
+        expected="a folder or hub id of a causal LM with its tokenizer",
+        got=str(error).strip().splitlines()[0],
+        remedy="check the path",
+    )
+
+
+_BUILDERS: dict[str, Callable[..., list[Method]]] = {
+    TRANSFORMERS: _transformers,
+    LOOKUP: _lookup,
+    ASSISTED: _assisted,
+    PLAIN: _plain,
+    DRAFTER: _drafted,
+}

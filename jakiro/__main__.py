@@ -1,0 +1,6 @@
+"""`python -m jakiro` is the command line."""
+
+from jakiro.cli import main
+
+if __name__ == "__main__":
+    main()

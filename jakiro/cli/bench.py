@@ -1,0 +1,171 @@
+"""`jakiro bench`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from jakiro.cli.output import writer
+from jakiro.errors import ConfigError
+
+if TYPE_CHECKING:
+    from inference.comparison.comparison import Track
+    from inference.comparison.document import ComparisonDocument, ComparisonSettings
+
+_METHODS = """A way to decode; may be repeated. transformers: its generate(); transformers-lookup:
+with prompt lookup, the best of three settings; transformers-assisted=SMALL_LM: with a small model;
+plain: our loop alone; drafter=PATH: our loop with a drafter, and with tree=trained or tree=auto and
+candidates=N after commas. Every method can be called ,name=..."""
+
+
+def bench(
+    target: Annotated[
+        str | None, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help=" ".join(_METHODS.split()))] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="One JSON object per line with prompt, turns or messages, and perhaps a category; "
+            "or a text file of one prompt per line.",
+        ),
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(help="Use the first ones only.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer to each turn.")] = 128,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="0 is greedy, the default; may be repeated.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="By default the target's own.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="By default the target's own.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Times that every prompt is decoded.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the order of everything, and of all draws.")] = 0,
+    keep_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-state", help="Methods that learn go on learning from prompt to prompt."
+        ),
+    ] = False,
+    baseline: Annotated[
+        str | None, typer.Option(help="The method that speed-ups are over.")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Of the target; auto is its own."),
+    ] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
+    ] = "auto",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Store all figures here.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Store a page with tables and plots.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A.json B.json", help="Measure nothing: say what changed from A to B."
+        ),
+    ] = None,
+) -> None:
+    """Compare ways to decode the same prompts: tokens per forward, speed, and where time goes."""
+    if compare is not None:
+        _say_what_changed(*compare)
+        return
+    if target is None or not method or prompts is None:
+        raise ConfigError(
+            "there is nothing to compare",
+            expected="--target, --prompts and at least one --method, or --compare A.json B.json",
+            got="not all of them",
+            remedy="see `jakiro bench --help`",
+        )
+    from inference.comparison.document import ComparisonSettings
+    from jakiro.settings import validate_settings
+
+    values = {
+        "methods": method,
+        "prompts": str(prompts),
+        "num_prompts": num_prompts,
+        "max_new_tokens": max_new_tokens,
+        "temperatures": temperature or [0.0],
+        "top_p": top_p,
+        "top_k": top_k,
+        "batch_size": batch_size,
+        "repeats": repeats,
+        "seed": seed,
+        "keep_state": keep_state,
+        "baseline": baseline,
+    }
+    settings = validate_settings(ComparisonSettings, values, source="the command line")
+    stores = writer(json_file), writer(report, "--report")
+    document = _measured(settings, target, dtype, device)
+    _finish(document, *stores)
+
+
+def _measured(
+    settings: "ComparisonSettings",
+    target: str,
+    dtype: str,
+    device: Literal["auto", "cpu", "cuda"],
+) -> "ComparisonDocument":
+    from inference.comparison.comparison import Comparison, prompts_for
+    from inference.comparison.method_names import parse_methods
+    from inference.comparison.subject import build_methods, load_target
+    from jakiro.logs import quiet_libraries
+    from training.processes import choose_device
+
+    prompts = prompts_for(settings)
+    with quiet_libraries():
+        model, tokenizer = load_target(target, dtype, choose_device(device))
+        names = parse_methods(settings.methods)
+        methods = build_methods(names, model, tokenizer, settings.batch_size)
+    comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
+    with _progress() as track:
+        return comparison.run(track)
+
+
+def _finish(
+    document: "ComparisonDocument",
+    store_json: Callable[[str], None],
+    store_page: Callable[[str], None],
+) -> None:
+    from rich.console import Console
+
+    from inference.comparison.report import render
+    from inference.comparison.table import figures_table
+
+    store_json(document.model_dump_json(indent=1) + "\n")
+    store_page(render(document))
+    console = Console()
+    for part in figures_table(document):
+        console.print(part, highlight=False)
+
+
+def _say_what_changed(before: Path, after: Path) -> None:
+    from rich.console import Console
+
+    from inference.comparison.change import compare_documents
+    from inference.comparison.change_table import show_changes
+    from inference.comparison.document import read_document
+
+    show_changes(compare_documents(read_document(before), read_document(after)), Console())
+
+
+@contextmanager
+def _progress() -> "Iterator[Track]":
+    """Yield what shows steps on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+
+        def track(total: int) -> Callable[[], None]:
+            task = bar.add_task("Decoding", total=total)
+            return lambda: bar.advance(task)
+
+        yield track

@@ -1,0 +1,119 @@
+"""Made-up studies whose truth is known."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from helpers.comparisons import make_document
+
+from inference.comparison.document import ComparisonDocument, MethodFigures, SampleRecord
+from jakiro.settings import validate_settings
+from training.ablation.analysis import ArmFacts
+from training.ablation.uncertainty import Rate
+from training.config import TrainSettings
+
+
+def made_up_rate(
+    random: np.random.Generator,
+    prompts: np.ndarray,
+    effect: float = 0.0,
+    seed_noise: float = 0.01,
+    prompt_noise: float = 0.05,
+    cell_noise: float = 0.02,
+    seeds: int = 3,
+) -> Rate:
+    """Return a rate of exp(effect), and noise on its logarithm.
+
+    Args:
+        random: source of the noise.
+        prompts: how easy each prompt is, for every arm.
+        effect: of the arm.
+        seed_noise: the arm's own, of each seed on all prompts.
+        prompt_noise: the arm's own, of each prompt with all seeds.
+        cell_noise: the arm's own, of each seed on each prompt.
+        seeds: how many.
+    """
+    count = len(prompts)
+    logs = (
+        effect
+        + prompts
+        + random.normal(0, seed_noise, (seeds, 1))
+        + random.normal(0, prompt_noise, (1, count))
+        + random.normal(0, cell_noise, (seeds, count))
+    )
+    forwards = np.full((seeds, count), 25.0)
+    return Rate(2 * forwards * np.exp(logs), forwards)
+
+
+def made_up_documents(
+    effects: Mapping[str, float],
+    temperatures: tuple[float, ...] = (0.0,),
+    seeds: int = 3,
+    prompts: int = 20,
+    repeats: int = 1,
+    number: int = 0,
+) -> dict[int, ComparisonDocument]:
+    """Return the documents of a study: tau of an arm is 2 exp(effect), and noise.
+
+    Args:
+        effects: of every arm.
+        temperatures: all with the same effects.
+        seeds: documents.
+        prompts: some of them much easier than others.
+        repeats: samples of each prompt.
+        number: of the study; another one has other noise.
+    """
+    random = np.random.default_rng(number)
+    easiness = random.normal(0, 0.4, prompts)
+    arms = {
+        (name, temperature): made_up_rate(random, easiness, effect, seeds=seeds)
+        for temperature in temperatures
+        for name, effect in effects.items()
+    }
+    template = make_document(["plain", *effects], temperatures)
+    return {
+        seed: template.model_copy(
+            update={
+                "methods": tuple(
+                    _with_samples(one, arms.get((one.name, one.temperature)), seed, repeats)
+                    if one.name != "plain"
+                    else _with_samples(one, _plain(seeds, prompts), seed, repeats)
+                    for one in template.methods
+                )
+            }
+        )
+        for seed in range(seeds)
+    }
+
+
+def made_up_arm(name: str, **changes: object) -> ArmFacts:
+    """Return an arm with changes to the settings, as nested mappings."""
+    needed = {"target": {"name_or_path": "target"}, "data": {"paths": ["texts.jsonl"]}}
+    settings = validate_settings(TrainSettings, {**needed, **changes}, source="the test")
+    return ArmFacts(name, settings, 1_234_567, (1000, 1001, 1002), (0.5, 0.6, 0.7))
+
+
+def _plain(seeds: int, prompts: int) -> Rate:
+    return Rate(np.full((seeds, prompts), 50.0), np.full((seeds, prompts), 50.0))
+
+
+def _with_samples(figures: MethodFigures, rate: Rate | None, seed: int, repeats: int) -> object:
+    """Return figures whose samples have a rate; every target forward takes 10 ms."""
+    assert rate is not None
+    samples = [
+        SampleRecord(
+            prompt=f"{prompt:08x}",
+            category="all",
+            repeat=repeat,
+            group=prompt,
+            tokens=round(1000 * tokens) + 2,
+            target_forwards=round(1000 * forwards),
+            turns=2,
+            seconds=10 * forwards,
+            seconds_to_first_token=0.04,
+        )
+        for prompt, (tokens, forwards) in enumerate(
+            zip(rate.top[seed], rate.bottom[seed], strict=True)
+        )
+        for repeat in range(repeats)
+    ]
+    return figures.model_copy(update={"samples": tuple(samples)})

@@ -1,0 +1,38 @@
+"""How callers name methods."""
+
+import pytest
+
+from inference.comparison.method_names import RESERVED, MethodName, parse_methods
+from jakiro.errors import ConfigError
+
+
+def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
+    texts = ["plain", "drafter=runs/a,candidates=12,tree=auto", "drafter=b,c=d,name=other"]
+    assert parse_methods(texts) == [
+        MethodName("plain", None, "plain"),
+        MethodName("drafter", "runs/a", "drafter", "auto", 12),
+        MethodName("drafter", "b,c=d", "other"),
+    ]
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_names_of_drafters_to_come_are_reserved(name: str) -> None:
+    with pytest.raises(ConfigError, match="reserved"):
+        parse_methods([f"{name}=path"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["plan"], "one of transformers"),
+        (["drafter"], "drafter=PATH"),
+        (["plain=path"], "expected: plain"),
+        (["drafter=a,tree=large"], "tree=trained or tree=auto"),
+        (["drafter=a,candidates=0"], "N at least 1"),
+        (["plain,candidates=3"], "options of drafter=PATH only"),
+        (["drafter=a", "drafter=b"], "a different name for each"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_what_was_expected(texts: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        parse_methods(texts)

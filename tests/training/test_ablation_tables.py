@@ -1,0 +1,102 @@
+"""Results of a study as a table and as a picture."""
+
+import csv
+import math
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from helpers.studies import made_up_arm, made_up_documents
+from matplotlib.image import imread
+from rich.console import Console
+
+from training.ablation.analysis import analyse
+from training.ablation.plot import plot
+from training.ablation.results import StudyResults
+from training.ablation.tables import HEADINGS, to_csv, to_markdown, to_terminal, with_interval
+
+NAMES = (
+    "base",
+    "with[brackets]",
+    "a|bar",
+    "contrast-loss-off",
+    "a-name-of-many-words-that-is-long",
+)
+
+
+@pytest.fixture(scope="module")
+def results() -> StudyResults:
+    arms = [made_up_arm(name) for name in NAMES]
+    effects = dict.fromkeys(NAMES, 0.0) | {"contrast-loss-off": math.log(0.7)}
+    return analyse(made_up_documents(effects, temperatures=(0.0, 1.0), number=1), arms)
+
+
+def shown(results: StudyResults, width: int) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(to_terminal(results))
+    return console.export_text()
+
+
+def test_the_terminal_shows_every_arm_at_every_temperature(results: StudyResults) -> None:
+    text = shown(results, width=130)
+    for row in results.rows:
+        (line,) = [
+            one
+            for one in text.splitlines()
+            if one.strip().startswith(row.arm) and f" {row.temperature:g} {row.tau:.2f}" in one
+        ]
+        if row.arm != "base":
+            assert with_interval(row.tau_ratio) in line
+            assert row.verdict in line
+    assert "1.23 M" in text
+    assert "Verdicts are about tau" in " ".join(text.split())
+
+
+def test_a_narrow_terminal_loses_no_figure(results: StudyResults) -> None:
+    text = shown(results, width=80)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for row in results.rows:
+        if row.arm == "base":
+            continue
+        assert f"{row.tau_ratio.low:.3f}," in text
+        assert f"{row.tau_ratio.high:.3f}]" in text
+    assert "not resolved" in text
+
+
+def test_markdown_has_one_row_for_each_arm_and_temperature(results: StudyResults) -> None:
+    lines = [line for line in to_markdown(results).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(results.rows)
+    cells = [line.replace("\\|", "").count("|") for line in lines]
+    assert set(cells) == {len(HEADINGS) + 1}
+    assert results.note in to_markdown(results)
+
+
+def test_csv_keeps_all_digits(results: StudyResults) -> None:
+    records = list(csv.DictReader(to_csv(results).splitlines()))
+    assert [record["arm"] for record in records] == 2 * list(NAMES)
+    for record, row in zip(records, results.rows, strict=True):
+        assert float(record["temperature"]) == row.temperature
+        assert float(record["tau_ratio_low"]) == row.tau_ratio.low
+        assert float(record["speedup"]) == row.speedup.value
+        assert float(record["tau_ratio_seed_2"]) == row.tau_ratio.by_seed[2]
+        assert int(record["training_tokens_seed_0"]) == row.training_tokens[0]
+        assert record["verdict"] == row.verdict
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_picture_has_a_panel_for_each_temperature(seeds: int, tmp_path: Path) -> None:
+    arms = [made_up_arm(name) for name in (*NAMES, "costs-$1-or-$2")]
+    effects = {arm.name: 0.0 for arm in arms}
+    widths = []
+    for temperatures in ((0.0,), (0.0, 1.0)):
+        documents = made_up_documents(effects, temperatures, seeds=seeds)
+        plot(analyse(documents, arms), tmp_path / "plot.png")
+        height, width, _ = imread(tmp_path / "plot.png").shape
+        widths.append(width)
+        assert 300 < height < 700
+    assert widths[1] > 1.5 * widths[0]
+
+
+def test_a_base_alone_is_drawn_too(tmp_path: Path) -> None:
+    plot(analyse(made_up_documents({"base": 0.0}), [made_up_arm("base")]), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size

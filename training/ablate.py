@@ -1,0 +1,85 @@
+"""Ablations from one command: train every arm, measure all of them together, say what is resolved.
+
+`python -m training.ablate --base FILE --config FILE ... --out DIR`
+"""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jakiro.errors import JakiroError
+from jakiro.settings import validate_settings
+from training.ablation.study import Study, StudySettings
+
+EXIT_CODE_BAD_INPUT = 2
+EXIT_CODE_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a study as the command line says; return 0 when done, 2 on bad input."""
+    options = _parse(arguments)
+    try:
+        study = Study(_settings(options))
+        if options.dry_run:
+            study.estimate()
+        else:
+            study.complete(rerun=options.rerun)
+    except JakiroError as error:
+        if options.debug:
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        return EXIT_CODE_BAD_INPUT
+    except KeyboardInterrupt:  # the next start goes on where this one stopped
+        return EXIT_CODE_INTERRUPTED
+    return 0
+
+
+def _settings(options: Any) -> StudySettings:
+    values = {name: getattr(options, name) for name in StudySettings.model_fields}
+    return validate_settings(StudySettings, values, source="the command line")
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = ArgumentParser(prog="training.ablate", description=__doc__.partition("\n")[0])
+    parser.add_argument("--base", type=Path, required=True, help="settings of a training run")
+    parser.add_argument(
+        "--config", type=Path, nargs="+", required=True, help="ablations: deltas on the base"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY.PATH=VALUE",
+        action="append",
+        default=[],
+        help="lay a value over the base, and so over every arm; may be repeated",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="runs of every arm")
+    parser.add_argument("--max-steps", type=int, help="cut the runs to so many steps")
+    parser.add_argument(
+        "--launcher",
+        choices=("inline", "deepspeed"),
+        default="inline",
+        help="train in this process, or on all devices of this machine",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what it would take")
+    parser.add_argument("--rerun", metavar="ARM", help="train this arm again")
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument(
+        "--prompts",
+        type=Path,
+        help="a prompt file of `jakiro bench`; by default the starts of held-out documents",
+    )
+    measuring.add_argument("--num-prompts", type=int, default=40)
+    measuring.add_argument("--max-new-tokens", type=int, default=64)
+    measuring.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    measuring.add_argument("--candidates", type=int, default=8, help="nodes of a draft tree")
+    measuring.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

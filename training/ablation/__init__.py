@@ -1,0 +1,1 @@
+"""Ablations: the same training with one thing changed, compared at equal size."""

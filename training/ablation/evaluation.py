@@ -1,0 +1,121 @@
+"""Measures all arms of a seed together, by `jakiro bench` in a process of its own."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.comparison.document import ComparisonDocument, read_document
+from inference.comparison.method_names import DRAFTER, PLAIN
+from jakiro.errors import DataError, JakiroError
+from jakiro.files import ensure_writable_folder
+from training.ablation.runs import ArmRun
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How arms are measured; the same for all of them.
+
+    Attributes:
+        prompts: a prompt file of `jakiro bench`.
+        num_prompts: at most so many of them.
+        max_new_tokens: longest continuation.
+        temperatures: 0 is greedy.
+        candidates: nodes of a draft tree.
+        repeats: times that a prompt is decoded.
+        folder: where results are kept.
+    """
+
+    prompts: Path
+    num_prompts: int
+    max_new_tokens: int
+    temperatures: tuple[float, ...]
+    candidates: int
+    repeats: int
+    folder: Path
+
+    def of_seed(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
+        """Return the figures of one seed's arms beside plain decoding.
+
+        They are measured in turns, so that speeds can be compared, and only once: until an arm is
+        trained again, or something about the measurement changes.
+
+        Args:
+            runs: of one seed, all trained.
+
+        Raises:
+            JakiroError: the measurement failed.
+        """
+        path = ensure_writable_folder(self.folder) / f"seed-{runs[0].seed}.json"
+        document = _known(path)
+        if document is None or not self._is_current(document, path, runs):
+            path.unlink(missing_ok=True)
+            self._measure(runs, path)
+            document = read_document(path)
+        return document
+
+    def _is_current(self, document: ComparisonDocument, path: Path, runs: Sequence[ArmRun]) -> bool:
+        settings = document.settings
+        wanted = (
+            tuple(_methods(runs, self.candidates)),
+            str(self.prompts),
+            self.num_prompts,
+            self.max_new_tokens,
+            self.temperatures,
+            self.repeats,
+        )
+        known = (
+            settings.methods,
+            settings.prompts,
+            settings.num_prompts,
+            settings.max_new_tokens,
+            settings.temperatures,
+            settings.repeats,
+        )
+        trained = [run.folder.drafter.stat().st_mtime for run in runs]
+        return known == wanted and max(trained) < path.stat().st_mtime
+
+    def _measure(self, runs: Sequence[ArmRun], path: Path) -> None:
+        command = [sys.executable, "-m", "jakiro", "bench", *self._options(runs, path)]
+        finished = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        if finished.returncode or not path.exists():
+            raise JakiroError(
+                f"measuring the arms of seed {runs[0].seed} failed",
+                expected=f"a result in {path}",
+                got=f"exit code {finished.returncode}",
+                remedy=f"see above, or repeat it alone: {' '.join(command)}",
+            )
+
+    def _options(self, runs: Sequence[ArmRun], path: Path) -> list[str]:
+        settings = runs[0].settings
+        options = {
+            "--target": settings.target.name_or_path,
+            "--dtype": _DTYPES[settings.target.dtype],
+            "--device": settings.engine.device,
+            "--prompts": str(self.prompts),
+            "--num-prompts": str(self.num_prompts),
+            "--max-new-tokens": str(self.max_new_tokens),
+            "--repeats": str(self.repeats),
+            "--seed": str(runs[0].seed),
+            "--json": str(path),
+        }
+        several = [("--method", one) for one in _methods(runs, self.candidates)]
+        several += [("--temperature", f"{one:g}") for one in self.temperatures]
+        return [word for pair in (*options.items(), *several) for word in pair]
+
+
+def _methods(runs: Sequence[ArmRun], candidates: int) -> list[str]:
+    drafters = [
+        f"{DRAFTER}={run.folder.drafter},candidates={candidates},name={run.arm}" for run in runs
+    ]
+    return [PLAIN, *drafters]
+
+
+def _known(path: Path) -> ComparisonDocument | None:
+    try:
+        return read_document(path)
+    except DataError:
+        return None

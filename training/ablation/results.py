@@ -1,0 +1,102 @@
+"""What a study found, as it is kept in JSON."""
+
+from typing import Literal
+
+from jakiro.settings import Settings
+from training.ablation.uncertainty import Ratio
+
+SCHEMA_VERSION = 1
+
+Verdict = Literal["base", "better", "worse", "not resolved"]
+
+
+class ArmRow(Settings):
+    """One arm at one temperature.
+
+    Attributes:
+        arm: its name.
+        temperature: 0 is greedy.
+        parameters: trainable ones.
+        expert_width: that made it as large as the base.
+        training_tokens: read in training, with each seed.
+        held_out_agreement: share of held-out positions where drafter and target agree on the best
+            token, the mean over seeds; None if it was not measured.
+        tau: tokens per target forward, pooled over seeds and prompts; plain decoding has 1.
+        tau_ratio: over that of the base.
+        acceptance_by_depth: of the rounds with a candidate to try at that depth, the share that
+            accepted one; means over seeds.
+        tokens_per_second: pooled likewise, reading the prompt included.
+        speed_ratio: of tokens per second over those of the base.
+        speedup: of tokens per second over plain decoding.
+        verdict: whether the interval of `tau_ratio` lies above 1, below 1, or around it.
+    """
+
+    arm: str
+    temperature: float
+    parameters: int
+    expert_width: int
+    training_tokens: tuple[int, ...] = ()
+    held_out_agreement: float | None = None
+    tau: float
+    tau_ratio: Ratio
+    acceptance_by_depth: tuple[float, ...] = ()
+    tokens_per_second: float
+    speed_ratio: Ratio
+    speedup: Ratio
+    verdict: Verdict
+
+
+class TwoByTwo(Settings):
+    """Experts x contrastive loss at one temperature: what each does, and both together.
+
+    Attributes:
+        temperature: 0 is greedy.
+        both: the arm with experts and contrast.
+        only_experts: the arm without contrast.
+        only_contrast: the arm without experts.
+        neither: the arm without either.
+        experts: ratio of tau with experts to that without, mean over both settings of contrast.
+        contrast: likewise.
+        interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)): above 1, each
+            gains more where the other one is.
+        sentence: all of it in words.
+    """
+
+    temperature: float
+    both: str
+    only_experts: str
+    only_contrast: str
+    neither: str
+    experts: Ratio
+    contrast: Ratio
+    interaction: Ratio
+    sentence: str
+
+
+class StudyResults(Settings):
+    """All of it.
+
+    Attributes:
+        version: of this schema.
+        seeds: trainings of every arm.
+        prompts: that every arm was measured on.
+        note: how to read the intervals.
+        rows: of every temperature, its arms in the study's order.
+        interactions: of every temperature; empty without all four arms.
+    """
+
+    version: int = SCHEMA_VERSION
+    seeds: int
+    prompts: int
+    note: str
+    rows: tuple[ArmRow, ...]
+    interactions: tuple[TwoByTwo, ...] = ()
+
+    @property
+    def temperatures(self) -> list[float]:
+        """All temperatures, in the study's order."""
+        return list(dict.fromkeys(row.temperature for row in self.rows))
+
+    def at(self, temperature: float) -> list[ArmRow]:
+        """Return the rows of a temperature."""
+        return [row for row in self.rows if row.temperature == temperature]
