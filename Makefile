@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-matrix check bench-engine bench-trees wheel clean
+.PHONY: help demo test test-all test-matrix check bench bench-engine bench-trees wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -54,7 +54,10 @@ check: $(READY)  ## Lint, formatting, types, import direction
 	$(BIN)/lint-imports --no-logo
 
 # Threads that wait by spinning stand in the way of whatever else the machine does.
-bench-engine bench-trees: export GOMP_SPINCOUNT ?= 3000
+bench bench-engine bench-trees: export GOMP_SPINCOUNT ?= 3000
+
+bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method plain ... --prompts FILE"
+	$(BIN)/jakiro bench $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
 	$(BIN)/python -m inference.bench.engine $(ARGS)

@@ -19,7 +19,7 @@ EXIT_CODE_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study as the command line says; return 0 when done, 2 on bad input."""
-    options = _parse(arguments)
+    options = parse(arguments)
     try:
         study = Study(_settings(options))
         if options.dry_run:
@@ -41,7 +41,8 @@ def _settings(options: Any) -> StudySettings:
     return validate_settings(StudySettings, values, source="the command line")
 
 
-def _parse(arguments: Sequence[str] | None) -> Any:
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Return the options of a command line."""
     parser = ArgumentParser(prog="training.ablate", description=__doc__.partition("\n")[0])
     parser.add_argument("--base", type=Path, required=True, help="settings of a training run")
     parser.add_argument(

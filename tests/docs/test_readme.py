@@ -2,17 +2,21 @@
 
 import re
 import shutil
+import subprocess
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
+from jakiro.cli.bench import bench
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.settings import load_settings
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
+from training.ablate import parse as parse_ablation
 from training.config import TrainSettings
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +71,30 @@ def test_the_yaml_block_of_the_readme_is_a_valid_training_run(own_file: Path) ->
 @pytest.mark.parametrize("override", re.findall(r"--set (\S+)", README))
 def test_overrides_in_the_readme_name_real_settings(own_file: Path, override: str) -> None:
     assert load_settings(TrainSettings, own_file, [override]).steps > 0
+
+
+def _commands(program: str) -> list[list[str]]:
+    """The words of the README's commands that begin with a program."""
+    lines = "".join(_blocks("bash")).replace("\\\n", " ").splitlines()
+    return [line.split() for line in lines if line.startswith(program)]
+
+
+def test_ablations_in_the_readme_are_there_and_their_options_too() -> None:
+    commands = _commands("python -m training.ablate")
+    assert len(commands) == 3
+    for words in commands:
+        shell = ["bash", "-c", f"printf '%s\n' {' '.join(words[3:])}"]  # which expands braces
+        expanded = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+        options = parse_ablation(expanded.split())
+        assert all((ROOT / path).exists() for path in options.config)
+
+
+def test_options_of_jakiro_bench_in_the_readme_are_there() -> None:
+    commands = _commands("jakiro bench")
+    assert len(commands) == 2
+    names = {parameter.name for parameter in signature(bench).parameters.values()}
+    words = {word for command in commands for word in command if word.startswith("--")}
+    assert {word.strip("-").replace("-", "_") for word in words} <= names | {"json"}
 
 
 def test_files_that_the_readme_links_to_exist() -> None:
