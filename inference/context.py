@@ -39,7 +39,8 @@ class Context:
         self.target = target
         self.drafter = drafter
         self._margin = 1 + (drafter.max_nodes if drafter else 0)
-        self.cache = target.new_cache(batch, capacity + self._margin)
+        hidden_states = drafter.hidden_states if drafter else ()
+        self.cache = target.new_cache(batch, capacity + self._margin, hidden_states)
         self.session: DraftSession | None = None
         if drafter is not None:
             self.session = drafter.open(sampling, capacity + self._margin, batch)

@@ -136,8 +136,10 @@ class SpeculativeDecoder:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that each token of a sequence takes in the caches of target and drafter."""
-        drafting = 0 if self.drafter is None else self.drafter.bytes_per_token
-        return self.target.new_cache(1, 1).bytes_per_token + drafting
+        if self.drafter is None:
+            return self.target.new_cache(1, 1).bytes_per_token
+        cache = self.target.new_cache(1, 1, self.drafter.hidden_states)
+        return cache.bytes_per_token + self.drafter.bytes_per_token
 
     def generate(
         self,

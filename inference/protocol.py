@@ -110,6 +110,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def hidden_states(self) -> tuple[int, ...]:
+        """Which of the target's hidden states the cache must keep for `encode`."""
+        ...
+
+    @property
     def version(self) -> str:
         """Identifies what encodes memory, so that rows of another encoder are refused."""
         ...

@@ -30,6 +30,7 @@ class RecordingDrafter:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.needs = drafter.needs
+        self.hidden_states = drafter.hidden_states
         self.version = drafter.version
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth

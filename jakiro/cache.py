@@ -1,7 +1,7 @@
 """The target's key/value cache: preallocated slots that hold a tree and are pruned in place."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,24 @@ class HeadShape(NamedTuple):
     num_kv_heads: int
     key_dim: int
     value_dim: int
+
+
+class StateSource(NamedTuple):
+    """What of the target's state a drafter's memory is made of.
+
+    Attributes:
+        kind: keys and values as cached, or hidden states.
+        layers: which; hidden state 0 is the embedding, k comes out of layer k, and the last is the
+            feature behind the final norm.
+    """
+
+    kind: Literal["kv", "hidden"]
+    layers: tuple[int, ...]
+
+    @property
+    def hidden_states(self) -> tuple[int, ...]:
+        """The hidden states that a cache must keep for it."""
+        return self.layers if self.kind == "hidden" else ()
 
 
 class SlotLayer(CacheLayerMixin):
@@ -67,7 +85,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """All layers' slots, in one block of memory per head shape.
+    """All layers' slots, in one block of memory per head shape, and perhaps hidden states beside.
 
     Args:
         shapes: head shape of each layer.
@@ -75,6 +93,8 @@ class SlotCache(Cache):
         capacity: slots per sequence; rounded up to whole buckets.
         dtype: of keys and values.
         device: where they live.
+        hidden_states: which hidden states are kept, too.
+        hidden_size: of a hidden state.
     """
 
     def __init__(
@@ -84,8 +104,11 @@ class SlotCache(Cache):
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        hidden_states: tuple[int, ...] = (),
+        hidden_size: int = 0,
     ) -> None:
         self.capacity = bucketed(capacity)
+        self.hidden_states = hidden_states
         self._members: list[list[int]] = []  # layers of each pair of blocks
         self._blocks: list[Tensor] = []
         for shape in dict.fromkeys(shapes):
@@ -99,6 +122,8 @@ class SlotCache(Cache):
                 )
                 for dim in (shape.key_dim, shape.value_dim)
             ]
+        hidden_shape = (len(hidden_states), batch, 1, self.capacity, hidden_size)
+        self._hidden = torch.zeros(hidden_shape, dtype=dtype, device=device)
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
         super().__init__(layers=list(self.slot_layers))
@@ -106,18 +131,18 @@ class SlotCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one cached token takes over all layers."""
-        total = sum(block.numel() * block.element_size() for block in self._blocks)
+        total = sum(block.numel() * block.element_size() for block in self._all_blocks)
         return total // (self._blocks[0].shape[1] * self.capacity)
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
-        self._replace([kept(block, places, dim=1) for block in self._blocks])
+        self._replace([kept(block, places, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots, keeping what is there."""
         if capacity > self.capacity:
             self.capacity = bucketed(capacity)
-            self._replace([grown(block, self.capacity) for block in self._blocks])
+            self._replace([grown(block, self.capacity) for block in self._all_blocks])
 
     def aim(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
         """Prepare every layer for a forward that writes `slots` and reads `num_visible` slots."""
@@ -137,8 +162,12 @@ class SlotCache(Cache):
             for place, index in enumerate(members)
         }
 
+    @property
+    def _all_blocks(self) -> list[Tensor]:
+        return [*self._blocks, self._hidden]
+
     def _replace(self, blocks: list[Tensor]) -> None:
-        self._blocks = blocks
+        *self._blocks, self._hidden = blocks
         for index, (keys, values) in self._views().items():
             self.slot_layers[index].keys, self.slot_layers[index].values = keys, values
 
@@ -146,10 +175,28 @@ class SlotCache(Cache):
         self, source: Int[Tensor, "batch rows"], destination: Int[Tensor, "batch rows"]
     ) -> None:
         """Copy rows between slots in all layers; costs O(rows), independent of the context."""
-        for block in self._blocks:
+        for block in self._all_blocks:
             shape = (block.shape[0], -1, block.shape[2], -1, block.shape[4])
             taken = block.gather(3, source[None, :, None, :, None].expand(shape))
             block.scatter_(3, destination[None, :, None, :, None].expand(shape), taken)
+
+    def note(
+        self,
+        hidden: Sequence[Float[Tensor, "batch queries hidden"]],
+        slots: Int[Tensor, "batch queries"],
+    ) -> None:
+        """Store the kept hidden states of the tokens at `slots`."""
+        for block, states in zip(self._hidden, hidden, strict=True):
+            write_rows(in_place(block), states.unsqueeze(1), slots)
+
+    def state(
+        self, slots: Int[Tensor, "batch rows"], source: StateSource
+    ) -> Float[Tensor, "batch rows layers width"]:
+        """Return what memory is made of, for the tokens at `slots`."""
+        if source.kind == "kv":
+            return self.rows(slots, source.layers)
+        places = tuple(self.hidden_states.index(layer) for layer in source.layers)
+        return _rows_of(self._hidden, slots, places)
 
     def rows(
         self, slots: Int[Tensor, "batch rows"], layers: tuple[int, ...]
@@ -168,7 +215,8 @@ class SlotCache(Cache):
 
 def _rows_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
     """Gather [layer, batch, head, slot, dim] at slots into [batch, row, layer, head * dim]."""
-    chosen = block if len(layers) == block.shape[0] else block[list(layers)]
+    is_all = layers == tuple(range(block.shape[0]))
+    chosen = block if is_all else block[list(layers)]
     shape = (chosen.shape[0], -1, chosen.shape[2], -1, chosen.shape[4])
     taken = chosen.gather(3, slots[None, :, None, :, None].expand(shape))
     return taken.permute(1, 3, 0, 2, 4).flatten(start_dim=3)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from transformers import PreTrainedConfig
 
+from jakiro.cache import StateSource
 from jakiro.errors import ConfigError
 from jakiro.settings import Settings, validate_settings
 from jakiro.target_record import TargetRecord
@@ -26,9 +27,22 @@ class TrunkSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """Layer self-attention: how the target's per-layer state becomes memory."""
+    """How the target's per-layer state becomes memory, see `moa.memory_encoder`.
 
-    layers: tuple[int, ...] | None = None  # which target layers are read; None: all
+    Attributes:
+        source: keys and values of layers, or hidden states (0: the embedding, k: behind layer k;
+            the last one is the feature that the target's own head reads).
+        layers: which of them are read; None for all keys and values, or for an early, a middle and
+            the last hidden state.
+        layer_attention: whether layers attend to each other; if not, they are read side by side,
+            and None stands for the last hidden state alone, which is memory as it is.
+        common_width: project each layer to this width first.
+        num_heads: of the layer self-attention, as the other sizes.
+    """
+
+    source: Literal["kv", "hidden"] = "kv"
+    layers: tuple[int, ...] | None = None
+    layer_attention: bool = True
     common_width: int | None = Field(None, ge=1)  # project each layer to this width first
     num_heads: int = Field(2, ge=1)
     head_dim: int = Field(32, ge=2, multiple_of=2)
@@ -114,8 +128,7 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     """Return the config of a drafter with `settings` for `target`.
 
     Raises:
-        ConfigError: a memory layer lies outside the target, or layer widths differ and no common
-            width is given.
+        ConfigError: a memory layer lies outside the target, or widths of layers differ.
     """
     _check_memory(settings.memory, target)
     return JakiroConfig(
@@ -123,19 +136,47 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     )
 
 
+def state_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
+    """Return what memory is made of, layer by layer.
+
+    Raises:
+        ConfigError: nothing is known of the target's hidden states.
+    """
+    if memory.source == "kv":
+        every = tuple(range(len(target.kv_widths)))
+        return StateSource("kv", every if memory.layers is None else memory.layers)
+    if target.num_hidden_states is None:
+        raise ConfigError(
+            "the hidden states of the target cannot be read",
+            expected="a target whose layers pass on one vector per token, and a record of it",
+            got="another one, or a record by an earlier version",
+            remedy="set drafter.memory.source to kv",
+        )
+    last = target.num_hidden_states - 1
+    default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
+    return StateSource("hidden", default if memory.layers is None else memory.layers)
+
+
+def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
+    """Return the width of the state of each layer in a source."""
+    if source.kind == "hidden":
+        return [target.hidden_size] * len(source.layers)
+    return [target.kv_widths[layer] for layer in source.layers]
+
+
 def _check_memory(memory: MemorySettings, target: TargetRecord) -> None:
-    count = len(target.kv_widths)
-    layers = memory.layers if memory.layers is not None else tuple(range(count))
-    if not layers or any(not 0 <= layer < count for layer in layers):
+    source = state_source(memory, target)
+    count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
+    if not source.layers or any(not 0 <= layer < count for layer in source.layers):
         raise ConfigError(
             "drafter.memory.layers names layers that the target does not have",
             expected=f"one or more indices from 0 to {count - 1}",
-            got=list(layers),
+            got=list(source.layers),
         )
-    if len({target.kv_widths[layer] for layer in layers}) > 1:
+    if len(widths := set(state_widths(source, target))) > 1:
         raise ConfigError(
             "the target's layers differ in the width of their keys and values",
             expected="memory layers of one width",
-            got=sorted({target.kv_widths[layer] for layer in layers}),
-            remedy="choose drafter.memory.layers of equal width",
+            got=sorted(widths),
+            remedy="choose drafter.memory.layers of equal width, or drafter.memory.source hidden",
         )

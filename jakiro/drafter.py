@@ -9,10 +9,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jakiro.config import JakiroConfig
+from jakiro.config import JakiroConfig, state_source, state_widths
 from jakiro.errors import CheckpointError
 from jakiro.experts import BankOutput, ExpertBank
-from jakiro.target_record import TargetRecord
 from moa.memory_encoder import MemoryEncoder
 from moa.rows import Rows, RowStore, only_these
 from moa.trunk import MoaTrunk
@@ -39,15 +38,12 @@ class JakiroDrafter(PreTrainedModel):
     def __init__(self, config: JakiroConfig) -> None:
         super().__init__(config)
         settings, target = config.settings, config.target_record
-        self.memory_layers = _memory_layers(settings.memory.layers, target)
+        self.state_source = state_source(settings.memory, target)
         self.memory_encoder = MemoryEncoder(
-            num_layers=len(self.memory_layers),
-            width=target.kv_widths[self.memory_layers[0]],
+            num_layers=len(self.state_source.layers),
+            width=state_widths(self.state_source, target)[0],
             hidden=target.hidden_size,
-            num_heads=settings.memory.num_heads,
-            head_dim=settings.memory.head_dim,
-            mlp_width=settings.memory.mlp_width,
-            common_width=settings.memory.common_width,
+            **settings.memory.model_dump(exclude={"source", "layers"}),
         )
         self.trunk = MoaTrunk(hidden=target.hidden_size, **settings.trunk.model_dump())
         self.bank = ExpertBank(
@@ -68,7 +64,7 @@ class JakiroDrafter(PreTrainedModel):
         """Return the cross-attention rows of verified tokens, from the target's raw state.
 
         Args:
-            state: keys and values of `memory_layers`, see `SlotCache.rows`.
+            state: what `state_source` names, see `SlotCache.state`.
             positions: absolute positions of the tokens.
         """
         return self.trunk.cross_attention.rows(self.memory_encoder(state), positions)
@@ -108,10 +104,6 @@ class JakiroDrafter(PreTrainedModel):
         drafter, report = loaded
         _check_report(report, path)
         return cast(JakiroDrafter, drafter)
-
-
-def _memory_layers(layers: tuple[int, ...] | None, target: TargetRecord) -> tuple[int, ...]:
-    return tuple(range(len(target.kv_widths))) if layers is None else layers
 
 
 def _check_report(report: dict[str, Any], path: str | Path) -> None:

@@ -38,6 +38,7 @@ class TargetSpec:
     chunk: int | None  # positions per block of a chunked layer, which sees its own block only
     max_position: int
     fingerprint: str
+    num_hidden_states: int | None  # the embedding, one behind each layer; None: there are others
 
     @property
     def num_layers(self) -> int:
@@ -113,9 +114,25 @@ class TargetAdapter:
         """Dtype of features and cache."""
         return self._table.dtype
 
-    def new_cache(self, batch: int, capacity: int) -> SlotCache:
-        """Return an empty cache for sequences of up to `capacity` tokens, drafts included."""
-        return SlotCache(self.spec.head_shapes, batch, capacity, self.dtype, self.device)
+    def new_cache(
+        self, batch: int, capacity: int, hidden_states: tuple[int, ...] = ()
+    ) -> SlotCache:
+        """Return an empty cache for sequences of up to `capacity` tokens, drafts included.
+
+        Args:
+            batch: number of sequences.
+            capacity: tokens of the longest one.
+            hidden_states: which hidden states it keeps of every token, see `StateSource`.
+        """
+        return SlotCache(
+            self.spec.head_shapes,
+            batch,
+            capacity,
+            self.dtype,
+            self.device,
+            hidden_states,
+            self.spec.hidden_size,
+        )
 
     def embed(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
         """Return the target's own token embeddings."""
@@ -157,7 +174,10 @@ class TargetAdapter:
             attention_mask=self._attention_masks(step, num_visible),
             past_key_values=cache,
             use_cache=True,
+            output_hidden_states=bool(cache.hidden_states),
         )
+        if cache.hidden_states:
+            cache.note([output.hidden_states[k] for k in cache.hidden_states], step.slots)
         features: Tensor = output.last_hidden_state
         return features
 
@@ -180,7 +200,10 @@ class TargetAdapter:
         kinds = layer_kinds_of(self.config, self._decoder, token_ids)
         check_positions(self.config, self._decoder)
         own_cache = DynamicCache(config=self.config)
-        expected = self.model(input_ids=token_ids, past_key_values=own_cache).logits
+        output = self.model(
+            input_ids=token_ids, past_key_values=own_cache, output_hidden_states=True
+        )
+        expected = output.logits
         spec = TargetSpec(
             hidden_size=self._table.shape[1],
             vocab_size=expected.shape[-1],
@@ -192,6 +215,7 @@ class TargetAdapter:
             chunk=getattr(self.config, "attention_chunk_size", None),
             max_position=max_position_of(self.config),
             fingerprint=self._fingerprint(expected.shape[-1]),
+            num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
         )
         self.spec = spec
         cache = self.new_cache(1, 5)
@@ -226,6 +250,13 @@ class TargetAdapter:
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
         return fingerprint([geometry, signs])
+
+
+def _count_states(states: tuple[Tensor, ...] | None, hidden_size: int) -> int | None:
+    """Return how many hidden states there are, if each is one vector per token."""
+    if not states or any(one.dim() != 3 or one.shape[-1] != hidden_size for one in states):
+        return None
+    return len(states)
 
 
 def _is_own_matrix(name: str, parameter: Tensor) -> bool:

@@ -21,6 +21,7 @@ class TargetRecord(Settings):
     vocab_size: int
     kv_widths: tuple[int, ...]
     fingerprint: str
+    num_hidden_states: int | None = None  # None: unknown, as to earlier versions
     tokenizer_fingerprint: str | None = None
     template_fingerprint: str | None = None
 
@@ -35,6 +36,7 @@ def record_target(
         vocab_size=spec.vocab_size,
         kv_widths=spec.kv_widths,
         fingerprint=spec.fingerprint,
+        num_hidden_states=spec.num_hidden_states,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
         template_fingerprint=None if tokenizer is None else template_fingerprint(tokenizer),
     )

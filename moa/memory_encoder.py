@@ -32,14 +32,18 @@ class LayerProjection(nn.Module):
 class MemoryEncoder(nn.Module):
     """Layer self-attention, mean over layers, and a projection to the drafter's width.
 
+    Without layer self-attention the layers' states are projected side by side; a single state that
+    is as wide as memory is memory as it is.
+
     Args:
-        num_layers: how many target layers are read.
-        width: size of one layer's raw state (keys and values of all KV heads).
+        num_layers: how many states of the target are read.
+        width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
         hidden: width of the memory that cross-attention reads.
         num_heads: heads of the layer self-attention.
         head_dim: size of one of its heads.
         mlp_width: inner width of its feed-forward part.
         common_width: if given, each layer is first projected to this width.
+        layer_attention: whether layers attend to each other.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class MemoryEncoder(nn.Module):
         head_dim: int,
         mlp_width: int,
         common_width: int | None = None,
+        layer_attention: bool = True,
     ) -> None:
         super().__init__()
         inner = width if common_width is None else common_width
@@ -59,8 +64,12 @@ class MemoryEncoder(nn.Module):
             if common_width is None
             else LayerProjection(num_layers, width, common_width)
         )
-        self.layer_attention = LayerSelfAttention(inner, num_heads, head_dim, mlp_width)
-        self.output = nn.Linear(inner, hidden)
+        self.layer_attention = (
+            LayerSelfAttention(inner, num_heads, head_dim, mlp_width) if layer_attention else None
+        )
+        total = inner if layer_attention else num_layers * inner
+        is_memory = not layer_attention and common_width is None and total == hidden
+        self.output = nn.Identity() if is_memory else nn.Linear(total, hidden)
 
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
@@ -68,5 +77,8 @@ class MemoryEncoder(nn.Module):
         """Return one memory vector per token; tokens do not influence each other."""
         projected = self.project_layers(state)
         tokens = rearrange(projected, "b t l w -> (b t) l w")
-        mixed = self.layer_attention(tokens).mean(dim=1)
-        return rearrange(self.output(mixed), "(b t) h -> b t h", b=state.shape[0])
+        if self.layer_attention is None:
+            joined = tokens.flatten(start_dim=1)
+        else:
+            joined = self.layer_attention(tokens).mean(dim=1)
+        return rearrange(self.output(joined), "(b t) h -> b t h", b=state.shape[0])

@@ -45,6 +45,14 @@ class Prepared:
     prompts: Sequence[Prompt]
     data_fingerprint: str
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What tells runs of equal settings apart."""
+        return {
+            "target_fingerprint": self.target.spec.fingerprint,
+            "data_fingerprint": self.data_fingerprint,
+        }
+
 
 def prepare(
     settings: TrainSettings,

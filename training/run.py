@@ -52,7 +52,7 @@ class Run:
         """
         self._settings.batch.accumulation(self._processes.count)
         is_first = self._processes.is_first
-        with self._folder.claim(self._settings, self._facts()) if is_first else nullcontext():
+        with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
             self._processes.wait()
             if self._folder.is_finished:
                 _logger.info(f"the run in {self._folder.path} is finished already")
@@ -61,12 +61,6 @@ class Run:
                     self._train(bar)
             self._processes.wait()
         return self._folder.drafter
-
-    def _facts(self) -> dict[str, str]:
-        return {
-            "target_fingerprint": self._inputs.target.spec.fingerprint,
-            "data_fingerprint": self._inputs.data_fingerprint,
-        }
 
     def _train(self, progress: Progress) -> None:
         target: Any = self._inputs.target.model
@@ -91,7 +85,7 @@ class Run:
     def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
         return TargetReader(
             self._inputs.target,
-            drafter.memory_layers,
+            drafter.state_source,
             self._settings.data.row_length,
             TORCH_DTYPES[self._settings.engine.dtype],
         )

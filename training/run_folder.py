@@ -29,6 +29,10 @@ _FREE: Any = {
 }
 
 
+_REQUIRED: Any = {"target": {"name_or_path": "any"}, "data": {"paths": ["any"]}}
+_DEFAULTS = {"settings": TrainSettings.model_validate(_REQUIRED).model_dump(mode="json")}
+
+
 class RunFolder:
     """Keeps one run; another run's results are never overwritten.
 
@@ -68,7 +72,7 @@ class RunFolder:
         ensure_writable_folder(self.path)
         try:
             with FileLock(self.path / ".lock", timeout=0):
-                self._check_or_found(_identity(settings, facts), settings)
+                self._check_or_found(settings, facts)
                 yield
         except Timeout as error:
             raise ConfigError(
@@ -77,6 +81,16 @@ class RunFolder:
                 got="a lock",
                 remedy="wait for it, or choose another run_folder",
             ) from error
+
+    def check(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
+        """Check that the folder is this run's, or nobody's yet; arguments are those of `claim`.
+
+        Raises:
+            ConfigError: it belongs to another run.
+        """
+        record = self.path / "run.json"
+        if record.exists():
+            _require_same(self.path, json.loads(record.read_text()), _identity(settings, facts))
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         """Write the finished drafter with its tokenizer; it appears in full or not at all."""
@@ -87,13 +101,12 @@ class RunFolder:
         settle(partial, self.drafter)
         return self.drafter
 
-    def _check_or_found(self, identity: dict[str, Any], settings: TrainSettings) -> None:
+    def _check_or_found(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
+        self.check(settings, facts)
         record = self.path / "run.json"
-        if record.exists():
-            _require_same(self.path, json.loads(record.read_text()), identity)
-        else:
+        if not record.exists():
             write_provenance(self.path, settings)
-            write_atomically(record, json.dumps(identity, indent=2))
+            write_atomically(record, json.dumps(_identity(settings, facts), indent=2))
 
 
 def settle(partial: Path, final: Path) -> None:
@@ -110,8 +123,10 @@ def _identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, An
 
 
 def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]) -> None:
-    before, now = dict(_flatten(recorded)), dict(_flatten(identity))
-    for name in sorted(before.keys() | now.keys()):
+    # A setting that the run's version did not have yet had the effect of today's default.
+    before = dict(_flatten(_DEFAULTS)) | dict(_flatten(recorded))
+    now = dict(_flatten(identity))
+    for name in sorted(dict(_flatten(recorded)).keys() | now.keys()):
         if before.get(name) != now.get(name):
             raise ConfigError(
                 f"the run folder {path} holds a run with other settings ({name} differs)",

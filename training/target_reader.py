@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jakiro.cache import SlotCache
+from jakiro.cache import SlotCache, StateSource
 from jakiro.target import TargetAdapter
 from training.batch import Batch
 from training.views import TargetView, look_at_target
@@ -14,16 +14,16 @@ class TargetReader:
 
     Args:
         target: the frozen target; it may compute in another dtype than the drafter.
-        layers: of the target, that the drafter's memory is made of.
+        source: what of the target's state the drafter's memory is made of.
         row_length: tokens of a row.
         dtype: what the drafter computes in.
     """
 
     def __init__(
-        self, target: TargetAdapter, layers: tuple[int, ...], row_length: int, dtype: torch.dtype
+        self, target: TargetAdapter, source: StateSource, row_length: int, dtype: torch.dtype
     ) -> None:
         self._target = target
-        self._layers = layers
+        self._source = source
         self._row_length = row_length
         self.dtype = dtype
         self._caches: dict[int, SlotCache] = {}  # by the number of rows
@@ -31,7 +31,7 @@ class TargetReader:
     def view(self, batch: Batch) -> TargetView:
         """Return what the target says of a batch, in the drafter's dtype."""
         cache = self._cache_for(batch.token_ids.shape[0])
-        view = look_at_target(self._target, batch, self._layers, cache)
+        view = look_at_target(self._target, batch, self._source, cache)
         return TargetView(*(part.to(self.dtype) for part in view))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -41,5 +41,7 @@ class TargetReader:
 
     def _cache_for(self, num_rows: int) -> SlotCache:
         if num_rows not in self._caches:
-            self._caches[num_rows] = self._target.new_cache(num_rows, self._row_length)
+            self._caches[num_rows] = self._target.new_cache(
+                num_rows, self._row_length, self._source.hidden_states
+            )
         return self._caches[num_rows]

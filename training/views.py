@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from jakiro.cache import SlotCache
+from jakiro.cache import SlotCache, StateSource
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import BankOutput
 from jakiro.masks import same_document
@@ -26,15 +26,15 @@ class TargetView(NamedTuple):
 
 @torch.no_grad()  # not inference_mode: these tensors are saved for the drafter's backward
 def look_at_target(
-    target: TargetAdapter, batch: Batch, layers: tuple[int, ...], cache: SlotCache
+    target: TargetAdapter, batch: Batch, source: StateSource, cache: SlotCache
 ) -> TargetView:
     """Run the target over the packed rows and read features and per-layer state.
 
     Args:
         target: the frozen target.
         batch: rows of at most `cache.capacity` tokens.
-        layers: the drafter's `memory_layers`.
-        cache: a cache of the batch's size; its content is overwritten.
+        source: the drafter's `state_source`.
+        cache: a cache of the batch's size that keeps its hidden states; it is overwritten.
     """
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(
@@ -46,7 +46,7 @@ def look_at_target(
         documents=batch.documents,
     )
     features = target.forward(step, cache).features
-    return TargetView(features, cache.rows(step.slots, layers), target.embed(batch.token_ids))
+    return TargetView(features, cache.state(step.slots, source), target.embed(batch.token_ids))
 
 
 def draft_all_positions(

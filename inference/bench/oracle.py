@@ -38,6 +38,7 @@ class OracleDrafter:
         self.vocab_size = vocab_size
         self.num_right = num_right
         self.needs: frozenset[str] = frozenset()
+        self.hidden_states: tuple[int, ...] = ()
         self.version = "oracle"
         self.max_nodes = num_nodes
         self.max_depth = num_right + 1

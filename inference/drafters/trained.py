@@ -46,6 +46,7 @@ class TrainedDrafter:
         self.model = drafter
         self.target = target
         self.needs = frozenset({"memory"})
+        self.hidden_states = drafter.state_source.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
         self.max_depth = max(shape.depth for shape in self.plan.shapes)
@@ -72,7 +73,7 @@ class TrainedDrafter:
         slots, positions = output.step.slots, output.step.positions
         if rows is not None:
             slots, positions = slots.gather(1, rows), positions.gather(1, rows)
-        state = output.cache.rows(slots, self.model.memory_layers)
+        state = output.cache.state(slots, self.model.state_source)
         return MemoryRows(self.model.remember(state, positions), self.version)
 
 

@@ -95,8 +95,9 @@ class TinyTraining:
     def view(self, batch: Batch) -> TargetView:
         """What the target says of a batch."""
         rows, length = batch.token_ids.shape
-        cache = self.target.new_cache(rows, length)
-        return look_at_target(self.target, batch, self.drafter.memory_layers, cache)
+        source = self.drafter.state_source
+        cache = self.target.new_cache(rows, length, source.hidden_states)
+        return look_at_target(self.target, batch, source, cache)
 
     def loss(self, batch: Batch, **changes: object) -> LossTerms:
         """The loss terms of a batch, with changes to the objective."""

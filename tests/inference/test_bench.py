@@ -117,7 +117,7 @@ def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None
         with watched(target, drafter, around), torch.inference_mode():
             output = target.forward(chain_step(torch.tensor([[1, 2]]), 0), cache)
             logits = target.logits(output.features)
-            _remember(drafter, cache.rows(torch.tensor([[0, 1]]), drafter.memory_layers))
+            _remember(drafter, cache.state(torch.tensor([[0, 1]]), drafter.state_source))
     assert set(stopwatch.seconds) == {"target", "logits", "memory"}
     assert len(recorder.calls) == 3
     with torch.inference_mode():

@@ -30,12 +30,22 @@ VARIANTS = [
     tiny_settings(num_experts=4, combine="sum", parallel_levels=2, contrastive_head=False),
     tiny_settings(num_experts=1, combine="mixture", parallel_levels=1),
     tiny_settings(layers=(0, 2), common_width=12),
+    tiny_settings(source="hidden"),
+    tiny_settings(source="hidden", layer_attention=False),
+    tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
+    tiny_settings(source="hidden", layers=(0, 2), common_width=12),
+    tiny_settings(layers=(2, 0), layer_attention=False),
 ]
 
 
 def _ids(settings: object) -> str:
     bank, schedule = settings.bank, settings.schedule  # type: ignore[attr-defined]
-    return f"E{bank.num_experts}-{bank.combine}-P{schedule.parallel_levels}"
+    memory = settings.memory  # type: ignore[attr-defined]
+    layers = "" if memory.layer_attention else "-no-LSA"
+    return (
+        f"E{bank.num_experts}-{bank.combine}-P{schedule.parallel_levels}-{memory.source}"
+        f"{memory.layers or ''}{layers}"
+    )
 
 
 def _prefilled(
@@ -43,7 +53,8 @@ def _prefilled(
 ) -> tuple[TrainedSession, StepOutput]:
     """Return a session that has verified `length` tokens; the root is the next one."""
     target = drafter.target
-    output = target.forward(chain_step(tokens[:, :length], 0), target.new_cache(1, 64))
+    cache = target.new_cache(1, 64, drafter.hidden_states)
+    output = target.forward(chain_step(tokens[:, :length], 0), cache)
     session = drafter.open(GREEDY, capacity=64)
     memory = drafter.encode(output, torch.arange(length)[None])
     session.advance(_committed(tokens, 0, length, memory))
@@ -76,7 +87,9 @@ def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: ob
     # Position length + d - 1 is drafted at distance d from the last verified one, length - 1.
     anchors = torch.arange(tokens.shape[1]).clamp(max=length - 1)
     batch = _one_row(tokens, anchors)
-    view = look_at_target(target, batch, model.memory_layers, target.new_cache(1, 32))
+    view = look_at_target(
+        target, batch, model.state_source, target.new_cache(1, 32, model.state_source.hidden_states)
+    )
     trained = next(iter(draft_all_positions(model, view, batch)))
 
     shape = TreeShape(autoregressive_levels=depth, parallel_levels=parallel, breadth=1)
@@ -129,16 +142,19 @@ def _score_of_path(source: TreePass, path: list[int]) -> float:
     return score
 
 
+MEMORIES = [{}, {"source": "hidden", "layers": (3, 1)}]
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=["kv", "hidden"])
 @torch.no_grad()
-def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill() -> None:
+def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill(memory: dict[str, Any]) -> None:
     target = TargetAdapter(tiny_llama())
-    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    drafter = TrainedDrafter(tiny_drafter(target, tiny_settings(**memory)), target, TreeShape())
     tokens = torch.randint(0, 61, (1, 15))
     session, output = _prefilled(drafter, tokens, 8)
     session.propose(Budget(8), [])  # leaves drafted rows behind, which must not matter
     more = target.forward(chain_step(tokens[:, 8:12], 8), output.cache)
-    memory = drafter.encode(more, torch.arange(4)[None])
-    session.advance(_committed(tokens, 8, 12, memory))
+    session.advance(_committed(tokens, 8, 12, drafter.encode(more, torch.arange(4)[None])))
     fresh, _ = _prefilled(drafter, tokens, 12)
     for kept, new in ((session.own_rows, fresh.own_rows), (session.memory, fresh.memory)):
         for got, expected in zip(kept.prefix(12), new.prefix(12), strict=True):
@@ -148,13 +164,14 @@ def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill() -> None:
     assert torch.equal(again.token_ids, expected_tree.token_ids)
 
 
+@pytest.mark.parametrize("memory", MEMORIES, ids=["kv", "hidden"])
 @torch.no_grad()
 def test_the_engine_drafts_from_what_was_emitted_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
 ) -> None:
     model = tiny_llama(vocab=11)
     target = TargetAdapter(model)
-    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    drafter = TrainedDrafter(tiny_drafter(target, tiny_settings(**memory)), target, TreeShape())
     requests, _ = prepare_requests(
         model, [[1, 2, 3], [4, 5, 6, 7, 8]], seed=0, max_position=128, max_new_tokens=20
     )

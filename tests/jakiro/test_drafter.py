@@ -9,7 +9,7 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from safetensors.torch import load_file, save_file
 
 from jakiro import JakiroConfig, JakiroDrafter
-from jakiro.config import config_for
+from jakiro.config import config_for, state_source
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
@@ -77,6 +77,25 @@ def test_memory_layers_outside_the_target_are_refused(target: TargetAdapter) -> 
         config_for(tiny_settings(layers=(0, 3)), record_target(target.spec, "tiny"))
 
 
+def test_hidden_states_outside_the_target_are_refused(target: TargetAdapter) -> None:
+    record = record_target(target.spec, "tiny")
+    with pytest.raises(ConfigError, match="from 0 to 3"):
+        config_for(tiny_settings(source="hidden", layers=(4,)), record)
+    old = record.model_copy(update={"num_hidden_states": None})
+    with pytest.raises(ConfigError, match="hidden states of the target cannot be read"):
+        config_for(tiny_settings(source="hidden"), old)
+
+
+def test_which_hidden_states_are_read_by_default(target: TargetAdapter) -> None:
+    record = record_target(target.spec, "tiny")
+    several, last = (
+        tiny_settings(source="hidden", layer_attention=layer_attention).memory
+        for layer_attention in (True, False)
+    )
+    assert state_source(several, record).layers == (1, 1, 3)
+    assert state_source(last, record).layers == (3,)
+
+
 def test_a_config_without_a_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="names no target"):
         JakiroDrafter(JakiroConfig())
@@ -94,7 +113,12 @@ def test_nothing_beyond_anchor_or_position_reaches_a_prediction(target: TargetAd
         is_response=torch.ones(1, count, dtype=torch.bool),
         anchors=anchors[None, None],
     )
-    view = look_at_target(target, batch, drafter.memory_layers, target.new_cache(1, count))
+    view = look_at_target(
+        target,
+        batch,
+        drafter.state_source,
+        target.new_cache(1, count, drafter.state_source.hidden_states),
+    )
     before = next(iter(draft_all_positions(drafter, view, batch))).features[0, place]
 
     later_memory = view.state.clone()

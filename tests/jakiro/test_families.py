@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
 from inference.tree_shape import TreeShape
+from jakiro.cache import StateSource
 from jakiro.errors import PromptError, TargetNotSupported
 from jakiro.target import StepInput, TargetAdapter, chain_step
 
@@ -55,6 +56,31 @@ def _assert_greedy_tokens_equal_generate(model: Any) -> None:
     ids = torch.tensor([[3, 4, 5]])
     arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 30}
     assert output.sequences.tolist() == model.generate(input_ids=ids, **arguments).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_hidden_states_of_accepted_nodes_are_those_of_the_stock_model(family: str) -> None:
+    model = tiny_family(family)
+    target = TargetAdapter(model)
+    if family in {"gemma3n", "opt, projected"}:  # several streams, and streams of another width
+        assert target.spec.num_hidden_states is None
+        return
+    every = tuple(range(target.spec.num_hidden_states))
+    prompt, drafts = _tokens(5), _tokens(8)
+    cache = target.new_cache(1, 64, every)
+    target.forward(chain_step(prompt, 0), cache)
+    step = tree_step(drafts, start=5)
+    features = target.forward(step, cache).features
+    source = StateSource("hidden", every)
+    torch.testing.assert_close(cache.state(step.slots, source)[:, :, -1], features)
+    accepted = torch.tensor([path_to(7)])
+    end = 5 + accepted.shape[1]
+    cache.move(step.slots.gather(1, accepted), torch.arange(5, end)[None])
+    path = torch.cat((prompt, drafts[:, path_to(7)]), dim=1)
+    expected = model(input_ids=path, output_hidden_states=True).hidden_states
+    got = cache.state(torch.arange(end)[None], source)
+    torch.testing.assert_close(got, torch.stack(expected, dim=2), **CLOSE)
 
 
 @pytest.mark.parametrize("length", [5, BEYOND_THE_WINDOW])

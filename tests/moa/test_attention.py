@@ -37,6 +37,18 @@ def test_memory_of_a_token_ignores_other_tokens_but_uses_every_layer() -> None:
 
 
 @torch.no_grad()
+def test_without_layer_attention_one_state_is_memory_and_several_stand_side_by_side() -> None:
+    sizes = {"width": 10, "hidden": 10, "num_heads": 2, "head_dim": 4, "mlp_width": 16}
+    state = torch.randn(1, 5, 2, 10)
+    single = MemoryEncoder(num_layers=1, **sizes, layer_attention=False)
+    assert sum(one.numel() for one in single.parameters()) == 0
+    torch.testing.assert_close(single(state[:, :, :1]), state[:, :, 0])
+    both = MemoryEncoder(num_layers=2, **sizes, layer_attention=False)
+    expected = both.output(torch.cat((state[:, :, 0], state[:, :, 1]), dim=-1))
+    torch.testing.assert_close(both(state), expected)
+
+
+@torch.no_grad()
 def test_rows_written_ahead_equal_rows_of_a_forward() -> None:
     torch.manual_seed(0)
     attention = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_base=1e4)

@@ -81,6 +81,17 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     )
 
 
+def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
+    command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1"]
+    assert main(words) == 0
+    trained = _modified(workshop / "study", "*.safetensors")
+    assert main([*words, "--set", "optimizer.learning_rate=0.1"]) == 2
+    assert "optimizer.learning_rate differs" in capsys.readouterr().err
+    assert _modified(workshop / "study", "*.safetensors") == trained
+
+
 def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

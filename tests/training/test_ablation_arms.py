@@ -20,7 +20,12 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
 REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
 TARGET = TargetRecord(
-    name_or_path="any", hidden_size=256, vocab_size=4096, kv_widths=(256,) * 12, fingerprint="any"
+    name_or_path="any",
+    hidden_size=256,
+    vocab_size=4096,
+    kv_widths=(256,) * 12,
+    fingerprint="any",
+    num_hidden_states=13,
 )
 
 

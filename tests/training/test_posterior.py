@@ -21,7 +21,12 @@ def test_token_losses_of_parallel_levels_equal_a_brute_force_sum() -> None:
         is_response=torch.ones(1, count, dtype=torch.bool),
         anchors=(torch.arange(count) - 1).clamp(min=0)[None, None],
     )
-    view = look_at_target(target, batch, drafter.memory_layers, target.new_cache(1, count))
+    view = look_at_target(
+        target,
+        batch,
+        drafter.state_source,
+        target.new_cache(1, count, drafter.state_source.hidden_states),
+    )
     output = next(iter(draft_all_positions(drafter, view, batch)))
     terms = drafter_loss(output, view.features, batch, 0, target.logits, ObjectiveSettings())
 

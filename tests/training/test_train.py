@@ -183,6 +183,18 @@ def test_where_things_lie_does_not_make_another_run(workshop: Path, tmp_path: Pa
     assert train(again) == again.run_folder / "drafter"
 
 
+def test_a_run_of_a_version_without_a_setting_goes_on_with_its_default(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=2)
+    train(settings)
+    record = settings.run_folder / "run.json"
+    identity = json.loads(record.read_text())
+    del identity["settings"]["objective"]["token_loss"]
+    record.write_text(json.dumps(identity))
+    train(settings)
+    with pytest.raises(ConfigError, match="token_loss differs"):
+        train(tiny_run(workshop, steps=2, objective={"token_loss": "kl"}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

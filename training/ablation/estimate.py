@@ -142,9 +142,9 @@ def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
     dtype = TORCH_DTYPES[settings.engine.dtype]
     with torch.random.fork_rng(devices=[]):
         drafter = JakiroDrafter(inputs.drafter_config)
-    layers, row_length = drafter.memory_layers, settings.data.row_length
+    source, row_length = drafter.state_source, settings.data.row_length
     module = TrainingModule(drafter, settings.objective).to(device, dtype)
-    reader = TargetReader(inputs.target, layers, row_length, dtype)
+    reader = TargetReader(inputs.target, source, row_length, dtype)
     optimizer = build_optimizer(module, settings.optimizer)
     batch = _batch(inputs).to(device)
 

@@ -111,6 +111,8 @@ class Study:
         ensure_writable_folder(self.folder)
         if rerun is not None:
             self._forget(rerun)
+        for run in self.runs:  # before any work
+            run.folder.check(run.settings, self.inputs.facts)
         train_runs(
             self.runs, self.settings.launcher, self.inputs.target.model, self.inputs.tokenizer
         )
