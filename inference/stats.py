@@ -13,8 +13,8 @@ class DecodeStats:
     has the keys prefill, draft, verify, commit and total.
     """
 
-    requests: int = 1
-    emitted: int = 0  # tokens, the one from prefill included
+    prefilled: int = 1  # tokens that came with the reading of prompts: one of each request
+    emitted: int = 0  # tokens, those included
     target_forwards: int = 0  # after prefill
     accepted: Counter[int] = field(default_factory=Counter)  # depth -> drafts emitted
     reached: Counter[int] = field(
@@ -30,8 +30,8 @@ class DecodeStats:
 
     @property
     def decoded(self) -> int:
-        """Tokens after those from prefill."""
-        return self.emitted - self.requests
+        """Tokens after those that came with the reading of prompts."""
+        return self.emitted - self.prefilled
 
     @property
     def tau(self) -> float:
@@ -58,9 +58,9 @@ class DecodeStats:
     @classmethod
     def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
         """Return the sum of several requests' statistics."""
-        total = cls(requests=0)
+        total = cls(prefilled=0)
         for one in several:
-            total.requests += one.requests
+            total.prefilled += one.prefilled
             total.emitted += one.emitted
             total.target_forwards += one.target_forwards
             total.accepted += one.accepted

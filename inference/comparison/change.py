@@ -184,7 +184,7 @@ def _resampled(side: _Side, prompts: Iterable[str], stream: int) -> dict[Metric,
 
 def _tau(figures: MethodFigures, place_of: dict[str, int], resamples: Floats) -> Floats:
     # The first token of every turn comes from prefill, not from a forward after it.
-    decoded = ((one.prompt, float(one.tokens - one.turns)) for one in figures.samples)
+    decoded = ((one.prompt, float(one.decoded)) for one in figures.samples)
     forwards = ((one.prompt, float(one.target_forwards)) for one in figures.samples)
     return pooled_ratio(
         sums_by_unit(decoded, place_of), sums_by_unit(forwards, place_of), resamples

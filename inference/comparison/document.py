@@ -6,15 +6,22 @@ schema. Seconds are wall-clock seconds, tokens are counted as ids, memory is in 
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from inference.tree_shape import TreeShape
 from jakiro.errors import DataError
 from jakiro.settings import Settings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class ComparisonSettings(Settings):
@@ -48,6 +55,14 @@ class ComparisonSettings(Settings):
     seed: NonNegativeInt = 0
     keep_state: bool = False
     baseline: str | None = None
+
+
+    @field_validator("temperatures")
+    @classmethod
+    def _different(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("every temperature once")
+        return values
 
 
 class TargetFacts(Settings):
@@ -131,8 +146,9 @@ class SampleRecord(Settings):
     repeat: int
     group: int  # prompts that are decoded together, in every repeat, have the same number
     tokens: int
+    decoded: NonNegativeInt  # tokens after those that came with the reading of a prompt
     target_forwards: int  # after prefill
-    turns: PositiveInt = 1  # requests of this sample, each with a first token from prefill
+    turns: PositiveInt = 1  # requests of this sample
     seconds: float
     seconds_to_first_token: float
 
@@ -143,10 +159,12 @@ class MethodFigures(Settings):
     Attributes:
         name: what the caller calls the method; unique together with the temperature.
         kind: which method it is, such as `drafter`.
-        tau: tokens per target forward after prefill, pooled over all samples; plain decoding has 1.
+        tau: tokens per target forward, pooled over all samples; plain decoding has 1. The forward
+            that reads a prompt does not count, nor do the tokens that it delivers: one, but several
+            where it also verifies drafts, as in transformers' assisted decoding.
         tau_macro: mean of the prompts' own tau.
         tokens_per_second: new tokens over all seconds, reading the prompt included.
-        decoding_tokens_per_second: tokens after the first over the seconds after it.
+        decoding_tokens_per_second: tokens after the first delivery over the seconds after it.
         speedup: ratio of tokens per second to those of the baseline at the same temperature, with
             its 95% bootstrap interval over prompts.
         identical_to_target: whether all tokens are those of transformers' `generate()`; None where
@@ -160,7 +178,8 @@ class MethodFigures(Settings):
         time_to_first_token: over samples.
         inter_token: seconds between deliveries, spread evenly over the tokens delivered together.
         peak_memory_bytes: highest memory of the process (on an accelerator: of the device) while
-            this method ran, all loaded models included; None where it cannot be read.
+            this method ran, all loaded models included; None where it cannot be read. On a CPU what
+            other methods have freed may still count: it bounds a method's memory from above.
         repeated_4gram_share: of the 4-grams of its text; repetitive text is easy to draft.
         tree: the draft trees, if they are fixed.
         parameters: of the drafter.
@@ -234,7 +253,7 @@ class ComparisonDocument(Settings):
         trees: one example for every drafting method and temperature.
     """
 
-    version: int = SCHEMA_VERSION
+    version: Literal[1] = SCHEMA_VERSION
     environment: Environment
     settings: ComparisonSettings
     prompts: int

@@ -122,7 +122,7 @@ def _speed(samples: Sequence[Sample]) -> float:
 
 
 def _decoding_speed(samples: Sequence[Sample], seconds: float) -> float:
-    """Return tokens after the first of each turn over the seconds after it."""
+    """Return tokens after the first delivery of each turn over the seconds after it."""
     first: dict[object, float] = {}  # of a group's turn: when all had their first token
     for one in samples:
         for number, turn in enumerate(one.turns):
@@ -200,6 +200,7 @@ def _record(one: Sample) -> SampleRecord:
         repeat=one.repeat,
         group=one.group,
         turns=len(one.turns),
+        decoded=stats.decoded,
         tokens=stats.emitted,
         target_forwards=stats.target_forwards,
         seconds=one.seconds,

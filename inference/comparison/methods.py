@@ -199,8 +199,11 @@ class TransformersDecoding:
         # One row of several needs no more forwards than its own tokens.
         is_drafting = self.kind != "transformers"
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
-        stats = DecodeStats(emitted=len(ids), target_forwards=forwards)
-        return Continuation(ids, _first(watch.arrivals, len(ids)), stats)
+        arrivals = _first(watch.arrivals, len(ids))
+        stats = DecodeStats(
+            prefilled=arrivals[0].num_tokens, emitted=len(ids), target_forwards=forwards
+        )
+        return Continuation(ids, arrivals, stats)
 
 
 class _Watch(BaseStreamer):

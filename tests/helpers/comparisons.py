@@ -230,6 +230,7 @@ def _samples(
             repeat=0,
             group=prompt,
             tokens=96,
+            decoded=95,
             target_forwards=round(96 / tau),
             seconds=96 / rate * randomness.uniform(0.8, 1.25),
             seconds_to_first_token=0.04,

@@ -106,6 +106,7 @@ def _with_samples(figures: MethodFigures, rate: Rate | None, seed: int, repeats:
             repeat=repeat,
             group=prompt,
             tokens=round(1000 * tokens) + 2,
+            decoded=round(1000 * tokens),
             target_forwards=round(1000 * forwards),
             turns=2,
             seconds=10 * forwards,

@@ -67,6 +67,7 @@ def _sample(prompt: int, *, drafts: bool, seconds: float) -> SampleRecord:
         repeat=0,
         group=prompt,
         tokens=102,
+        decoded=100,
         target_forwards=forwards,
         turns=2,
         seconds=seconds,

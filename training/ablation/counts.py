@@ -65,7 +65,7 @@ def counts_of(
         return np.stack([sums_by_unit(parts, place_of) for parts in samples])
 
     return Counts(
-        tau=Rate(summed("tokens") - summed("turns"), summed("target_forwards")),
+        tau=Rate(summed("decoded"), summed("target_forwards")),
         speed=Rate(summed("tokens"), summed("seconds")),
         acceptance_by_depth=_means([one.acceptance_by_depth for one in figures]),
     )
