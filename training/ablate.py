@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
-    except KeyboardInterrupt:  # the next start goes on where this one stopped
+    except KeyboardInterrupt:
+        again = "interrupted; the same command goes on where it stopped"
+        print(again + (", without --rerun" if options.rerun else ""), file=sys.stderr)  # noqa: T201
         return EXIT_CODE_INTERRUPTED
     return 0
 
@@ -46,7 +48,12 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser = ArgumentParser(prog="training.ablate", description=__doc__.partition("\n")[0])
     parser.add_argument("--base", type=Path, required=True, help="settings of a training run")
     parser.add_argument(
-        "--config", type=Path, nargs="+", required=True, help="ablations: deltas on the base"
+        "--config",
+        type=Path,
+        nargs="+",
+        action="extend",
+        required=True,
+        help="ablations: deltas on the base",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument(

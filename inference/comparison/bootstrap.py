@@ -15,6 +15,9 @@ from inference.bench.intervals import RESAMPLES, Interval
 
 Floats = NDArray[np.float64]
 
+# Of fewer units (prompts, or groups decoded together) an interval excludes 1 by chance too often.
+FEWEST_PROMPTS = 5
+
 
 @lru_cache(maxsize=4)  # all methods of a document have the same prompts
 def draws(num_units: int, stream: int = 0) -> Floats:

@@ -1,28 +1,17 @@
 """What changed between two results of `jakiro bench`, and whether it is beyond noise."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isnan, nan
-from typing import Literal, NamedTuple
+from math import isnan
+from typing import Literal, NamedTuple, get_args
 
 from inference.bench.intervals import Interval
-from inference.comparison.bootstrap import (
-    Floats,
-    divided,
-    draws,
-    interval_of,
-    pooled_ratio,
-    sums_by_unit,
-)
+from inference.comparison.bootstrap import FEWEST_PROMPTS, Floats, divided, interval_of
 from inference.comparison.differences import Difference, find_differences
 from inference.comparison.document import ComparisonDocument, MethodFigures
+from inference.comparison.side import Metric, Pairing, Side, pair, side_of
 
-FEWEST_PROMPTS = 5  # of fewer, an interval that excludes 1 comes by chance too often
-
-Metric = Literal["tau", "speedup", "tokens_per_second"]
-Verdict = Literal[
-    "higher", "lower", "faster", "slower", "within noise", "too few prompts", "undefined"
-]
+Finding = Literal["higher", "lower", "faster", "slower", "within noise"]
+Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
 
 
 class MethodKey(NamedTuple):
@@ -34,14 +23,19 @@ class MethodKey(NamedTuple):
 
 @dataclass(frozen=True)
 class FigureChange:
-    """One figure before and after, and their ratio.
+    """One figure before and after, and their ratio, all of the prompts that are compared.
+
+    Where the documents share only some of their prompts, these values are of the shared ones, so
+    that neither they nor their ratio need be those of the documents' own figures.
 
     Attributes:
         metric: which figure of `MethodFigures`.
-        before: its value in the first document.
-        after: its value in the second one.
-        ratio: after / before with its 95% bootstrap interval over prompts; NaN if before is zero.
-        verdict: whether the interval excludes 1, and where it lies then.
+        before: its value in the first document; NaN if nothing can be divided by.
+        after: its value in the second one; likewise.
+        ratio: after / before with its 95% bootstrap interval over prompts, or over groups that are
+            decoded together; NaN if before is zero.
+        verdict: whether the interval excludes 1, and where it lies then; none for tokens per
+            second, since those of different runs drift with the machine.
     """
 
     metric: Metric
@@ -50,6 +44,11 @@ class FigureChange:
     ratio: Interval
     verdict: Verdict
 
+    @property
+    def may_mislead(self) -> bool:
+        """Whether its verdict could be chance: it is a finding, and its interval has a width."""
+        return self.verdict in get_args(Finding) and self.ratio.low < self.ratio.high
+
 
 @dataclass(frozen=True)
 class MethodChange:
@@ -57,13 +56,18 @@ class MethodChange:
 
     Attributes:
         key: the method and its temperature.
-        is_paired: both documents have the same prompts, so that what makes a prompt easy cancels.
+        pairing: which prompts are compared, and in which units they are drawn.
         figures: the baseline has no speed-up.
     """
 
     key: MethodKey
-    is_paired: bool
+    pairing: Pairing
     figures: tuple[FigureChange, ...]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether both sides have the same prompts, so that what makes a prompt easy cancels."""
+        return self.pairing.is_paired
 
 
 @dataclass(frozen=True)
@@ -86,24 +90,27 @@ class Changes:
 
     @property
     def num_intervals(self) -> int:
-        """Intervals that could have excluded 1 by chance."""
-        verdicts = [figure.verdict for one in self.methods for figure in one.figures]
-        return sum(verdict not in ("too few prompts", "undefined") for verdict in verdicts)
+        """Intervals with a verdict that could have excluded 1 by chance."""
+        return sum(figure.may_mislead for one in self.methods for figure in one.figures)
 
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
-    """Return what changed from one document to another.
+    """Return what changed from one document to another, on the prompts that both have.
 
     Tokens per second of different runs drift with the machine; speed-ups, which are ratios within a
     run, hardly do. No interval knows of that drift: it tells noise between prompts only.
     """
     old, new = _by_key(before), _by_key(after)
     both = [key for key in new if key in old]
+    is_batched = max(before.settings.batch_size, after.settings.batch_size) > 1
     return Changes(
         no_longer_identical=tuple(
             key for key in both if old[key].identical_to_target and _is_wrong(new[key])
         ),
-        methods=tuple(_change(key, _side(before, key), _side(after, key)) for key in both),
+        methods=tuple(
+            _change(key, side_of(before, *key), side_of(after, *key), is_batched=is_batched)
+            for key in both
+        ),
         only_before=tuple(key for key in old if key not in new),
         only_after=tuple(key for key in new if key not in old),
         differences=tuple(find_differences(before, after)),
@@ -118,90 +125,39 @@ def _is_wrong(figures: MethodFigures) -> bool:
     return figures.identical_to_target is False  # None says that it was not asked
 
 
-class _Side(NamedTuple):
-    """A method and the baseline of its document at the same temperature, if there is one."""
-
-    figures: MethodFigures
-    baseline: MethodFigures | None
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.figures is self.baseline
-
-    def prompts(self) -> set[str]:
-        """Return what is drawn anew: the prompts of both."""
-        methods = [self.figures] if self.baseline is None else [self.figures, self.baseline]
-        return {sample.prompt for one in methods for sample in one.samples}
-
-
-def _side(document: ComparisonDocument, key: MethodKey) -> _Side:
-    methods = _by_key(document)
-    return _Side(methods[key], methods.get(MethodKey(document.baseline, key.temperature)))
-
-
-def _change(key: MethodKey, before: _Side, after: _Side) -> MethodChange:
-    old, new = before.prompts(), after.prompts()
-    is_paired = old == new
-    first = _resampled(before, old, stream=0)
-    second = _resampled(after, new, stream=0 if is_paired else 1)
+def _change(key: MethodKey, before: Side, after: Side, *, is_batched: bool) -> MethodChange:
+    pairing = pair(before, after, is_batched=is_batched)
+    first = before.resampled(pairing.before, stream=0)
+    second = after.resampled(pairing.after, stream=0 if pairing.is_paired else 1)
     figures = [
-        _figure_change(
-            metric, before, after, divided(second[metric], first[metric]), min(len(old), len(new))
-        )
+        _figure_change(metric, first[metric], second[metric], pairing.num_units)
         for metric in _metrics(before, after)
     ]
-    return MethodChange(key, is_paired, tuple(figures))
+    return MethodChange(key, pairing, tuple(figures))
 
 
-def _metrics(before: _Side, after: _Side) -> tuple[Metric, ...]:
+def _metrics(before: Side, after: Side) -> tuple[Metric, ...]:
     is_known = before.baseline is not None and after.baseline is not None
     if not is_known or (before.is_baseline and after.is_baseline):
         return "tau", "tokens_per_second"
     return "tau", "speedup", "tokens_per_second"
 
 
-def _figure_change(
-    metric: Metric, before: _Side, after: _Side, resampled: Floats, num_prompts: int
-) -> FigureChange:
-    old, new = getattr(before.figures, metric), getattr(after.figures, metric)
-    ratio = interval_of(new / old if old else nan, resampled)
-    return FigureChange(metric, old, new, ratio, _verdict(metric, ratio, num_prompts))
+def _figure_change(metric: Metric, before: Floats, after: Floats, num_units: int) -> FigureChange:
+    """Compare a figure; its values come first, those of the resamples behind them."""
+    ratios = divided(after, before)
+    ratio = interval_of(float(ratios[0]), ratios[1:])
+    verdict = _verdict(metric, ratio, num_units)
+    return FigureChange(metric, float(before[0]), float(after[0]), ratio, verdict)
 
 
-def _resampled(side: _Side, prompts: Iterable[str], stream: int) -> dict[Metric, Floats]:
-    """Return a method's figures in every resample of its prompts."""
-    place_of = {prompt: place for place, prompt in enumerate(sorted(prompts))}
-    resamples = draws(len(place_of), stream)
-    speed = _speed(side.figures, place_of, resamples)
-    figures: dict[Metric, Floats] = {
-        "tau": _tau(side.figures, place_of, resamples),
-        "tokens_per_second": speed,
-    }
-    if side.baseline is not None:
-        figures["speedup"] = divided(speed, _speed(side.baseline, place_of, resamples))
-    return figures
-
-
-def _tau(figures: MethodFigures, place_of: dict[str, int], resamples: Floats) -> Floats:
-    # The first token of every turn comes from prefill, not from a forward after it.
-    decoded = ((one.prompt, float(one.decoded)) for one in figures.samples)
-    forwards = ((one.prompt, float(one.target_forwards)) for one in figures.samples)
-    return pooled_ratio(
-        sums_by_unit(decoded, place_of), sums_by_unit(forwards, place_of), resamples
-    )
-
-
-def _speed(figures: MethodFigures, place_of: dict[str, int], resamples: Floats) -> Floats:
-    tokens = ((one.prompt, float(one.tokens)) for one in figures.samples)
-    seconds = ((one.prompt, one.seconds) for one in figures.samples)
-    return pooled_ratio(sums_by_unit(tokens, place_of), sums_by_unit(seconds, place_of), resamples)
-
-
-def _verdict(metric: Metric, ratio: Interval, num_prompts: int) -> Verdict:
+def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
     if isnan(ratio.value):
         return "undefined"
-    if num_prompts < FEWEST_PROMPTS:
+    if num_units < FEWEST_PROMPTS:
         return "too few prompts"
+    if metric == "tokens_per_second":
+        return "drifts with the machine"
     if ratio.low > 1:
         return "higher" if metric == "tau" else "faster"
     if ratio.high < 1:

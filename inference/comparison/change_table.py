@@ -1,14 +1,14 @@
 """What changed between two comparisons, for people to read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from inference.comparison.change import Changes, FigureChange, MethodChange, MethodKey, Verdict
 from inference.comparison.differences import Difference
+from inference.comparison.side import Pairing
+from inference.comparison.wording import fixed
 
 _LABELS = {"tau": "tau", "speedup": "speed-up", "tokens_per_second": "tokens/s"}
 _STYLES: dict[Verdict, str] = {
@@ -17,9 +17,11 @@ _STYLES: dict[Verdict, str] = {
     "lower": "red",
     "slower": "red",
     "within noise": "dim",
+    "drifts with the machine": "dim",
     "too few prompts": "yellow",
     "undefined": "yellow",
 }
+_COLUMNS = "{:10}{:>9}{:>9}{:>7}  {:13}  {}"
 _SHARE_BY_CHANCE = 0.05  # share of 95% intervals that miss the truth
 
 
@@ -28,7 +30,8 @@ def show_changes(changes: Changes, console: Console) -> None:
     for line in _alarms(changes):
         console.print(line)
     if changes.methods:
-        console.print(_table(changes.methods))
+        for line in _table(changes.methods):
+            console.print(line, soft_wrap=True)
     for what, keys in (("before", changes.only_before), ("after", changes.only_after)):
         if keys:
             console.print(Text(f"Only {what}: {', '.join(map(_named, keys))}."))
@@ -52,41 +55,44 @@ def _alarms(changes: Changes) -> Iterable[Text]:
                 "below compare different things.",
                 style="bold red",
             )
+    for shared in sorted(_unlike(changes.methods)):
+        yield Text(
+            f"OTHER PROMPTS: {shared} are in both and cannot be compared by themselves; the ratios "
+            "below compare different prompts, which may be easier or harder.",
+            style="bold red",
+        )
 
 
-def _table(methods: Iterable[MethodChange]) -> Table:
-    """Return a line for every method, with its figures below; names are long and may fold."""
-    table = Table(
-        title="after / before, with 95% intervals over prompts",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column("method", overflow="fold")
-    for name in ("before", "after", "ratio"):
-        table.add_column(name, no_wrap=True, justify="right")
-    for name in ("interval", "verdict"):
-        table.add_column(name, no_wrap=True)
+def _unlike(methods: Iterable[MethodChange]) -> set[int]:
+    """Return how many prompts are shared where that is too few to compare the same ones."""
+    pairings = (method.pairing for method in methods)
+    return {one.num_shared for one in pairings if one.kind == "other prompts"}
+
+
+def _table(methods: Iterable[MethodChange]) -> Iterator[Text]:
+    """Yield a heading for every method, with its figures below: names are long, figures are not."""
+    yield Text("after / before, with 95% intervals over prompts", style="italic")
+    yield Text(_COLUMNS.format("", "before", "after", "ratio", "interval", "verdict"), style="bold")
     for method in methods:
-        others = "" if method.is_paired else ", other prompts"
         # `Text`, since a name may hold brackets, which mean markup in plain strings.
-        table.add_row(Text(f"{_named(method.key)}{others}", style="bold"))
-        for figure in method.figures:
-            table.add_row(*_row(figure))
-        table.add_section()
-    return table
+        yield Text(f"{_named(method.key)}{_prompts(method.pairing)}", style="bold")
+        yield from map(_row, method.figures)
 
 
-def _row(figure: FigureChange) -> list[Text]:
+def _prompts(pairing: Pairing) -> str:
+    """Return which prompts are compared, unless they are all those of both documents."""
+    if pairing.kind == "shared":
+        return f", on the {pairing.num_shared} prompts that both have"
+    return "" if pairing.kind == "all" else f", {pairing.kind}"
+
+
+def _row(figure: FigureChange) -> Text:
     ratio = figure.ratio
-    return [
-        Text(f"  {_LABELS[figure.metric]}"),
-        Text(f"{figure.before:.2f}"),
-        Text(f"{figure.after:.2f}"),
-        Text(f"{ratio.value:.3f}"),
-        Text(f"{ratio.low:.3f} - {ratio.high:.3f}"),
-        Text(figure.verdict, style=_STYLES[figure.verdict]),
-    ]
+    is_known = figure.verdict not in ("too few prompts", "undefined")
+    interval = f"{ratio.low:.3f} - {ratio.high:.3f}" if is_known else ""
+    values = (fixed(figure.before), fixed(figure.after), fixed(ratio.value, 3))
+    row = _COLUMNS.format(f"  {_LABELS[figure.metric]}", *values, interval, "")
+    return Text(row).append(figure.verdict, style=_STYLES[figure.verdict])
 
 
 def _doubts(differences: Iterable[Difference]) -> Iterable[Text]:
@@ -103,17 +109,26 @@ def _cautions(changes: Changes) -> Iterable[str]:
         return
     yield (
         "tau: tokens per target forward. Tokens/s of different runs drift with the machine and its "
-        "other work; speed-ups are within a run, so compare those. The intervals hold the noise "
-        "between prompts, not that drift."
+        "other work, so that they get no verdict; speed-ups are within a run, so compare those. "
+        "The intervals hold the noise between prompts, not that drift."
     )
     if changes.num_intervals:
         by_chance = _SHARE_BY_CHANCE * changes.num_intervals
         yield (
-            f"Of {changes.num_intervals} intervals about {by_chance:.1f} exclude 1 by chance (5%; "
-            "about 10% of those over fewer than 20 prompts)."
+            f"Intervals that could exclude 1 by chance: {changes.num_intervals}; about "
+            f"{by_chance:.2g} of them will (5%; about 10% of those over fewer than 20 prompts)."
         )
-    if not all(method.is_paired for method in changes.methods):
-        yield "Where prompts differ, so may how easy they are: such a change may be theirs."
+    kinds = {method.pairing.kind for method in changes.methods}
+    if "shared" in kinds:
+        yield (
+            "Where documents share only some of their prompts, all values are of the shared ones "
+            "and differ from those of the documents."
+        )
+    if "other groups" in kinds:
+        yield (
+            "Prompts that were decoded together share their seconds. Other groups of them are not "
+            "paired, and known less well."
+        )
 
 
 def _named(key: MethodKey) -> str:

@@ -16,12 +16,16 @@ from inference.comparison.environment import environment_of
 from inference.comparison.example_trees import example_tree
 from inference.comparison.figures import Reference, figures_of
 from inference.comparison.harness import Harness, Results, Texts
-from inference.comparison.method_names import PLAIN, TRANSFORMERS, parse_methods
-from inference.comparison.methods import Method, OwnDecoding, TransformersDecoding
+from inference.comparison.method_names import PLAIN, TRANSFORMERS, check_batch_size, parse_methods
+from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.prompt_file import BenchPrompt, distinct, read_bench_prompts
+from inference.comparison.transformers_methods import TransformersDecoding
 from inference.prompts import encode_prompt
 from jakiro.errors import ConfigError, PromptError
+from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
+
+_logger = get_logger(__name__)
 
 Track = Callable[[int], Callable[[], None]]
 
@@ -33,7 +37,9 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
         ConfigError: a method is named wrongly, or settings do not fit together.
         PromptError: the prompts cannot be used.
     """
-    names = [one.name for one in parse_methods(settings.methods)]
+    methods = parse_methods(settings.methods)
+    check_batch_size(methods, settings.batch_size)
+    names = [one.name for one in methods]
     if settings.baseline is not None and settings.baseline not in names:
         raise ConfigError(
             "the baseline is none of the methods",
@@ -46,7 +52,10 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
             expected="--repeats 1 with --keep-state",
             got=settings.repeats,
         )
-    prompts = distinct(read_bench_prompts(Path(settings.prompts)))
+    read = read_bench_prompts(Path(settings.prompts))
+    prompts = distinct(read)
+    if repeated := len(read) - len(prompts):
+        _logger.warning(f"{repeated} prompts that came before are left out")
     return _from_all_categories(prompts)[: settings.num_prompts]
 
 
@@ -84,6 +93,7 @@ class Comparison:
         self.texts = Texts(
             lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
             lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            target.spec.max_position - settings.max_new_tokens,
         )
         self._check_lengths(target.spec.max_position)
         self.environment = environment_of(target, name_or_path)
@@ -95,6 +105,9 @@ class Comparison:
             track: is told how many steps there are, and returns what is called after each.
         """
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
+        # What could fail, and is not timed, comes first: nothing measured is lost.
+        trees = self._trees(harness)
+        reference = self._reference(harness)
         harness.advance = track(harness.num_groups(self.prompts))
         results = harness.measure(self.prompts)
         return ComparisonDocument(
@@ -102,17 +115,17 @@ class Comparison:
             settings=self.settings,
             prompts=len(self.prompts),
             baseline=self.baseline,
-            methods=tuple(self._figures(harness, results)),
-            trees=tuple(self._trees(harness)),
+            methods=tuple(self._figures(results, reference)),
+            trees=tuple(trees),
         )
 
-    def _figures(self, harness: Harness, results: Results) -> list[MethodFigures]:
+    def _figures(self, results: Results, known: Reference | None) -> list[MethodFigures]:
         families: dict[str, list[Method]] = {}
         for method in self.methods:
             families.setdefault(method.family, []).append(method)
         figures = []
         for temperature in self.settings.temperatures:
-            reference = None if temperature else self._reference(harness, results)
+            reference = None if temperature else known or self._measured_reference(results)
             best = {name: _best(one, temperature, results) for name, one in families.items()}
             baseline = results[best[self.baseline].name, temperature]
             figures += [
@@ -127,15 +140,25 @@ class Comparison:
             ]
         return figures
 
-    def _reference(self, harness: Harness, results: Results) -> Reference:
-        """Return the target's own greedy tokens; they are decoded for this unless they are there.
+    @property
+    def _own_reference(self) -> Method | None:
+        """The measured method that says what the target itself says, if there is one.
 
-        One prompt at a time: padding changes nothing but, in half precision, the rounding.
+        Padding changes nothing, but in half precision the rounding.
         """
-        for method in self.methods:
-            if method.kind == TRANSFORMERS and self.settings.batch_size == 1:
-                samples = results[method.name, 0.0].samples
-                return {one.prompt.identity: one.token_ids for one in samples}
+        if self.settings.batch_size > 1:
+            return None
+        return next((one for one in self.methods if one.kind == TRANSFORMERS), None)
+
+    def _measured_reference(self, results: Results) -> Reference:
+        assert self._own_reference is not None
+        samples = results[self._own_reference.name, 0.0].samples
+        return {one.prompt.identity: one.token_ids for one in samples}
+
+    def _reference(self, harness: Harness) -> Reference | None:
+        """Return the target's own greedy tokens, if they are needed and will not be measured."""
+        if 0.0 not in self.settings.temperatures or self._own_reference is not None:
+            return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
         law = harness.law(0.0)
         every = [harness.samples(method, [prompt], law, 0)[0][0] for prompt in self.prompts]
@@ -194,4 +217,6 @@ def _rivals(
         for one in methods
         if one is not best
     ]
-    return [f"the fastest of several settings; {'; '.join(others)}"] if others else []
+    if not others:
+        return []
+    return [f"the fastest of several settings on these samples; {'; '.join(others)}"]

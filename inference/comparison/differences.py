@@ -42,6 +42,8 @@ _CIRCUMSTANCES: dict[str, Callable[[ComparisonDocument], object]] = {
     "transformers": lambda document: document.environment.versions.get("transformers"),
     "max_new_tokens": lambda document: document.settings.max_new_tokens,
     "batch_size": lambda document: document.settings.batch_size,
+    "repeats": lambda document: document.settings.repeats,
+    "seed": lambda document: document.settings.seed,
     "top_p": lambda document: document.settings.top_p,
     "top_k": lambda document: document.settings.top_k,
     "keep_state": lambda document: document.settings.keep_state,

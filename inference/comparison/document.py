@@ -6,15 +6,15 @@ schema. Seconds are wall-clock seconds, tokens are counted as ids, memory is in 
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    field_validator,
 )
 
 from inference.tree_shape import TreeShape
@@ -22,6 +22,17 @@ from jakiro.errors import DataError
 from jakiro.settings import Settings
 
 SCHEMA_VERSION: Literal[1] = 1
+
+
+def _different(temperatures: tuple[float, ...]) -> tuple[float, ...]:
+    if len(set(temperatures)) < len(temperatures):
+        raise ValueError("every temperature once")
+    return temperatures
+
+
+Temperatures = Annotated[
+    tuple[NonNegativeFloat, ...], Field(min_length=1), AfterValidator(_different)
+]
 
 
 class ComparisonSettings(Settings):
@@ -47,7 +58,7 @@ class ComparisonSettings(Settings):
     prompts: str
     num_prompts: PositiveInt | None = None
     max_new_tokens: PositiveInt = 128
-    temperatures: tuple[NonNegativeFloat, ...] = Field((0.0,), min_length=1)
+    temperatures: Temperatures = (0.0,)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: NonNegativeInt | None = None
     batch_size: PositiveInt = 1
@@ -55,14 +66,6 @@ class ComparisonSettings(Settings):
     seed: NonNegativeInt = 0
     keep_state: bool = False
     baseline: str | None = None
-
-
-    @field_validator("temperatures")
-    @classmethod
-    def _different(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        if len(set(values)) < len(values):
-            raise ValueError("every temperature once")
-        return values
 
 
 class TargetFacts(Settings):

@@ -6,6 +6,7 @@ round thrown away, and methods that learn starting afresh with every group.
 """
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class Texts(NamedTuple):
 
     encode: Encode
     decode: Decode
+    longest_prompt: int = sys.maxsize  # tokens that leave room for the answer
 
 
 class Harness:
@@ -128,8 +130,17 @@ class Harness:
                     yield repeat, number, method
 
     def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
-        answers = [self.texts.decode(turn.token_ids) for turn in turns]
-        return self.texts.encode(prompt.turn(answers))
+        """Return the next turn's prompt; its last answer is cut short if it would be too long.
+
+        Text may take more tokens when it is read than when it was written.
+        """
+        answers = [list(turn.token_ids) for turn in turns]
+        while True:
+            ids = self.texts.encode(prompt.turn([self.texts.decode(one) for one in answers]))
+            excess = len(ids) - self.texts.longest_prompt
+            if excess <= 0 or not answers or not answers[-1]:
+                return ids
+            answers[-1] = answers[-1][:-excess]
 
 
 def grouped(

@@ -54,6 +54,22 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
     return methods
 
 
+def check_batch_size(names: Sequence[MethodName], batch_size: int) -> None:
+    """Refuse methods that cannot decode so many prompts together.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for one in names:
+        if batch_size > 1 and one.kind in SINGLE_PROMPT:
+            raise ConfigError(
+                f"the method {one.kind} decodes one prompt at a time",
+                expected="a batch size of 1",
+                got=batch_size,
+                remedy="leave the method out, or set --batch-size 1",
+            )
+
+
 def _parse(text: str) -> MethodName:
     rest, options = text, {}
     while found := _OPTION.search(rest):
@@ -61,6 +77,10 @@ def _parse(text: str) -> MethodName:
         rest = rest[: found.start()]
     kind, _, path = rest.partition("=")
     _check_kind(kind, path, text)
+    if "(" in options.get("name", ""):  # settings of one method are told apart like this
+        raise _malformed(text, "a name without parentheses", options["name"])
+    if options.get("tree") == "auto" and "candidates" in options:
+        raise _malformed(text, "tree=auto, which chooses its own size, or candidates=N", text)
     drafting = {"tree", "candidates"} & options.keys()
     if drafting and kind != DRAFTER:
         raise _malformed(text, f"options of {DRAFTER}=PATH only", ", ".join(sorted(drafting)))

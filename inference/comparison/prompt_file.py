@@ -47,7 +47,7 @@ class BenchPrompt:
         return messages
 
 
-def read_bench_prompts(path: Path, limit: int | None = None) -> list[BenchPrompt]:
+def read_bench_prompts(path: Path) -> list[BenchPrompt]:
     """Return the prompts of a file, in its order; equal ones are all kept (see `distinct`).
 
     A name that ends in .jsonl or .json means one object per line, with exactly one of the keys
@@ -58,12 +58,11 @@ def read_bench_prompts(path: Path, limit: int | None = None) -> list[BenchPrompt
 
     Args:
         path: the file.
-        limit: return at most so many, the first ones; all lines are checked nevertheless.
 
     Raises:
         PromptError: the file is missing, unreadable or empty, or a line is malformed.
     """
-    return [_from_row(row) for row in read_rows(path)][:limit]
+    return [_from_row(row) for row in read_rows(path)]
 
 
 def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:

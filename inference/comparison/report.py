@@ -11,6 +11,7 @@ from markupsafe import Markup
 from inference.comparison import plots, wording
 from inference.comparison.document import ComparisonDocument, ExampleTree, MethodFigures
 from inference.comparison.palette import PHASES, Looks, expert_color, looks
+from inference.comparison.standing import fastest, has_too_few
 from inference.comparison.tree_picture import draw_tree
 from inference.comparison.verdict import verdict
 
@@ -31,13 +32,23 @@ class Panel:
 
 @dataclass(frozen=True)
 class Group:
-    """What was measured at one temperature."""
+    """What was measured at one temperature.
+
+    Attributes:
+        temperature: 0 is greedy.
+        title: of its part of each section.
+        verdict: what the figures say.
+        methods: their figures, where prompts are too few without intervals.
+        categories: of the prompts, if there are several.
+        fastest: the method that is shown to be faster than all others, if there is one.
+    """
 
     temperature: float
     title: str
     verdict: Markup
     methods: tuple[MethodFigures, ...]
     categories: tuple[str, ...]
+    fastest: str | None
 
     @property
     def drafting(self) -> tuple[MethodFigures, ...]:
@@ -65,6 +76,7 @@ def render(document: ComparisonDocument) -> str:
         trees=[(tree, draw_tree(tree)) for tree in document.trees],
         tree_experts=_tree_experts,
         interval=wording.interval,
+        has_too_few=_has_too_few,
         titles={group.temperature: group.title for group in groups},
         described=_described(document),
         **_panels(document, groups, look),
@@ -99,16 +111,46 @@ def _groups(document: ComparisonDocument, look: Looks) -> list[Group]:
 
 def _group(document: ComparisonDocument, temperature: float, look: Looks) -> Group:
     methods = tuple(one for one in document.methods if one.temperature == temperature)
-    title = f"Temperature {temperature:g}" if temperature else "Greedy (temperature 0)"
-    categories = tuple(dict.fromkeys(name for one in methods for name in one.categories))
-    return Group(temperature, title, verdict(document, temperature, look), methods, categories)
+    best = fastest([one for one in methods if one.name != document.baseline])
+    return Group(
+        temperature,
+        title=f"Temperature {temperature:g}" if temperature else "Greedy (temperature 0)",
+        verdict=verdict(document, temperature, look),
+        methods=tuple(map(_without_false_findings, methods)),
+        categories=tuple(dict.fromkeys(name for one in methods for name in one.categories)),
+        fastest=None if best is None else best.name,
+    )
+
+
+def _has_too_few(one: MethodFigures, category: str | None = None) -> bool:
+    """Return whether a method's prompts, or those of a category, are too few for intervals."""
+    return has_too_few(
+        sample for sample in one.samples if category is None or sample.category == category
+    )
+
+
+def _without_false_findings(one: MethodFigures) -> MethodFigures:
+    """Return figures whose intervals are the values themselves where prompts are too few."""
+    categories = {
+        name: figures.model_copy(update=_collapsed(figures.speedup, "speedup"))
+        if _has_too_few(one, name)
+        else figures
+        for name, figures in one.categories.items()
+    }
+    few = _collapsed(one.speedup, "speedup") | _collapsed(one.tau, "tau")
+    return one.model_copy(update={"categories": categories} | (few if _has_too_few(one) else {}))
+
+
+def _collapsed(value: float, name: str) -> dict[str, float]:
+    return {f"{name}_low": value, f"{name}_high": value}
 
 
 def _panels(
     document: ComparisonDocument, groups: Sequence[Group], look: Looks
 ) -> dict[str, list[Panel]]:
     """Return the figures of every section; those of all temperatures have the same scale."""
-    everything, baseline = document.methods, document.baseline
+    everything = [one for group in groups for one in group.methods]
+    baseline = document.baseline
     fastest = plots.largest(max(one.speedup, one.speedup_high, 1.0) for one in everything)
     slowest = plots.largest(plots.token_milliseconds(one) for one in everything)
     sample_limit = plots.sample_limit(everything)

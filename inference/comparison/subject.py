@@ -16,11 +16,11 @@ from inference.comparison.method_names import (
     DRAFTER,
     LOOKUP,
     PLAIN,
-    SINGLE_PROMPT,
     TRANSFORMERS,
     MethodName,
 )
-from inference.comparison.methods import Method, OwnDecoding, TransformersDecoding
+from inference.comparison.methods import Method, OwnDecoding
+from inference.comparison.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.tree_plans import trees_of_size
 from jakiro.drafter import JakiroDrafter
@@ -48,23 +48,14 @@ def build_methods(
     names: Sequence[MethodName],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    batch_size: int,
 ) -> list[Method]:
     """Return the methods; one that counts by its best setting is several of one family.
 
     Raises:
         CheckpointError: a drafting model cannot be loaded.
         TargetMismatch: it belongs to another target.
-        ConfigError: a method cannot decode several prompts together.
+        ConfigError: it has another vocabulary.
     """
-    for one in names:
-        if batch_size > 1 and one.kind in SINGLE_PROMPT:
-            raise ConfigError(
-                f"the method {one.kind} decodes one prompt at a time",
-                expected="a batch size of 1",
-                got=batch_size,
-                remedy="leave the method out, or set --batch-size 1",
-            )
     return [method for one in names for method in _BUILDERS[one.kind](one, model, tokenizer)]
 
 

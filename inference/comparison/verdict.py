@@ -1,68 +1,121 @@
-"""What the figures of a comparison say, in plain sentences."""
+"""What the figures of a comparison say, in plain sentences that are true."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
+from inference.comparison.bootstrap import FEWEST_PROMPTS
 from inference.comparison.document import ComparisonDocument, MethodFigures
 from inference.comparison.palette import Looks
-from inference.comparison.wording import fixed, percent, significant
+from inference.comparison.standing import (
+    Standing,
+    leader,
+    num_groups,
+    relative_speed,
+    standing,
+    unsettled,
+)
+from inference.comparison.wording import enumeration, fixed, interval, percent, significant
 
 Methods = Sequence[MethodFigures]
 Names = Mapping[str, Markup]
 
-_MANY = 3  # more names than this are only counted
-
 
 def verdict(document: ComparisonDocument, temperature: float, looks: Looks) -> Markup:
-    """Return what was found at a temperature: who is fastest, how surely, and if exactly."""
+    """Return what was found at a temperature: who is faster, how surely, and if exactly.
+
+    Every method is named, and no difference is called one that may be noise between prompts.
+    """
     names = {name: Markup("<code>{}</code>").format(look.label) for name, look in looks.items()}
     methods = [one for one in document.methods if one.temperature == temperature]
     rivals = [one for one in methods if one.name != document.baseline]
-    speed = _speed(rivals, document.baseline, names) if rivals else _alone(methods[0], names)
+    speed = _speed(rivals, names[document.baseline], names) if rivals else _alone(methods[0], names)
     return Markup(" ").join([*speed, _exactness(methods, names, is_greedy=temperature == 0)])
 
 
-def _alone(one: MethodFigures, names: Names) -> list[Markup]:
+def _alone(one: MethodFigures, names: Names) -> Iterator[Markup]:
     said = Markup("Only {} was measured, at {} tokens/s; there is nothing to compare it with.")
-    return [said.format(names[one.name], significant(one.tokens_per_second))]
+    yield said.format(names[one.name], significant(one.tokens_per_second))
 
 
-def _speed(rivals: Methods, baseline: str, names: Names) -> list[Markup]:
-    best = max(rivals, key=lambda one: one.speedup)
-    near = [one for one in rivals if one is not best and one.speedup_high >= best.speedup_low]
-    said = _finding(best, lead="leads" if near else "is the fastest").format(
-        best=names[best.name],
-        baseline=names[baseline],
-        speedup=Markup("<b>{}</b>").format(fixed(best.speedup)),
-        interval=f"95% interval {fixed(best.speedup_low)} to {fixed(best.speedup_high)}",
+def _speed(rivals: Methods, baseline: Markup, names: Names) -> Iterator[Markup]:
+    by_standing: dict[Standing, list[MethodFigures]] = {}
+    for one in sorted(rivals, key=lambda one: -one.speedup):
+        by_standing.setdefault(standing(one), []).append(one)
+    if few := by_standing.pop("too few prompts", []):
+        yield _too_few(few, baseline, names)
+    if not by_standing:
+        return
+    leading = leader(rivals)
+    if leading is None:
+        yield Markup("No method is shown to be faster than {}.").format(baseline)
+    else:
+        yield from _lead(leading, rivals, baseline, names)
+    if others := [one for one in by_standing.get("faster", []) if one is not leading]:
+        yield Markup("Also faster than {}: {}.").format(baseline, _listed(others, names))
+    if slower := by_standing.get("slower", []):
+        yield Markup("Slower than {}: {}.").format(baseline, _listed(slower, names))
+    if still := by_standing.get("open", []):
+        said = Markup("Open, since the interval includes 1: {}.")
+        yield said.format(_listed(still, names))
+
+
+def _lead(
+    leading: MethodFigures, rivals: Methods, baseline: Markup, names: Names
+) -> Iterator[Markup]:
+    """Say how fast the leading method is, and whether it is the fastest of all."""
+    doubtful = unsettled(leading, rivals)
+    others = [one for one in rivals if one is not leading]
+    said = Markup("{} is {}: <b>{}</b> times the speed of {} (95% interval {} to {}){}.")
+    yield said.format(
+        names[leading.name],
+        "the fastest" if others and not doubtful else "faster",
+        fixed(leading.speedup),
+        baseline,
+        fixed(leading.speedup_low),
+        fixed(leading.speedup_high),
+        _ahead(leading, others, names) if others and not doubtful else "",
     )
-    return [said, _ties(near, names)] if near and best.speedup_low > 1 else [said]
+    if doubtful:
+        said = Markup("It is not settled whether it is faster than {}.")
+        yield said.format(enumeration([names[one.name] for one in doubtful]))
 
 
-def _finding(best: MethodFigures, lead: str) -> Markup:
-    if best.speedup_low > 1:
-        return Markup("{best} " + lead + ": {speedup} times the speed of {baseline} ({interval}).")
-    if best.speedup_high < 1:
-        return Markup(
-            "No method was faster than {baseline}; the nearest, {best}, ran at {speedup} times its"
-            " speed ({interval})."
-        )
-    return Markup(
-        "Nothing is resolved: {best} ran at {speedup} times the speed of {baseline}, but the"
-        " interval includes 1 ({interval})."
+def _ahead(leading: MethodFigures, others: Methods, names: Names) -> Markup:
+    """Say how far a method is ahead of the next one, on the same prompts."""
+    runner_up = max(others, key=lambda one: one.speedup)
+    ahead = relative_speed(leading, runner_up)
+    said = Markup(", and {} times that of {} {}")
+    return said.format(fixed(ahead.value), names[runner_up.name], interval(ahead.low, ahead.high))
+
+
+def _listed(methods: Methods, names: Names) -> Markup:
+    said = Markup("{} {} {}")
+    return enumeration(
+        [
+            said.format(
+                names[one.name], fixed(one.speedup), interval(one.speedup_low, one.speedup_high)
+            )
+            for one in methods
+        ]
     )
 
 
-def _ties(near: Methods, names: Names) -> Markup:
-    if len(near) == 1:
-        said = Markup("Its lead over {} is not settled: their intervals overlap.")
-        return said.format(names[near[0].name])
-    *others, last = (names[one.name] for one in near)
-    which = Markup(" and ").join([Markup(", ").join(others), last])
-    if len(near) > _MANY:
-        which = Markup("{} other methods").format(len(near))
-    return Markup("Its lead over {} is not settled: intervals overlap.").format(which)
+def _too_few(methods: Methods, baseline: Markup, names: Names) -> Markup:
+    """Give the figures of methods with too few prompts, and say what they are not worth."""
+    said = Markup(
+        "Too few prompts to say anything about noise, or about who is faster: {}, where at least {}"
+        " are needed. Measured, in times the speed of {}: {}."
+    )
+    speeds = [Markup("{} {}").format(names[one.name], fixed(one.speedup)) for one in methods]
+    return said.format(_measured(methods[0]), FEWEST_PROMPTS, baseline, enumeration(speeds))
+
+
+def _measured(one: MethodFigures) -> str:
+    groups, prompts = num_groups(one.samples), len({sample.prompt for sample in one.samples})
+    if groups < prompts:
+        return f"{groups} group{'' if groups == 1 else 's'} of prompts decoded together"
+    return f"{prompts} prompt{'' if prompts == 1 else 's'}"
 
 
 def _exactness(methods: Methods, names: Names, *, is_greedy: bool) -> Markup:
@@ -72,11 +125,17 @@ def _exactness(methods: Methods, names: Names, *, is_greedy: bool) -> Markup:
     differing = [one for one in compared if not one.identical_to_target]
     if not compared:
         return Markup("No tokens were compared with those of the target.")
-    if not differing:
+    if differing:
+        said = Markup(
+            "Not all tokens are those of the target's own greedy decoding; samples that are"
+            " identical: {}."
+        )
+        return said.format(enumeration([_share(one, names) for one in differing]))
+    which = enumeration([names[one.name] for one in compared])
+    if len(compared) == len(methods):
         which = Markup("Every method" if len(methods) > 1 else "It")
-        return which + Markup(" gave exactly the tokens of the target's own greedy decoding.")
-    worst = min(differing, key=lambda one: one.identical_share or 0.0)
-    share = percent(1 - (worst.identical_share or 0.0))
-    others = f", {len(differing) - 1} more in fewer" if len(differing) > 1 else ""
-    said = "Not all tokens are those of the target: {} differed in {} of its samples{}."
-    return Markup(said).format(names[worst.name], share, others)
+    return which + Markup(" gave exactly the tokens of the target's own greedy decoding.")
+
+
+def _share(one: MethodFigures, names: Names) -> Markup:
+    return Markup("{} of those of {}").format(percent(one.identical_share), names[one.name])

@@ -104,6 +104,12 @@ def interval(low: float, high: float) -> str:
     return f"[{fixed(low)}, {fixed(high)}]"
 
 
+def enumeration(words: Sequence[Markup]) -> Markup:
+    """Return words with commas between them, and `and` before the last one."""
+    *others, last = words
+    return Markup(" and ").join([Markup(", ").join(others), last]) if others else last
+
+
 def _shared_length(names: Sequence[str]) -> int:
     """Return the length of the parts that all names begin with."""
     places = zip(*(_SEPARATOR.split(name) for name in names), strict=False)

@@ -1,8 +1,9 @@
 """`jakiro bench`."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -74,7 +75,9 @@ def bench(
     ] = None,
 ) -> None:
     """Compare ways to decode the same prompts: tokens per forward, speed, and where time goes."""
+    options = dict(locals())
     if compare is not None:
+        _refuse_others_beside_compare(options)
         _say_what_changed(*compare)
         return
     if target is None or not method or prompts is None:
@@ -102,6 +105,12 @@ def bench(
         "baseline": baseline,
     }
     settings = validate_settings(ComparisonSettings, values, source="the command line")
+    if json_file is not None and json_file == report:
+        raise ConfigError(
+            "figures and page need a file each",
+            expected="different names for --json and --report",
+            got=report,
+        )
     stores = writer(json_file), writer(report, "--report")
     document = _measured(settings, target, dtype, device)
     _finish(document, *stores)
@@ -123,7 +132,7 @@ def _measured(
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
         names = parse_methods(settings.methods)
-        methods = build_methods(names, model, tokenizer, settings.batch_size)
+        methods = build_methods(names, model, tokenizer)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
     with _progress() as track:
         return comparison.run(track)
@@ -144,6 +153,22 @@ def _finish(
     console = Console()
     for part in figures_table(document):
         console.print(part, highlight=False)
+
+
+def _refuse_others_beside_compare(options: Mapping[str, object]) -> None:
+    """Raise if an option beside `--compare` is not at its default: it would do nothing."""
+    given = [
+        "--json" if name == "json_file" else f"--{name.replace('_', '-')}"
+        for name, parameter in signature(bench).parameters.items()
+        if name != "compare" and options[name] != parameter.default
+    ]
+    if given:
+        raise ConfigError(
+            "--compare measures nothing, so that other options have no effect beside it",
+            expected="--compare A.json B.json alone",
+            got=", ".join(given),
+            remedy="leave them out, or measure first and compare the two files then",
+        )
 
 
 def _say_what_changed(before: Path, after: Path) -> None:

@@ -19,7 +19,7 @@ def writer(path: Path | None, option: str = "--json") -> Callable[[str], None]:
     Raises:
         ConfigError: the file exists, or its folder does not.
     """
-    from jakiro.files import write_atomically
+    from jakiro.files import ensure_writable_folder, write_atomically
 
     if path is None:
         return lambda _text: None
@@ -30,4 +30,5 @@ def writer(path: Path | None, option: str = "--json") -> Callable[[str], None]:
             got="a file that exists" if path.exists() else "no such folder",
             remedy=f"choose another name for {option}",
         )
+    ensure_writable_folder(path.absolute().parent)
     return lambda text: write_atomically(path, text)

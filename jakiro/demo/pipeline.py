@@ -21,8 +21,9 @@ from transformers import (
 from inference.comparison.comparison import Comparison
 from inference.comparison.document import ComparisonDocument, ComparisonSettings
 from inference.comparison.method_names import DRAFTER, LOOKUP, PLAIN, TRANSFORMERS
-from inference.comparison.methods import Method, OwnDecoding, TransformersDecoding
+from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.prompt_file import prompt_of
+from inference.comparison.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.tree_budget import PlanChoice, choose_plan
 from jakiro.demo.corpus import Corpus, load_corpus

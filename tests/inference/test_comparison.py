@@ -15,9 +15,10 @@ from inference.comparison.comparison import Comparison, prompts_for
 from inference.comparison.document import ComparisonDocument, ComparisonSettings
 from inference.comparison.harness import Harness, Texts, grouped
 from inference.comparison.method_names import parse_methods
-from inference.comparison.methods import Law, TransformersDecoding
+from inference.comparison.methods import Law
 from inference.comparison.sample import Arrival, Continuation, Decoded
 from inference.comparison.subject import build_methods, load_target
+from inference.comparison.transformers_methods import TransformersDecoding
 from inference.stats import DecodeStats
 from inference.tree_shape import TreeShape
 from jakiro.errors import CheckpointError, ConfigError, PromptError
@@ -66,7 +67,7 @@ def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument
     def run(*methods: str, **changes: Any) -> ComparisonDocument:
         settings = _settings(folder, *methods, **changes)
         model, tokenizer = subject
-        built = build_methods(parse_methods(methods), model, tokenizer, settings.batch_size)
+        built = build_methods(parse_methods(methods), model, tokenizer)
         prompts = prompts_for(settings)
         return Comparison(settings, prompts, built, model, tokenizer, "tiny").run()
 
@@ -87,9 +88,9 @@ def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> Com
     )
 
 
-def _settings(folder: Path, *methods: str, **changes: Any) -> ComparisonSettings:
+def _settings(folder: Path, *names: str, **changes: Any) -> ComparisonSettings:
     fields = {
-        "methods": methods,
+        "methods": names,
         "prompts": str(folder / "prompts.jsonl"),
         "max_new_tokens": NEW_TOKENS,
         "temperatures": (0.0, 1.0),
@@ -268,27 +269,25 @@ def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> N
     [
         ({"keep_state": True, "repeats": 2}, "must not see a prompt twice"),
         ({"baseline": "other"}, "the baseline is none of the methods"),
+        ({"methods": ("transformers-lookup",), "batch_size": 2}, "one prompt at a time"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
     folder: Path, changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        prompts_for(_settings(folder, "plain", **changes))
+        prompts_for(_settings(folder, **({"methods": ("plain",)} | changes)))
 
 
 def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Subject) -> None:
     model, tokenizer = subject
-    lookup = parse_methods(["transformers-lookup"])
-    with pytest.raises(ConfigError, match="one prompt at a time"):
-        build_methods(lookup, model, tokenizer, batch_size=2)
     nowhere = parse_methods([f"transformers-assisted={folder / 'nowhere'}"])
     with pytest.raises(CheckpointError, match="cannot load the assistant"):
-        build_methods(nowhere, model, tokenizer, batch_size=1)
+        build_methods(nowhere, model, tokenizer)
     tiny_llama(vocab=61).save_pretrained(folder / "other")
     other = parse_methods([f"transformers-assisted={folder / 'other'}"])
     with pytest.raises(ConfigError, match="another vocabulary"):
-        build_methods(other, model, tokenizer, batch_size=1)
+        build_methods(other, model, tokenizer)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_decoded(

@@ -7,11 +7,13 @@ from jakiro.errors import ConfigError
 
 
 def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
-    texts = ["plain", "drafter=runs/a,candidates=12,tree=auto", "drafter=b,c=d,name=other"]
+    texts = ["plain", "drafter=runs/a,candidates=12,tree=trained", "drafter=b,c=d,name=other"]
+    texts += ["drafter=b,tree=auto,name=auto"]
     assert parse_methods(texts) == [
         MethodName("plain", None, "plain"),
-        MethodName("drafter", "runs/a", "drafter", "auto", 12),
+        MethodName("drafter", "runs/a", "drafter", "trained", 12),
         MethodName("drafter", "b,c=d", "other"),
+        MethodName("drafter", "b", "auto", "auto"),
     ]
 
 
@@ -30,6 +32,8 @@ def test_names_of_drafters_to_come_are_reserved(name: str) -> None:
         (["drafter=a,tree=large"], "tree=trained or tree=auto"),
         (["drafter=a,candidates=0"], "N at least 1"),
         (["plain,candidates=3"], "options of drafter=PATH only"),
+        (["drafter=a,tree=auto,candidates=3"], "chooses its own size"),
+        (["plain,name=lookup (3)"], "without parentheses"),
         (["drafter=a", "drafter=b"], "a different name for each"),
     ],
 )

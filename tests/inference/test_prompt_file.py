@@ -47,12 +47,6 @@ def test_other_files_hold_one_text_per_line(tmp_path: Path) -> None:
     assert {one.category for one in prompts} == {"all"}
 
 
-def test_a_limit_keeps_the_first_prompts(tmp_path: Path) -> None:
-    path = _written(tmp_path, *({"prompt": str(number)} for number in range(4)))
-    assert [one.first for one in read_bench_prompts(path, 2)] == ["0", "1"]
-    assert len(read_bench_prompts(path, 9)) == 4
-
-
 def test_the_next_turn_is_the_whole_dialogue(tmp_path: Path) -> None:
     prompt = read_bench_prompts(_written(tmp_path, {"turns": ["one", "two", "three"]}))[0]
     assert prompt.num_turns == 3
@@ -124,7 +118,7 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
 def test_a_malformed_line_is_refused_by_its_number(row: Any, expected: str, tmp_path: Path) -> None:
     path = _written(tmp_path, {"prompt": "fine"}, row)
     with pytest.raises(PromptError, match=rf"jsonl:2 .*expected: .*{expected}.*remedy: ") as error:
-        read_bench_prompts(path, 1)
+        read_bench_prompts(path)
     assert "got: " in str(error.value)
 
 

@@ -28,7 +28,7 @@ def command(workshop: Path) -> list[str]:
 
 
 def _configs(*names: str) -> list[str]:
-    return ["--config", *(str(ABLATIONS / f"{name}.yaml") for name in names)]
+    return [word for name in names for word in ("--config", str(ABLATIONS / f"{name}.yaml"))]
 
 
 def _modified(folder: Path, pattern: str) -> dict[str, int]:
@@ -79,6 +79,21 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
             _modified(out / "measurements", "*.json").values(), measured.values(), strict=True
         )
     )
+
+
+def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> None:
+    prompts = workshop / "own.jsonl"
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
+    seen = []
+    for text in ("def add", "total ="):
+        prompts.write_text("".join(json.dumps({"prompt": text + end}) + "\n" for end in "ab"))
+        assert main(words) == 0
+        document = read_document(workshop / "study" / "measurements" / "seed-0.json")
+        seen.append({sample.prompt for sample in document.methods[0].samples})
+    assert seen[0].isdisjoint(seen[1])
+    measured = _modified(workshop / "study" / "measurements", "*.json")
+    assert main([*words, "--candidates", "5"]) == 0
+    assert _modified(workshop / "study" / "measurements", "*.json") != measured
 
 
 def test_runs_of_another_study_are_not_taken_for_those_of_this_one(

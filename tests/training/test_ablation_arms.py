@@ -109,6 +109,11 @@ def test_a_name_that_stands_for_something_else_is_refused(
         read_arms(base, [delta])
 
 
+def test_a_file_whose_name_cannot_stand_in_a_command_is_refused(base: Path, workshop: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot name an arm"):
+        read_arms(base, [_delta(workshop, "objective: {contrast_weight: 0}", "a,b")])
+
+
 def test_an_arm_that_cannot_be_as_large_is_refused(base: Path, workshop: Path) -> None:
     delta = _delta(workshop, "drafter: {trunk: {num_heads: 64, head_dim: 64}}")
     with pytest.raises(ConfigError, match="cannot be made as large as the base"):

@@ -126,7 +126,8 @@ def _note(num_seeds: int, num_intervals: int) -> str:
             "One seed: the 95% intervals tell how prompts differ, not how trainings do; "
             "another seed may reverse any verdict."
         )
+    share = "one in ten" if num_seeds == 2 else "one in twenty"  # two points tell little of spread
     return (
         f"95% intervals over {num_seeds} seeds and all prompts, paired. Verdicts are about tau; "
-        f"of {num_intervals}, one in twenty errs even where nothing differs."
+        f"of {num_intervals}, about {share} errs even where nothing differs."
     )

@@ -1,5 +1,6 @@
 """The arms of a study: one base, and small files that each change one thing about it."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,13 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _check_names(arms: Sequence[Arm]) -> None:
     names = [PLAIN, *(arm.name for arm in arms)]  # is measured beside them
+    if odd := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
+        raise ConfigError(
+            "the file of an ablation cannot name an arm",
+            expected="letters, digits, dots and hyphens",
+            got=", ".join(odd),
+            remedy="rename the file",
+        )
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             "two arms have one name",

@@ -1,5 +1,6 @@
 """Measures all arms of a seed together, by `jakiro bench` in a process of its own."""
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,8 +9,8 @@ from pathlib import Path
 
 from inference.comparison.document import ComparisonDocument, read_document
 from inference.comparison.method_names import DRAFTER, PLAIN
-from jakiro.errors import DataError, JakiroError
-from jakiro.files import ensure_writable_folder
+from jakiro.errors import JakiroError
+from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from training.ablation.runs import ArmRun
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -50,33 +51,23 @@ class Measurement:
             JakiroError: the measurement failed.
         """
         path = ensure_writable_folder(self.folder) / f"seed-{runs[0].seed}.json"
-        document = _known(path)
-        if document is None or not self._is_current(document, path, runs):
+        key_file, key = path.with_suffix(".key"), self._key(runs)
+        known = key_file.read_text() if key_file.exists() and path.exists() else None
+        if known != key:
             path.unlink(missing_ok=True)
             self._measure(runs, path)
-            document = read_document(path)
-        return document
+            write_atomically(key_file, key)
+        return read_document(path)
 
-    def _is_current(self, document: ComparisonDocument, path: Path, runs: Sequence[ArmRun]) -> bool:
-        settings = document.settings
-        wanted = (
-            tuple(_methods(runs, self.candidates)),
-            str(self.prompts),
-            self.num_prompts,
-            self.max_new_tokens,
-            self.temperatures,
-            self.repeats,
+    def _key(self, runs: Sequence[ArmRun]) -> str:
+        """Return a hash of everything that decides the figures, but for the machine's mood."""
+        target = runs[0].settings.target
+        return fingerprint(
+            _digest(self.prompts),
+            [self.num_prompts, self.max_new_tokens, self.temperatures, self.repeats],
+            [target.name_or_path, target.dtype, runs[0].settings.engine.device, self.candidates],
+            [[run.arm, _digest(run.folder.drafter / "model.safetensors")] for run in runs],
         )
-        known = (
-            settings.methods,
-            settings.prompts,
-            settings.num_prompts,
-            settings.max_new_tokens,
-            settings.temperatures,
-            settings.repeats,
-        )
-        trained = [run.folder.drafter.stat().st_mtime for run in runs]
-        return known == wanted and max(trained) < path.stat().st_mtime
 
     def _measure(self, runs: Sequence[ArmRun], path: Path) -> None:
         command = [sys.executable, "-m", "jakiro", "bench", *self._options(runs, path)]
@@ -103,7 +94,7 @@ class Measurement:
             "--json": str(path),
         }
         several = [("--method", one) for one in _methods(runs, self.candidates)]
-        several += [("--temperature", f"{one:g}") for one in self.temperatures]
+        several += [("--temperature", repr(one)) for one in self.temperatures]
         return [word for pair in (*options.items(), *several) for word in pair]
 
 
@@ -114,8 +105,6 @@ def _methods(runs: Sequence[ArmRun], candidates: int) -> list[str]:
     return [PLAIN, *drafters]
 
 
-def _known(path: Path) -> ComparisonDocument | None:
-    try:
-        return read_document(path)
-    except DataError:
-        return None
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from rich.console import Console
 
+from inference.comparison.document import Temperatures
 from inference.comparison.prompt_file import distinct, read_bench_prompts
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder, write_atomically
@@ -60,7 +61,7 @@ class StudySettings(Settings):
     prompts: Path | None = None
     num_prompts: int = Field(40, ge=_FEWEST_PROMPTS)
     max_new_tokens: PositiveInt = 64
-    temperatures: tuple[NonNegativeFloat, ...] = Field((0.0, 1.0), min_length=1)
+    temperatures: Temperatures = (0.0, 1.0)
     candidates: PositiveInt = 8
     repeats: PositiveInt = 1
 

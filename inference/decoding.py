@@ -1,0 +1,156 @@
+"""What every way to call a decoder goes through: its parts, its requests, and their runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from inference.auto_tree import AutoTree
+from inference.costs import known_costs
+from inference.details import Record, record_for
+from inference.drafters.trained import TrainedDrafter
+from inference.engine import DecodeRun
+from inference.limits import refuse_arguments
+from inference.loading import load_parts, tokenizer_at
+from inference.policy import AlwaysDraft, DraftPolicy
+from inference.preparation import prepare_requests
+from inference.prompts import Prompt, encode_prompt
+from inference.request import Request
+from inference.tau_watch import TauWatch
+from inference.tree_plans import default_tree, largest_trees
+from inference.tree_shape import TreePlan, TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.target import TargetAdapter, compile_mode
+from jakiro.target_checks import CausalLM
+from jakiro.target_record import check_target, check_tokenizer
+
+
+class Decoding:
+    """A target, perhaps a drafter, and runs; arguments and errors as for `SpeculativeDecoder`."""
+
+    def __init__(
+        self,
+        target: CausalLM,
+        drafter: JakiroDrafter | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        self.target = TargetAdapter(target.eval())
+        if compiled:
+            self.target.compile()
+        self.tokenizer = tokenizer
+        self.drafter: TrainedDrafter | None = None
+        if drafter is not None and tokenizer is None:
+            self.tokenizer = tokenizer_at(drafter.config.target_record.name_or_path)
+        if drafter is not None:
+            check_target(drafter.config.target_record, self.target.spec)
+            if self.tokenizer is not None:
+                check_tokenizer(drafter.config.target_record, self.tokenizer)
+            model = drafter.eval().to(device=self.target.device, dtype=self.target.dtype)
+            if compiled:
+                model.compile(mode=compile_mode(self.target.device))
+            plan = largest_trees(model) if tree == "auto" else tree or default_tree(model)
+            self.drafter = TrainedDrafter(model, self.target, plan)
+        self.policy = self._policy(is_auto=tree == "auto")
+        # Only the trees of the evaluation have its tau.
+        record = drafter.config.record if drafter is not None and tree is None else None
+        self._watch = TauWatch(record)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        drafter: str | Path,
+        target: str | Path | None = None,
+        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
+        *,
+        compiled: bool = False,
+        **load: Any,
+    ) -> Self:
+        """Load a drafter, and the target and tokenizer that it was trained for.
+
+        Args:
+            drafter: folder or hub name of the drafter.
+            target: where the target is now, if not where the drafter's config says.
+            tree: see the class.
+            compiled: see the class.
+            **load: for `AutoModelForCausalLM.from_pretrained`, such as dtype or device_map.
+
+        Raises:
+            CheckpointError: drafter or target cannot be loaded.
+            TargetMismatch: the target or its tokenizer is not the one of the drafter.
+        """
+        target_model, model, tokenizer = load_parts(drafter, target, **load)
+        return cls(target_model, model, tokenizer, tree, compiled=compiled)
+
+    @property
+    def plan(self) -> TreePlan | None:
+        """The trees of every round; None without a drafter, or where each round chooses its own."""
+        if self.drafter is None or isinstance(self.policy, AutoTree):
+            return None
+        return self.drafter.plan
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that each token of a sequence takes in the caches of target and drafter."""
+        if self.drafter is None:
+            return self.target.new_cache(1, 1).bytes_per_token
+        cache = self.target.new_cache(1, 1, self.drafter.hidden_states)
+        return cache.bytes_per_token + self.drafter.bytes_per_token
+
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        **generation: Any,
+    ) -> DecodeRun:
+        """Return a run over prompts that has yet to begin; arguments as for `generate_batch`.
+
+        Iterating over it yields what each round made certain; what it has counted and timed so far
+        can be read at any time.
+        """
+        requests, config = self._requests(prompts, temperature, seed, generation)
+        return self._run(requests, record_for(config, False))
+
+    def reset(self) -> None:
+        """Forget what earlier requests have taught about which trees pay."""
+        self.policy.reset()
+
+    def _policy(self, is_auto: bool) -> DraftPolicy:
+        if self.drafter is None or not is_auto:
+            return AlwaysDraft(self.drafter)
+        return AutoTree(self.drafter.plan, known_costs(self.target, self.drafter.model))
+
+    def _requests(
+        self,
+        prompts: Sequence[Prompt],
+        temperature: float | None,
+        seed: int | None,
+        generation: dict[str, Any],
+    ) -> tuple[list[Request], GenerationConfig]:
+        refuse_arguments(temperature, generation)
+        vocab_size = self.target.spec.vocab_size
+        return prepare_requests(
+            self.target.model,
+            [encode_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts],
+            seed=seed,
+            max_position=self.target.spec.max_position,
+            temperature=temperature,
+            tokenizer=self.tokenizer,
+            **generation,
+        )
+
+    def _run(self, requests: list[Request], record: Record | None = None) -> DecodeRun:
+        return DecodeRun(requests=requests, record=record, **self._parts())
+
+    def _parts(self) -> dict[str, Any]:
+        return {"target": self.target, "drafter": self.drafter, "policy": self.policy}
+
+    def _decode(self, token_ids: list[int]) -> str | None:
+        if self.tokenizer is None:
+            return None
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
