@@ -111,9 +111,10 @@ def bench(
             expected="different names for --json and --report",
             got=report,
         )
-    stores = writer(json_file), writer(report, "--report")
+    store_json = writer(json_file)
+    store_page = None if report is None else writer(report, "--report")
     document = _measured(settings, target, dtype, device)
-    _finish(document, *stores)
+    _finish(document, store_json, store_page)
 
 
 def _measured(
@@ -141,15 +142,17 @@ def _measured(
 def _finish(
     document: "ComparisonDocument",
     store_json: Callable[[str], None],
-    store_page: Callable[[str], None],
+    store_page: Callable[[str], None] | None,
 ) -> None:
     from rich.console import Console
 
-    from inference.comparison.report import render
     from inference.comparison.table import figures_table
 
     store_json(document.model_dump_json(indent=1) + "\n")
-    store_page(render(document))
+    if store_page is not None:
+        from inference.comparison.page.report import render  # needs matplotlib, a second
+
+        store_page(render(document))
     console = Console()
     for part in figures_table(document):
         console.print(part, highlight=False)
@@ -174,8 +177,8 @@ def _refuse_others_beside_compare(options: Mapping[str, object]) -> None:
 def _say_what_changed(before: Path, after: Path) -> None:
     from rich.console import Console
 
-    from inference.comparison.change import compare_documents
-    from inference.comparison.change_table import show_changes
+    from inference.comparison.changes.change import compare_documents
+    from inference.comparison.changes.change_table import show_changes
     from inference.comparison.document import read_document
 
     show_changes(compare_documents(read_document(before), read_document(after)), Console())

@@ -10,8 +10,8 @@ import pytest
 from helpers.comparisons import make_document
 from rich.console import Console
 
-from inference.comparison.change import Changes, FigureChange, MethodKey, compare_documents
-from inference.comparison.change_table import show_changes
+from inference.comparison.changes.change import Changes, FigureChange, MethodKey, compare_documents
+from inference.comparison.changes.change_table import show_changes
 from inference.comparison.document import ComparisonDocument, MethodFigures, SampleRecord
 from jakiro.cli import main
 

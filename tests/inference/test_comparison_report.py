@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from helpers.comparisons import make_document, make_tree
 
-from inference.comparison import wording
 from inference.comparison.document import ComparisonDocument
-from inference.comparison.palette import looks
-from inference.comparison.report import render
-from inference.comparison.tree_picture import draw_tree
-from inference.comparison.verdict import verdict
+from inference.comparison.page import wording
+from inference.comparison.page.palette import looks
+from inference.comparison.page.report import render
+from inference.comparison.page.tree_picture import draw_tree
+from inference.comparison.page.verdict import verdict
 
 METHODS = ("transformers", "plain", "drafter=bank", "drafter=other,tree=auto")
 HOSTILE = '<script>alert(1)</script> $x$ \x00\x1b[31m\u202e 漢字 🙂 "\'&amp; #010101 id="a"'

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inference.comparison.document import ComparisonDocument
-from inference.comparison.wording import short_names
+from inference.comparison.page.wording import short_names
 
 _LABEL_LIMIT = 46  # characters
 

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from inference.comparison.wording import printable
+from inference.comparison.page.wording import printable
 
 # Stand-ins, which the page's own variables replace: a figure reads well in light and dark.
 INK, MUTED, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"

@@ -5,10 +5,16 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from inference.comparison.change import Changes, FigureChange, MethodChange, MethodKey, Verdict
-from inference.comparison.differences import Difference
-from inference.comparison.side import Pairing
-from inference.comparison.wording import fixed
+from inference.comparison.changes.change import (
+    Changes,
+    FigureChange,
+    MethodChange,
+    MethodKey,
+    Verdict,
+)
+from inference.comparison.changes.differences import Difference
+from inference.comparison.changes.side import Pairing
+from inference.comparison.page.wording import fixed
 
 _LABELS = {"tau": "tau", "speedup": "speed-up", "tokens_per_second": "tokens/s"}
 _STYLES: dict[Verdict, str] = {

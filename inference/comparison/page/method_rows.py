@@ -7,9 +7,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from inference.comparison.canvas import MUTED, PAPER, picture
 from inference.comparison.document import MethodFigures
-from inference.comparison.palette import Looks
+from inference.comparison.page.canvas import MUTED, PAPER, picture
+from inference.comparison.page.palette import Looks
 
 WIDTH = 460  # pixels of every figure: it fits a phone, and two fit beside each other
 

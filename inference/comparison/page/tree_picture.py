@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from markupsafe import Markup
 
 from inference.comparison.document import ExampleTree
-from inference.comparison.palette import expert_color
-from inference.comparison.wording import cells, printable, shortened, visible
+from inference.comparison.page.palette import expert_color
+from inference.comparison.page.wording import cells, printable, shortened, visible
 
 _CELL, _PADDING = 7.3, 7  # pixels: a character, and the space beside a token
 _BOX, _ROW, _GAP = 20, 25, 26  # heights of a box and of a row, width between columns

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple, get_args
 
 from inference.bench.intervals import Interval
 from inference.comparison.bootstrap import FEWEST_PROMPTS, Floats, divided, interval_of
-from inference.comparison.differences import Difference, find_differences
+from inference.comparison.changes.differences import Difference, find_differences
+from inference.comparison.changes.side import Metric, Pairing, Side, pair, side_of
 from inference.comparison.document import ComparisonDocument, MethodFigures
-from inference.comparison.side import Metric, Pairing, Side, pair, side_of
 
 Finding = Literal["higher", "lower", "faster", "slower", "within noise"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]

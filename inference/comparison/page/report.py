@@ -8,12 +8,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from inference.comparison import plots, wording
 from inference.comparison.document import ComparisonDocument, ExampleTree, MethodFigures
-from inference.comparison.palette import PHASES, Looks, expert_color, looks
+from inference.comparison.page import plots, wording
+from inference.comparison.page.palette import PHASES, Looks, expert_color, looks
+from inference.comparison.page.tree_picture import draw_tree
+from inference.comparison.page.verdict import verdict
 from inference.comparison.standing import fastest, has_too_few
-from inference.comparison.tree_picture import draw_tree
-from inference.comparison.verdict import verdict
 
 _TEMPLATE = "report.html.jinja"
 _FILTERS: tuple[Callable[..., str], ...] = (

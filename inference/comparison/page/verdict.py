@@ -6,7 +6,8 @@ from markupsafe import Markup
 
 from inference.comparison.bootstrap import FEWEST_PROMPTS
 from inference.comparison.document import ComparisonDocument, MethodFigures
-from inference.comparison.palette import Looks
+from inference.comparison.page.palette import Looks
+from inference.comparison.page.wording import enumeration, fixed, interval, percent, significant
 from inference.comparison.standing import (
     Standing,
     leader,
@@ -15,7 +16,6 @@ from inference.comparison.standing import (
     standing,
     unsettled,
 )
-from inference.comparison.wording import enumeration, fixed, interval, percent, significant
 
 Methods = Sequence[MethodFigures]
 Names = Mapping[str, Markup]

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from inference.comparison.canvas import INK, MUTED, PAPER, SMALL, picture
 from inference.comparison.document import MethodFigures
-from inference.comparison.method_rows import WIDTH, RowAxis, method_rows
-from inference.comparison.palette import PHASES, Look, Looks, expert_color, text_on
-from inference.comparison.wording import fixed, interval, percent, significant
+from inference.comparison.page.canvas import INK, MUTED, PAPER, SMALL, picture
+from inference.comparison.page.method_rows import WIDTH, RowAxis, method_rows
+from inference.comparison.page.palette import PHASES, Look, Looks, expert_color, text_on
+from inference.comparison.page.wording import fixed, interval, percent, significant
 
 Methods = Sequence[MethodFigures]
 Style = dict[str, Any]  # keyword arguments of matplotlib's
