@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from jaxtyping import Int
 from torch import Tensor
@@ -19,9 +20,11 @@ from inference.decoding import Decoding
 from inference.details import record_for
 from inference.engine import DecodeRun, Round
 from inference.handover import Handover
+from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.prompts import Prompt, unpadded
 from inference.streaming import TextStream, feed, pieces
+from inference.tree_shape import TreePlan, TreeShape
 from jakiro.errors import PromptError
 from jakiro.target_checks import CausalLM
 
@@ -54,6 +57,32 @@ class SpeculativeDecoder(Decoding):
         TargetNotSupported: the target cannot be verified over a tree.
         ConfigError: the tree asks for more than the drafter has.
     """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        drafter: str | Path,
+        target: str | Path | None = None,
+        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
+        *,
+        compiled: bool = False,
+        **load: Any,
+    ) -> "SpeculativeDecoder":
+        """Load a drafter, and the target and tokenizer that it was trained for.
+
+        Args:
+            drafter: folder or hub name of the drafter.
+            target: where the target is now, if not where the drafter's config says.
+            tree: see the class.
+            compiled: see the class.
+            **load: for `AutoModelForCausalLM.from_pretrained`, such as dtype or device_map.
+
+        Raises:
+            CheckpointError: drafter or target cannot be loaded.
+            TargetMismatch: the target or its tokenizer is not the one of the drafter.
+        """
+        target_model, model, tokenizer = load_parts(drafter, target, **load)
+        return cls(target_model, model, tokenizer, tree, compiled=compiled)
 
     def generate(
         self,

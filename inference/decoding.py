@@ -1,8 +1,7 @@
 """What every way to call a decoder goes through: its parts, its requests, and their runs."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -12,7 +11,7 @@ from inference.details import Record, record_for
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.limits import refuse_arguments
-from inference.loading import load_parts, tokenizer_at
+from inference.loading import tokenizer_at
 from inference.policy import AlwaysDraft, DraftPolicy
 from inference.preparation import prepare_requests
 from inference.prompts import Prompt, encode_prompt
@@ -58,32 +57,6 @@ class Decoding:
         # Only the trees of the evaluation have its tau.
         record = drafter.config.record if drafter is not None and tree is None else None
         self._watch = TauWatch(record)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        drafter: str | Path,
-        target: str | Path | None = None,
-        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
-        *,
-        compiled: bool = False,
-        **load: Any,
-    ) -> Self:
-        """Load a drafter, and the target and tokenizer that it was trained for.
-
-        Args:
-            drafter: folder or hub name of the drafter.
-            target: where the target is now, if not where the drafter's config says.
-            tree: see the class.
-            compiled: see the class.
-            **load: for `AutoModelForCausalLM.from_pretrained`, such as dtype or device_map.
-
-        Raises:
-            CheckpointError: drafter or target cannot be loaded.
-            TargetMismatch: the target or its tokenizer is not the one of the drafter.
-        """
-        target_model, model, tokenizer = load_parts(drafter, target, **load)
-        return cls(target_model, model, tokenizer, tree, compiled=compiled)
 
     @property
     def plan(self) -> TreePlan | None:

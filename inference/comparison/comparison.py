@@ -113,7 +113,8 @@ class Comparison:
         return ComparisonDocument(
             environment=self.environment,
             settings=self.settings,
-            prompts=len(self.prompts),
+            prompts=len({one.prompt.identity for many in results.values() for one in many.samples}),
+            is_complete=not harness.is_interrupted,
             baseline=self.baseline,
             methods=tuple(self._figures(results, reference)),
             trees=tuple(trees),
@@ -124,7 +125,7 @@ class Comparison:
         for method in self.methods:
             families.setdefault(method.family, []).append(method)
         figures = []
-        for temperature in self.settings.temperatures:
+        for temperature in dict.fromkeys(temperature for _, temperature in results):
             reference = None if temperature else known or self._measured_reference(results)
             best = {name: _best(one, temperature, results) for name, one in families.items()}
             baseline = results[best[self.baseline].name, temperature]

@@ -251,6 +251,8 @@ class ComparisonDocument(Settings):
         environment: where it ran.
         settings: what was asked for.
         prompts: number of different prompts that were decoded.
+        is_complete: whether all of them were, at all temperatures and as often as asked for; if
+            not, the measurement was interrupted, and all methods have the same samples.
         baseline: name of the method that speed-ups are over.
         methods: figures of every method at every temperature, in the caller's order.
         trees: one example for every drafting method and temperature.
@@ -260,6 +262,7 @@ class ComparisonDocument(Settings):
     environment: Environment
     settings: ComparisonSettings
     prompts: int
+    is_complete: bool = True
     baseline: str
     methods: tuple[MethodFigures, ...]
     trees: tuple[ExampleTree, ...] = ()

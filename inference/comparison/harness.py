@@ -18,7 +18,7 @@ from inference.comparison.document import ComparisonSettings
 from inference.comparison.memory import peak_memory
 from inference.comparison.methods import Law, Method
 from inference.comparison.prompt_file import BenchPrompt
-from inference.comparison.sample import Continuation, Measured, Sample
+from inference.comparison.sample import Continuation, Measured, Sample, Take
 from inference.prompts import Prompt
 
 Encode = Callable[[Prompt], list[int]]
@@ -58,15 +58,28 @@ class Harness:
         self.texts = texts
         self.device = device
         self.advance = advance
+        self.is_interrupted = False
 
     def measure(self, prompts: Sequence[BenchPrompt]) -> Results:
-        """Return what every method did at every temperature."""
+        """Return what every method did at every temperature.
+
+        An interruption ends it early: then these are the groups that all methods have decoded, and
+        the temperatures at which there are any.
+
+        Raises:
+            KeyboardInterrupt: there are none yet.
+        """
         groups = grouped(prompts, self.settings)
-        return {
-            (method, temperature): measured
-            for temperature in self.settings.temperatures
-            for method, measured in self._at(temperature, groups).items()
-        }
+        results: Results = {}
+        try:
+            for temperature in self.settings.temperatures:
+                self._measure_at(temperature, groups, results)
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            results = _in_common(results)
+            if not results:
+                raise
+        return results
 
     def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
         """Return how often a group will be decoded, warm-up included."""
@@ -99,10 +112,13 @@ class Harness:
         settings = self.settings
         return Law(temperature, settings.max_new_tokens, settings.top_p, settings.top_k)
 
-    def _at(self, temperature: float, groups: list[list[BenchPrompt]]) -> dict[str, Measured]:
-        results = {one.name: Measured(one.name, temperature) for one in self.methods}
+    def _measure_at(
+        self, temperature: float, groups: list[list[BenchPrompt]], results: Results
+    ) -> None:
         law = self.law(temperature)
         self._warm_up(groups[0], law)
+        for method in self.methods:
+            results[method.name, temperature] = Measured(method.name, temperature)
         for repeat, number, method in self._turns(len(groups)):
             if not self.settings.keep_state:
                 method.reset()
@@ -111,9 +127,8 @@ class Harness:
             with peak_memory(self.device) as peak:
                 samples, parts = self.samples(method, groups[number], law, seed)
             numbered = [replace(one, repeat=repeat, group=number) for one in samples]
-            results[method.name].take(numbered, parts, peak.bytes)
+            results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
             self.advance()
-        return results
 
     def _warm_up(self, group: list[BenchPrompt], law: Law) -> None:
         for method in self.methods:
@@ -157,3 +172,14 @@ def grouped(
         for several in by_category.values()
         for begin in range(0, len(several), size)
     ]
+
+
+def _in_common(results: Results) -> Results:
+    """Return the results on the groups that all methods have decoded at a temperature."""
+    common: dict[float, set[tuple[int, int]]] = {}
+    for (_, temperature), measured in results.items():
+        places = {take.place for take in measured.takes}
+        common[temperature] = common.get(temperature, places) & places
+    return {
+        key: measured.only(common[key[1]]) for key, measured in results.items() if common[key[1]]
+    }

@@ -1,6 +1,6 @@
 """What a method made of prompts: tokens, when they came, and what they cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,30 +69,54 @@ class Sample:
         return sum(turn.arrivals[0].seconds for turn in self.turns) / len(self.turns)
 
 
-@dataclass
+class Take(NamedTuple):
+    """One group of prompts, decoded once by one method."""
+
+    samples: Sequence[Sample]
+    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method tells
+    peak_memory: int | None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which repeat of which group it is."""
+        return self.samples[0].repeat, self.samples[0].group
+
+
+@dataclass(frozen=True)
 class Measured:
-    """All samples of one method at one temperature."""
+    """All that one method did at one temperature."""
 
     method: str
     temperature: float
-    samples: list[Sample] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    seconds: float = 0.0
-    peak_memory: int | None = None
+    takes: list[Take] = field(default_factory=list)
 
-    def take(
-        self, samples: Sequence[Sample], parts: Mapping[str, float], peak_memory: int | None
-    ) -> None:
-        """Add a group that was decoded together."""
-        self.samples += samples
-        if peak_memory is not None:
-            self.peak_memory = max(self.peak_memory or 0, peak_memory)
-        self.seconds += sum(sample.seconds for sample in samples)
-        for part in PARTS:
-            self.parts[part] += parts.get(part, 0.0)
+    @property
+    def samples(self) -> list[Sample]:
+        """Of all groups."""
+        return [sample for take in self.takes for sample in take.samples]
+
+    @property
+    def seconds(self) -> float:
+        """Of all groups."""
+        return sum(sample.seconds for sample in self.samples)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Where the seconds went."""
+        return {part: sum(take.parts.get(part, 0.0) for take in self.takes) for part in PARTS}
+
+    @property
+    def peak_memory(self) -> int | None:
+        """The highest of all groups, in bytes."""
+        return max((take.peak_memory for take in self.takes if take.peak_memory), default=None)
 
     @property
     def tokens_per_second(self) -> float:
         """New tokens over all seconds."""
         tokens = sum(sample.stats.emitted for sample in self.samples)
         return tokens / self.seconds if self.seconds else 0.0
+
+    def only(self, places: Collection[tuple[int, int]]) -> "Measured":
+        """Return what was done of some groups."""
+        takes = [take for take in self.takes if take.place in places]
+        return Measured(self.method, self.temperature, takes)

@@ -15,12 +15,11 @@ from jakiro import __version__
 from jakiro.cli.bench import bench
 from jakiro.cli.demo import demo
 from jakiro.cli.generate import generate
-from jakiro.cli.output import say
+from jakiro.cli.output import EXIT_CODE_INTERRUPTED, say
 from jakiro.cli.verify import verify
 from jakiro.errors import JakiroError
 
 EXIT_CODE_BAD_INPUT = 2
-EXIT_CODE_INTERRUPTED = 130  # typer turns an interruption into this code
 
 _DEBUG = "--debug"
 

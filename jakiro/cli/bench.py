@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jakiro.cli.output import writer
+from jakiro.cli.output import EXIT_CODE_INTERRUPTED, writer
 from jakiro.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ def _finish(
     console = Console()
     for part in figures_table(document):
         console.print(part, highlight=False)
+    if not document.is_complete:
+        raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
 
 def _refuse_others_beside_compare(options: Mapping[str, object]) -> None:

@@ -7,6 +7,8 @@ import typer
 
 from jakiro.errors import ConfigError
 
+EXIT_CODE_INTERRUPTED = 130  # typer turns an interruption into this code
+
 
 def say(message: str) -> None:
     """Print one line to standard error, whatever a parser quoted."""

@@ -146,6 +146,33 @@ def test_methods_draw_with_the_same_numbers_and_repeats_with_others(clock: Clock
     assert len(set(one.seeds[1:])) == 2 * len(PROMPTS)  # the first one is the warm-up
 
 
+class Interrupted(Steady):
+    """A method at which somebody loses patience."""
+
+    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+        """Deliver, but not for long."""
+        if len(self.seeds) == 4:
+            raise KeyboardInterrupt
+        return super().decode(prompts, law, seed)
+
+
+def test_an_interruption_keeps_what_all_methods_have_decoded(clock: Clock) -> None:
+    steady = Steady("plain", clock, [1, 1], pace=1.0)
+    document = _compared([steady, Interrupted("other", clock, [1, 2], pace=1.0)])
+    assert not document.is_complete
+    assert document.prompts == 3  # the fourth call is the warm-up's
+    first, second = document.methods
+    assert {one.prompt for one in first.samples} == {one.prompt for one in second.samples}
+    assert second.speedup == pytest.approx(1.5)
+
+
+def test_an_interruption_before_there_is_anything_is_one(clock: Clock) -> None:
+    hasty = Interrupted("other", clock, [1, 2], pace=1.0)
+    hasty.seeds = [0, 0, 0]
+    with pytest.raises(KeyboardInterrupt):
+        _compared([Steady("plain", clock, [1, 1], pace=1.0), hasty])
+
+
 def test_what_ends_early_in_a_batch_is_counted_without_its_padding() -> None:
     model = tiny_llama(vocab=61)
     method = TransformersDecoding("transformers", "transformers", model)
