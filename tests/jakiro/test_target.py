@@ -10,6 +10,9 @@ from jakiro.masks import ancestor_matrix
 from jakiro.target import StepInput, TargetAdapter, chain_step
 from jakiro.target_record import check_target, record_target
 
+# Forwards of other shapes round differently, by how much depends on the processor.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
 
 def test_the_ancestor_matrix_holds_exactly_each_nodespath_to() -> None:
     matrix = ancestor_matrix(torch.tensor([PARENTS]), max_depth=4)[0]
@@ -28,7 +31,7 @@ def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
     logits = target.logits(target.forward(step, cache).features)
     for query in range(8):
         path = torch.cat((prompt, drafts[:, path_to(query)]), dim=1)
-        torch.testing.assert_close(logits[0, query], model(path).logits[0, -1])
+        torch.testing.assert_close(logits[0, query], model(path).logits[0, -1], **CLOSE)
 
     accepted = torch.tensor([path_to(7)])
     kept = torch.arange(6, 6 + accepted.shape[1])[None]
@@ -37,7 +40,7 @@ def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
     start = 6 + accepted.shape[1]
     got = target.logits(target.forward(chain_step(more, start), cache).features)
     path = torch.cat((prompt, drafts[:, path_to(7)], more), dim=1)
-    torch.testing.assert_close(got[0], model(path).logits[0, start:])
+    torch.testing.assert_close(got[0], model(path).logits[0, start:], **CLOSE)
 
 
 @torch.no_grad()
@@ -53,7 +56,7 @@ def test_ragged_sequences_of_a_batch_do_not_disturb_each_other() -> None:
     got = target.logits(target.forward(step, cache).features)
     for row, length in enumerate(lengths.tolist()):
         expected = model(tokens[row : row + 1, : length + 1]).logits[0, -1]
-        torch.testing.assert_close(got[row, 0], expected)
+        torch.testing.assert_close(got[row, 0], expected, **CLOSE)
 
 
 @torch.no_grad()

@@ -73,12 +73,8 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     changed = {path for path in again if again[path] != weights[path]}
     assert len(changed) == 2
     assert all("/experts-1/" in path for path in changed)
-    assert all(
-        now > before
-        for now, before in zip(
-            _modified(out / "measurements", "*.json").values(), measured.values(), strict=True
-        )
-    )
+    # The same weights came out, so there is nothing to measure anew.
+    assert _modified(out / "measurements", "*.json") == measured
 
 
 def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> None:
