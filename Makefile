@@ -4,6 +4,8 @@
 PYTHON ?= python3
 ARGS ?=
 TRANSFORMERS ?= 5.17.0 newest
+# Tests compute on one thread each; those of a file share what they prepare.
+WORKERS ?= -n auto --maxprocesses 8 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -31,10 +33,10 @@ demo: $(READY)  ## Train a target and a drafter, generate, and show the gain
 	$(BIN)/jakiro demo $(ARGS)
 
 test: $(READY)  ## Run the tests, without the slow matrices
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow' $(WORKERS) $(ARGS)
 
 test-all: $(READY)  ## Run every test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 test-matrix:  ## Run the tests with the oldest and the newest supported transformers
 	set -e; for version in $(TRANSFORMERS); do \
