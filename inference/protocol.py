@@ -11,7 +11,6 @@ from torch import Tensor
 from inference.draft_tree import DraftTree
 from inference.sampling import Sampling
 from jakiro.target import StepOutput
-from moa.rows import Rows
 
 
 class Budget(NamedTuple):
@@ -22,9 +21,9 @@ class Budget(NamedTuple):
 
 
 class MemoryRows(NamedTuple):
-    """Cross-attention rows of verified tokens, padded to a common number."""
+    """What a drafter keeps of verified tokens, such as cross-attention rows; padded alike."""
 
-    tensors: Rows
+    tensors: tuple[Float[Tensor, "batch heads verified dim"], ...]
     encoder_version: str
 
 

@@ -1,9 +1,9 @@
-"""Preallocated rows of one attention module, written by position and read as a prefix."""
+"""Preallocated rows of tokens, written by position and read as a prefix."""
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from jakiro.slots import bucketed, grown, in_place, kept, write_rows
@@ -11,54 +11,68 @@ from moa.rows import Rows
 
 
 class RowBuffer:
-    """Keys and values of one session; a row's slot is its token's position.
+    """What one session keeps of each token, such as keys and values; a row's slot is its position.
 
     Args:
         batch: number of sequences.
-        num_kv_heads: key/value heads.
         capacity: positions; rounded up to whole buckets.
-        head_dim: size of one head.
+        shapes: heads and size of a head, of each tensor that is kept.
         like: a tensor with the dtype and device to use.
     """
 
     def __init__(
-        self, batch: int, num_kv_heads: int, capacity: int, head_dim: int, like: Tensor
+        self, batch: int, capacity: int, shapes: Sequence[tuple[int, int]], like: Tensor
     ) -> None:
         # Zeros, not garbage: a NaN in a masked value row would poison every query.
-        shape = (batch, num_kv_heads, bucketed(capacity), head_dim)
-        self._rows = Rows(in_place(like.new_zeros(shape)), in_place(like.new_zeros(shape)))
+        self._tensors = tuple(
+            in_place(like.new_zeros((batch, heads, bucketed(capacity), dim)))
+            for heads, dim in shapes
+        )
 
     @property
     def capacity(self) -> int:
         """Number of slots."""
-        return self._rows.keys.shape[2]
+        return self._tensors[0].shape[2]
 
-    def write(self, rows: Rows, slots: Int[Tensor, "batch rows"]) -> None:
+    def write(
+        self,
+        rows: Sequence[Float[Tensor, "batch heads rows dim"]],
+        slots: Int[Tensor, "batch rows"],
+    ) -> None:
         """Store rows at `slots`."""
-        for buffer, new in zip(self._rows, rows, strict=True):
+        for buffer, new in zip(self._tensors, rows, strict=True):
             write_rows(buffer, new, slots)
 
-    def prefix(self, count: int) -> Rows:
+    def prefix(self, count: int) -> tuple[Float[Tensor, "batch heads slots dim"], ...]:
         """Return the first `count` rows, rounded up to whole buckets, without copying."""
         count = min(bucketed(count), self.capacity)
-        return Rows(*(buffer[:, :, :count] for buffer in self._rows))
+        return tuple(buffer[:, :, :count] for buffer in self._tensors)
+
+    def at(
+        self, slots: Int[Tensor, "batch rows"]
+    ) -> tuple[Float[Tensor, "batch heads rows dim"], ...]:
+        """Return the rows at `slots`, copied."""
+        index = slots[:, None, :, None]
+        return tuple(
+            one.gather(2, index.expand(-1, one.shape[1], -1, one.shape[3])) for one in self._tensors
+        )
 
     def write_through(self, slots: Int[Tensor, "batch rows"], count: int) -> "WriteThrough":
-        """Return a store that keeps new rows at `slots` and shows the first `count`."""
+        """Return a store that keeps new keys and values at `slots` and shows the first `count`."""
         return WriteThrough(self, slots, count)
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
-        self._rows = Rows(*(kept(buffer, places, dim=0) for buffer in self._rows))
+        self._tensors = tuple(kept(buffer, places, dim=0) for buffer in self._tensors)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows, keeping those that are there."""
         if capacity > self.capacity:
-            self._rows = Rows(*(grown(buffer, bucketed(capacity)) for buffer in self._rows))
+            self._tensors = tuple(grown(buffer, bucketed(capacity)) for buffer in self._tensors)
 
 
 class WriteThrough:
-    """A `moa.rows.RowStore` over a buffer.
+    """A `moa.rows.RowStore` over a buffer of keys and values.
 
     Args:
         buffer: where rows go.
@@ -73,7 +87,7 @@ class WriteThrough:
     def __call__(self, rows: Rows) -> Rows:
         """Store the rows and return everything that may be attended to."""
         self.buffer.write(rows, self.slots)
-        return self.buffer.prefix(self.count)
+        return Rows(*self.buffer.prefix(self.count))
 
 
 def token_slots(start: int, count: int, batch: int, device: torch.device) -> Tensor:

@@ -95,6 +95,7 @@ class SlotCache(Cache):
         device: where they live.
         hidden_states: which hidden states are kept, too.
         hidden_size: of a hidden state.
+        first_layer: index of the first of these layers in the model that reads the cache.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class SlotCache(Cache):
         device: torch.device,
         hidden_states: tuple[int, ...] = (),
         hidden_size: int = 0,
+        first_layer: int = 0,
     ) -> None:
         self.capacity = bucketed(capacity)
         self.hidden_states = hidden_states
@@ -126,7 +128,8 @@ class SlotCache(Cache):
         self._hidden = torch.zeros(hidden_shape, dtype=dtype, device=device)
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
-        super().__init__(layers=list(self.slot_layers))
+        absent = self.slot_layers[:1] * first_layer  # are never written
+        super().__init__(layers=[*absent, *self.slot_layers])
 
     @property
     def bytes_per_token(self) -> int:

@@ -11,18 +11,51 @@ from jakiro.settings import Settings, validate_settings
 from jakiro.target_record import TargetRecord
 
 
-class TrunkSettings(Settings):
-    """Geometry of self- and cross-attention."""
+def _changed(settings: Settings) -> set[str]:
+    """Return the names of the settings that are not at their defaults."""
+    fields = type(settings).model_fields
+    return {name for name, one in fields.items() if getattr(settings, name) != one.default}
 
+
+class TrunkSettings(Settings):
+    """What turns tokens and the target's state into vectors, and the geometry of its attention.
+
+    Attributes:
+        kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
+            features beside tokens, its own where the target's are not known yet.
+        num_heads: of each attention, as the other sizes.
+        fusion_layers: of a feedback trunk, the hidden states that are fused into the features that
+            it reads (0: the embedding, k: behind layer k); None for the last one as it is.
+        rollout_steps: of a feedback trunk, how many steps of drafting training goes through, all
+            but the first on the drafter's own features.
+        input_norms: of a feedback trunk, whether tokens and features are normalised when read.
+    """
+
+    kind: Literal["moa", "feedback"] = "moa"
     num_heads: int = Field(4, ge=1)
     num_kv_heads: int = Field(2, ge=1)
     head_dim: int = Field(64, ge=2, multiple_of=2)
     rope_base: float = Field(10_000.0, gt=0)
+    fusion_layers: tuple[int, ...] | None = None
+    rollout_steps: int = Field(1, ge=1, le=8)
+    input_norms: bool = True
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """The arguments that all attention modules share."""
+        return self.model_dump(include={"num_heads", "num_kv_heads", "head_dim", "rope_base"})
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "TrunkSettings":
         if self.num_heads % self.num_kv_heads:
             raise ValueError("num_heads must be a multiple of num_kv_heads")
+        return self
+
+    @model_validator(mode="after")
+    def _feedback_is_fed_back(self) -> "TrunkSettings":
+        given = {"fusion_layers", "rollout_steps", "input_norms"} & _changed(self)
+        if self.kind == "moa" and given:
+            raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback")
         return self
 
 
@@ -71,12 +104,39 @@ class ScheduleSettings(Settings):
 
 
 class DrafterSettings(Settings):
-    """Everything that decides a drafter's parameters and its schedule."""
+    """Everything that decides a drafter's parameters and its schedule.
+
+    Attributes:
+        trunk: the first half of the drafter.
+        memory: of a moa trunk; a feedback trunk reads `trunk.fusion_layers`.
+        bank: the second half.
+        schedule: how deep it drafts.
+        tail_layers: target layer inference (arXiv 2410.03804): how many of the target's own last
+            layers follow the bank, whose output then stands for the input of the first of them.
+        draft_vocab_size: draft only so many tokens, those most frequent in training; None for all.
+    """
 
     trunk: TrunkSettings = TrunkSettings()
     memory: MemorySettings = MemorySettings()
     bank: BankSettings = BankSettings()
     schedule: ScheduleSettings = ScheduleSettings()
+    tail_layers: Literal[0, 1, 2] = 0
+    draft_vocab_size: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _feedback_has_no_memory(self) -> "DrafterSettings":
+        if self.trunk.kind == "feedback" and self.memory != MemorySettings():
+            raise ValueError("memory as it is by default with trunk.kind feedback, which has none")
+        return self
+
+    @model_validator(mode="after")
+    def _tail_follows_one_feature(self) -> "DrafterSettings":
+        fits = self.bank.combine == "sum" and not self.schedule.parallel_levels
+        if self.tail_layers and not (fits and self.trunk.kind == "moa"):
+            raise ValueError(
+                "bank.combine sum, schedule.parallel_levels 0 and trunk.kind moa with tail_layers"
+            )
+        return self
 
 
 class JakiroConfig(PreTrainedConfig):
@@ -128,33 +188,48 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     """Return the config of a drafter with `settings` for `target`.
 
     Raises:
-        ConfigError: a memory layer lies outside the target, or widths of layers differ.
+        ConfigError: a memory layer lies outside the target, or widths of layers differ; or there
+            are fewer layers or tokens than the drafter wants of them.
     """
-    _check_memory(settings.memory, target)
+    _check_source(settings, target)
+    _check_sizes(settings, target)
     return JakiroConfig(
         drafter=settings.model_dump(mode="json"), target=target.model_dump(mode="json")
     )
 
 
-def state_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
-    """Return what memory is made of, layer by layer.
+def state_source(settings: DrafterSettings, target: TargetRecord) -> StateSource:
+    """Return what the trunk reads of the target, layer by layer.
 
     Raises:
         ConfigError: nothing is known of the target's hidden states.
     """
+    memory, trunk = settings.memory, settings.trunk
+    if trunk.kind == "feedback":
+        last = last_hidden_state(target)
+        return StateSource("hidden", trunk.fusion_layers or (last,))
     if memory.source == "kv":
         every = tuple(range(len(target.kv_widths)))
         return StateSource("kv", every if memory.layers is None else memory.layers)
+    last = last_hidden_state(target)
+    default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
+    return StateSource("hidden", default if memory.layers is None else memory.layers)
+
+
+def last_hidden_state(target: TargetRecord) -> int:
+    """Return the index of the feature among the target's hidden states.
+
+    Raises:
+        ConfigError: nothing is known of them.
+    """
     if target.num_hidden_states is None:
         raise ConfigError(
             "the hidden states of the target cannot be read",
             expected="a target whose layers pass on one vector per token, and a record of it",
             got="another one, or a record by an earlier version",
-            remedy="set drafter.memory.source to kv",
+            remedy="use drafter.trunk.kind moa, drafter.memory.source kv and drafter.tail_layers 0",
         )
-    last = target.num_hidden_states - 1
-    default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
-    return StateSource("hidden", default if memory.layers is None else memory.layers)
+    return target.num_hidden_states - 1
 
 
 def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
@@ -164,12 +239,13 @@ def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
     return [target.kv_widths[layer] for layer in source.layers]
 
 
-def _check_memory(memory: MemorySettings, target: TargetRecord) -> None:
-    source = state_source(memory, target)
+def _check_source(settings: DrafterSettings, target: TargetRecord) -> None:
+    source = state_source(settings, target)
+    name = "trunk.fusion_layers" if settings.trunk.kind == "feedback" else "memory.layers"
     count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
     if not source.layers or any(not 0 <= layer < count for layer in source.layers):
         raise ConfigError(
-            "drafter.memory.layers names layers that the target does not have",
+            f"drafter.{name} names layers that the target does not have",
             expected=f"one or more indices from 0 to {count - 1}",
             got=list(source.layers),
         )
@@ -179,4 +255,21 @@ def _check_memory(memory: MemorySettings, target: TargetRecord) -> None:
             expected="memory layers of one width",
             got=sorted(widths),
             remedy="choose drafter.memory.layers of equal width, or drafter.memory.source hidden",
+        )
+
+
+def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
+    tail, size = settings.tail_layers, settings.draft_vocab_size
+    if tail and tail >= last_hidden_state(target):
+        raise ConfigError(
+            "drafter.tail_layers leaves no layer of the target before them",
+            expected=f"fewer than its {last_hidden_state(target)} layers",
+            got=tail,
+        )
+    if size is not None and size > target.vocab_size:
+        raise ConfigError(
+            "drafter.draft_vocab_size is larger than the target's vocabulary",
+            expected=f"at most {target.vocab_size}",
+            got=size,
+            remedy="lower it, or leave it out to draft all tokens",
         )

@@ -23,6 +23,12 @@ class BankOutput(NamedTuple):
     log_weights: Float[Tensor, "*batch components"]  # of the law, normalised
     gate: Float[Tensor, "*batch experts"]  # the router's own weights, for balance and statistics
 
+    @property
+    def expected(self) -> Float[Tensor, "*batch hidden"]:
+        """The feature expected at the query's own position: `sum_e w_e F1_e`."""
+        weights = self.log_weights.exp()
+        return torch.einsum("...c,...ch->...h", weights, self.features[..., 0, :, :])
+
 
 class ExpertBank(nn.Module):
     """SwiGLU experts, all of them run, whose outputs become one or several draft laws.

@@ -13,8 +13,6 @@ from jakiro.cache import HeadShape, SlotCache
 from jakiro.files import fingerprint
 from jakiro.masks import ancestor_matrix, same_document, slot_mask
 from jakiro.target_checks import (
-    CHUNKED,
-    SLIDING,
     CausalLM,
     check_adapter,
     check_positions,
@@ -24,6 +22,7 @@ from jakiro.target_checks import (
     max_position_of,
     storing_layers,
 )
+from jakiro.target_masks import Masks, TargetMasks, positions_in_slots
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,10 @@ class TargetAdapter:
         check_adapter(model)
         self.model = cast(PreTrainedModel, model)  # a PEFT model answers like the one it wraps
         self.config = model.config.get_text_config()
-        self._decoder = _decoder_of(model)
-        self._head = model.get_output_embeddings()
+        self.decoder = _decoder_of(model)
+        self.head = model.get_output_embeddings()
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
-        extremes = self._table.new_tensor([0.0, torch.finfo(self.dtype).min])
-        self._mask_values = extremes.unbind()  # what a mask adds where a query may look, or not
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
         self.spec = self._probe()
 
@@ -140,7 +137,10 @@ class TargetAdapter:
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return the target's logits of features, with its family's scaling and soft-capping."""
-        logits = self._head(features)
+        return self.adjusted(self.head(features))
+
+    def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
+        """Return what the head computed with its family's scaling and soft-capping."""
         if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
             logits = logits / divisor
         if (factor := getattr(self.config, "logit_scale", None)) is not None:
@@ -168,7 +168,7 @@ class TargetAdapter:
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        output = self._decoder(
+        output = self.decoder(
             input_ids=step.token_ids,
             position_ids=step.positions,
             attention_mask=self._attention_masks(step, num_visible),
@@ -181,24 +181,17 @@ class TargetAdapter:
         features: Tensor = output.last_hidden_state
         return features
 
-    def _attention_masks(self, step: StepInput, num_visible: int) -> Tensor | dict[str, Tensor]:
+    def _attention_masks(self, step: StepInput, num_visible: int) -> Masks:
         visible = slot_mask(step.lengths, step.slots, _ancestors(step), num_visible)
-        masks = {kind: self._additive(visible, kind, step) for kind in set(self.spec.layer_kinds)}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _additive(self, visible: Tensor, kind: str, step: StepInput) -> Tensor:
-        reach = {SLIDING: self.spec.window, CHUNKED: self.spec.chunk}.get(kind)
-        if reach is not None:
-            visible = visible & _within(reach, kind, step, visible.shape[2])
-        seen, blocked = self._mask_values
-        return torch.where(visible, seen, blocked).unsqueeze(1)
+        seen_positions = positions_in_slots(step.slots, step.positions, num_visible)
+        return self._masks(visible, step.positions, seen_positions)
 
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
         """Read the geometry off a short forward and check that the adapter reproduces it."""
         token_ids = torch.arange(3, device=self.device)[None]
-        kinds = layer_kinds_of(self.config, self._decoder, token_ids)
-        check_positions(self.config, self._decoder)
+        kinds = layer_kinds_of(self.config, self.decoder, token_ids)
+        check_positions(self.config, self.decoder)
         own_cache = DynamicCache(config=self.config)
         output = self.model(
             input_ids=token_ids, past_key_values=own_cache, output_hidden_states=True
@@ -218,6 +211,7 @@ class TargetAdapter:
             num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
         )
         self.spec = spec
+        self._masks = self.masks_of(kinds)
         cache = self.new_cache(1, 5)
         got = self.logits(self.forward(chain_step(token_ids, start=0), cache).features)
         check_reproduces(got, expected, type(self.model).__name__)
@@ -242,9 +236,18 @@ class TargetAdapter:
             expected = self.model(input_ids=ids[:, path]).logits[0, -1]
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
+    def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
+        """Return what makes the attention masks of layers of these kinds."""
+        return TargetMasks(
+            layer_kinds,
+            getattr(self.config, "sliding_window", None),
+            getattr(self.config, "attention_chunk_size", None),
+            self._table,
+        )
+
     def _fingerprint(self, vocab_size: int) -> str:
         """Hash the geometry and the signs of some weights, which no load dtype changes."""
-        matrices = [p for name, p in self._decoder.named_parameters() if _is_own_matrix(name, p)]
+        matrices = [p for name, p in self.decoder.named_parameters() if _is_own_matrix(name, p)]
         chosen = [matrices[place] for place in (0, len(matrices) // 2, -1)]
         signs = [(matrix[:32, :32] > 0).int().tolist() for matrix in chosen]
         layers = int(self.config.num_hidden_layers)
@@ -287,12 +290,3 @@ def _decoder_of(model: CausalLM) -> nn.Module:
     decoder = model.get_decoder()
     # Llama 4 answers with the text model that holds the head.
     return decoder if decoder.get_output_embeddings() is None else decoder.model
-
-
-def _within(reach: int, kind: str, step: StepInput, num_visible: int) -> Tensor:
-    """Return which slots lie within each query's window or chunk."""
-    # Both count positions, not slots: a node's slot lies beyond its position.
-    seen = torch.arange(num_visible, device=step.slots.device).expand(len(step.slots), -1)
-    seen = seen.scatter(1, step.slots, step.positions)[:, None, :]
-    own = step.positions[:, :, None]
-    return own // reach == seen // reach if kind == CHUNKED else own - seen < reach

@@ -1,11 +1,20 @@
 """The Mixture-of-Attentions trunk: self-attention over tokens, then cross-attention to memory."""
 
+from typing import NamedTuple
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from moa.cross_attention import CrossAttention
 from moa.rows import Rows, RowStore, only_these
 from moa.self_attention import SelfAttention
+
+
+class MemoryView(NamedTuple):
+    """Memory of verified tokens, and which of it each query may see."""
+
+    rows: Rows
+    mask: Bool[Tensor, "batch 1 queries memory"]
 
 
 class MoaTrunk(nn.Module):
@@ -31,15 +40,20 @@ class MoaTrunk(nn.Module):
         self.self_attention = SelfAttention(*geometry)
         self.cross_attention = CrossAttention(*geometry)
 
+    def remember(
+        self, memory: Float[Tensor, "batch rows hidden"], positions: Int[Tensor, "batch rows"]
+    ) -> Rows:
+        """Return what is kept of verified tokens: the rows that cross-attention reads."""
+        return self.cross_attention.rows(memory, positions)
+
     def forward(
         self,
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
-        memory_rows: Rows,
-        memory_mask: Bool[Tensor, "batch 1 queries memory"],
+        memory: MemoryView,
         store: RowStore = only_these,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Return the trunk's vector for each query; masks are True where a query may look."""
         stream = self.self_attention(embeddings, positions, self_mask, store)
-        return self.cross_attention(stream, positions, memory_rows, memory_mask)
+        return self.cross_attention(stream, positions, memory.rows, memory.mask)

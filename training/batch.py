@@ -13,7 +13,8 @@ class Batch:
 
     `positions` restart at 0 in every document; `documents` numbers them within the row, padding is
     -1. `is_response[b, i]` says that token i is one the drafter shall learn to guess. `anchors`
-    holds, per draw, the row index of the last verified token when position i is drafted.
+    holds, per draw, the row index of the last verified token when position i is drafted. In a row
+    that `is_narrow`, self-attention sees no token before the anchor's next.
     """
 
     token_ids: Int[Tensor, "batch rows"]
@@ -21,6 +22,7 @@ class Batch:
     documents: Int[Tensor, "batch rows"]
     is_response: Bool[Tensor, "batch rows"]
     anchors: Int[Tensor, "batch draws rows"]
+    is_narrow: Bool[Tensor, " batch"]
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`."""

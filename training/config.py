@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from jakiro.config import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.settings import Settings
-from training.anchors import Anchors
+from training.anchors import AnchorRule, Anchors
 from training.objectives import ObjectiveSettings
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -54,13 +54,20 @@ class BatchSettings(Settings):
         micro_batch: rows that a process reads at a time; it decides memory, not the result.
         draws: times that anchors are drawn for a row; all share one forward of the target.
         anchors: where verification is taken to have ended: "drafting", at distances that occur when
-            drafting, or "previous", always at the token before, which is not how drafts are made.
+            drafting; "blocks", the same for several positions in a row, which with
+            `drafter.tail_layers` is what "drafting" means; or "previous", always at the token
+            before, which is not how drafts are made.
+        curriculum: share of the steps, the first ones, in which self-attention sees drafted tokens
+            only (arXiv 2410.03804).
+
+    A feedback trunk has `trunk.rollout_steps` instead of the last three.
     """
 
     rows: int = Field(8, ge=1)
     micro_batch: int = Field(8, ge=1)
     draws: int = Field(1, ge=1, le=8)
     anchors: Anchors = "drafting"
+    curriculum: float = Field(0.0, ge=0, le=1)
 
     def accumulation(self, num_processes: int) -> int:
         """Return how many micro-batches each process reads per step.
@@ -184,6 +191,15 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _anchors_fit_the_trunk(self) -> "TrainSettings":
+        own = BatchSettings()
+        named = ("draws", "anchors", "curriculum")
+        is_given = [name for name in named if getattr(self.batch, name) != getattr(own, name)]
+        if self.drafter.trunk.kind == "feedback" and is_given:
+            raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback")
+        return self
+
+    @model_validator(mode="after")
     def _muon_sees_whole_matrices(self) -> "TrainSettings":
         is_whole = self.engine.zero_stage == 0 and self.engine.dtype == "fp32"
         if self.optimizer.kind == "muon" and not is_whole:
@@ -191,3 +207,19 @@ class TrainSettings(Settings):
         if self.optimizer.kind == "muon" and self.optimizer.weight_decay:
             raise ValueError("optimizer.weight_decay 0 with optimizer.kind muon")
         return self
+
+
+def anchor_rule(settings: TrainSettings, draws: int | None = None) -> AnchorRule:
+    """Return how the anchors of a run are chosen.
+
+    Args:
+        settings: of the run.
+        draws: how many, if not as in the settings.
+    """
+    levels = settings.drafter.schedule.autoregressive_levels
+    if settings.drafter.trunk.kind == "feedback":
+        return AnchorRule("rollout", levels, settings.drafter.trunk.rollout_steps)
+    kind = settings.batch.anchors
+    if settings.drafter.tail_layers and kind == "drafting":
+        kind = "blocks"
+    return AnchorRule(kind, levels, draws or settings.batch.draws)

@@ -7,6 +7,7 @@ import torch
 from inference.decoder import SpeculativeDecoder
 from inference.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
+from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.meter import Meter
 from training.module import TrainingModule
@@ -51,7 +52,7 @@ class Evaluation:
         for begin in range(size * self._processes.rank, num_rows, size * self._processes.count):
             batch = sampler.batch(0, begin, min(begin + size, num_rows))
             on_device = batch.to(self._processes.device)
-            terms = module(self._reader.view(on_device), on_device, self._reader.logits)
+            terms = module(self._reader.view(on_device), on_device, self._reader)
             meter.add(terms, int((batch.documents >= 0).sum()))
         return meter.read()
 
@@ -61,8 +62,7 @@ class Evaluation:
         sampler = Sampler(
             rows,
             rows_per_step=len(rows),
-            draws=1,
-            num_levels=self._settings.drafter.schedule.autoregressive_levels,
+            rule=anchor_rule(self._settings, draws=1),
             seed=self._settings.seed,
         )
         return sampler, min(self._settings.evaluation.held_out_rows, len(rows))

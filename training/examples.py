@@ -27,6 +27,7 @@ class Examples(NamedTuple):
     valid: Bool[Tensor, "n levels"]
     weight: Float[Tensor, " n"]
     row_sizes: tuple[int, ...]
+    chosen: Bool[Tensor, "batch rows"]  # which positions these are
 
 
 def gather_examples(
@@ -61,4 +62,5 @@ def gather_examples(
         valid=valid[chosen],
         weight=decay ** (distance[chosen] - 1).float(),
         row_sizes=tuple(chosen.sum(dim=1).tolist()),
+        chosen=chosen,
     )

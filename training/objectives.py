@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from torch.utils.checkpoint import checkpoint
 
+from jakiro.draft_head import DraftHead
 from jakiro.experts import BankOutput
 from jakiro.mixture import joint_log_probs, posterior_log_weights
 from jakiro.settings import Settings
@@ -20,6 +21,32 @@ from training.examples import Examples, gather_examples
 from training.token_losses import TokenLoss, token_losses
 
 Logits = Callable[[Tensor], Tensor]
+
+
+class Heads(NamedTuple):
+    """Features to logits: of the target over all tokens, of the drafter over those it drafts."""
+
+    target: Logits
+    draft: Logits
+    token_ids: Int[Tensor, " drafted"] | None = None  # ascending; None: all
+
+    @classmethod
+    def of(cls, head: DraftHead) -> "Heads":
+        """Return both heads of a target."""
+        whole = DraftHead(head.target, None)
+        return cls(whole.logits, head.logits, head.token_ids)
+
+
+class Goals(NamedTuple):
+    """What the drafter shall predict at every position.
+
+    With target layer inference the features come out of the target's last layers, and the state at
+    the input of these is regressed instead of them.
+    """
+
+    features: Float[Tensor, "batch rows hidden"]
+    state: Float[Tensor, "batch rows hidden"] | None = None
+    predicted: Float[Tensor, "batch rows hidden"] | None = None  # of the drafter, for `state`
 
 
 class ObjectiveSettings(Settings):
@@ -60,57 +87,61 @@ class Laws(NamedTuple):
 
 def drafter_loss(
     output: BankOutput,
-    target_features: Float[Tensor, "batch rows hidden"],
+    goals: Goals,
     batch: Batch,
     draw: int,
-    logits: Logits,
+    heads: Heads,
     settings: ObjectiveSettings,
 ) -> LossTerms:
     """Return the loss of one draw of anchors, as sums over positions.
 
     Args:
         output: of the drafter at every position.
-        target_features: Y, of the frozen target at every position.
+        goals: of the frozen target, at every position.
         batch: the packed rows.
         draw: which of the batch's anchors the output was made with.
-        logits: `TargetAdapter.logits`.
+        heads: of target and drafter.
         settings: weights of the terms.
     """
-    examples = gather_examples(output, target_features, batch, draw, settings.distance_decay)
-    laws = _laws_in_chunks(examples, logits, settings)
+    examples = gather_examples(output, goals.features, batch, draw, settings.distance_decay)
+    laws = _laws_in_chunks(examples, heads, settings)
     features = examples.features.float()
     blended = einsum(laws.weights.detach(), features, "n l c, n l c h -> n l h")
-    goals = examples.targets.float()
+    targets = examples.targets.float()
     contrast = [
         contrastive_loss(
             blended[:, level],
-            goals[:, level],
+            targets[:, level],
             laws.target_best[:, level],
             examples.valid[:, level],
             examples.row_sizes,
             settings.contrast_temperature,
         )
-        for level in range(goals.shape[1])
+        for level in range(targets.shape[1])
     ]
-    feature = smooth_l1_loss(blended, goals, reduction="none").mean(dim=-1)
+    regressed, regressand = blended, targets
+    if goals.state is not None and goals.predicted is not None:
+        pair = (goals.predicted, goals.state)
+        regressed, regressand = (part[examples.chosen].float().unsqueeze(1) for part in pair)
+    feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
     return _weighted(examples, laws, feature, torch.stack(contrast, dim=1), settings)
 
 
-def _laws_in_chunks(examples: Examples, logits: Logits, settings: ObjectiveSettings) -> Laws:
+def _laws_in_chunks(examples: Examples, heads: Heads, settings: ObjectiveSettings) -> Laws:
     """Run the vocabulary in chunks of positions; backward recomputes each chunk's laws."""
     parts = (examples.features, examples.log_weights, examples.targets, examples.next_tokens)
     chunks = list(zip(*(part.split(settings.chunk_rows) for part in parts), strict=True))
     if len(chunks) == 1:  # one chunk may exist at any time, so there is nothing to save
-        return _laws(logits, settings.token_loss, *chunks[0])
+        return _laws(heads, settings.token_loss, *chunks[0])
     laws = [
-        checkpoint(_laws, logits, settings.token_loss, *chunk, use_reentrant=False)
+        checkpoint(_laws, heads, settings.token_loss, *chunk, use_reentrant=False)
         for chunk in chunks
     ]
     return Laws(*(torch.cat(column) for column in zip(*laws, strict=True)))
 
 
 def _laws(
-    logits: Logits,
+    heads: Heads,
     kind: TokenLoss,
     features: Tensor,
     log_weights: Tensor,
@@ -121,15 +152,29 @@ def _laws(
     levels: list[tuple[Tensor, ...]] = []
     for level in range(features.shape[1]):
         with torch.no_grad():
-            target_law = logits(targets[:, level]).float().log_softmax(dim=-1)
-        joint = joint_log_probs(logits(features[:, level]), weights)
+            target_law = heads.target(targets[:, level]).float().log_softmax(dim=-1)
+            best = target_law.argmax(dim=-1)
+        joint = joint_log_probs(heads.draft(features[:, level]), weights)
         law = joint.logsumexp(dim=1)
-        best = target_law.argmax(dim=-1)
+        guess, drafted = law.argmax(dim=-1), heads.token_ids
+        if drafted is not None:
+            target_law, guess = target_law[:, drafted], drafted[guess]
         loss = token_losses(kind, target_law, law)
-        levels.append((loss, best, best == law.argmax(dim=-1), weights.exp()))
-        token = next_tokens[:, level, None, None].expand(-1, joint.shape[1], 1)
-        weights = posterior_log_weights(joint.gather(2, token).squeeze(2), weights)
+        levels.append((loss, best, best == guess, weights.exp()))
+        at_token = _at_token(joint, next_tokens[:, level], drafted)
+        weights = posterior_log_weights(at_token, weights)
     return Laws(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
+
+
+def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
+    """Return `log(w_e p_e(t))` of one token per position; -inf for one that is never drafted."""
+    places = tokens
+    if drafted is not None:
+        places = torch.searchsorted(drafted, tokens).clamp(max=len(drafted) - 1)
+    found = joint.gather(2, places[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
+    if drafted is None:
+        return found
+    return torch.where((drafted[places] == tokens)[:, None], found, float("-inf"))
 
 
 def _weighted(

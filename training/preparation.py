@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxtyping import Int
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -12,12 +14,14 @@ from transformers import (
 
 from inference.prompts import Prompt
 from jakiro.config import JakiroConfig, config_for
+from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
 from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
 from training.data.packing import PackedRows
 from training.data.token_store import TokenStore, open_tokens
+from training.draft_vocabulary import choose_draft_ids
 from training.held_out import choose_held_out, prompts_of, read_prompts
 
 
@@ -34,6 +38,7 @@ class Prepared:
         held_out: rows of the documents kept out of training.
         prompts: to be continued when the drafter is evaluated.
         data_fingerprint: of data and tokenizer.
+        draft_ids: the tokens that the drafter drafts; None for all.
     """
 
     settings: TrainSettings
@@ -44,6 +49,14 @@ class Prepared:
     held_out: PackedRows
     prompts: Sequence[Prompt]
     data_fingerprint: str
+    draft_ids: Int[Tensor, " drafted"] | None = None
+
+    def build_drafter(self) -> JakiroDrafter:
+        """Return an untrained drafter; its weights are drawn from torch's own generator."""
+        drafter = JakiroDrafter(self.drafter_config)
+        if self.draft_ids is not None and drafter.draft_ids is not None:
+            drafter.draft_ids.copy_(self.draft_ids)
+        return drafter
 
     @property
     def facts(self) -> dict[str, str]:
@@ -75,6 +88,7 @@ def prepare(
         held_out=PackedRows(store, held_out, settings.data.row_length),
         prompts=_prompts(settings, store, held_out, target),
         data_fingerprint=store.fingerprint,
+        draft_ids=_draft_ids(settings, store, train, target),
     )
 
 
@@ -111,6 +125,13 @@ def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> Check
         got=str(error).strip().splitlines()[0],
         remedy="check target.name_or_path",
     )
+
+
+def _draft_ids(
+    settings: TrainSettings, store: TokenStore, train: Sequence[int], target: TargetAdapter
+) -> Tensor | None:
+    size = settings.drafter.draft_vocab_size
+    return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
 
 
 def _check_row_length(row_length: int, max_position: int) -> None:

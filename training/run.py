@@ -13,7 +13,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.logs import get_logger
 from jakiro.provenance import provenance
 from training.checkpoint import Checkpoints, RunState
-from training.config import TORCH_DTYPES
+from training.config import TORCH_DTYPES, anchor_rule
 from training.data.sampler import Sampler
 from training.evaluate import Evaluation
 from training.journal import Journal, progress_bar
@@ -80,12 +80,12 @@ class Run:
     def _build_drafter(self) -> JakiroDrafter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)  # the same weights on every process
-            return JakiroDrafter(self._inputs.drafter_config)
+            return self._inputs.build_drafter()
 
     def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
         return TargetReader(
             self._inputs.target,
-            drafter.state_source,
+            drafter,
             self._settings.data.row_length,
             TORCH_DTYPES[self._settings.engine.dtype],
         )
@@ -94,10 +94,9 @@ class Run:
         return Sampler(
             self._inputs.rows,
             rows_per_step=self._settings.batch.rows,
-            draws=self._settings.batch.draws,
-            num_levels=self._settings.drafter.schedule.autoregressive_levels,
+            rule=anchor_rule(self._settings),
             seed=self._settings.seed,
-            anchors=self._settings.batch.anchors,
+            narrow_steps=round(self._settings.batch.curriculum * self._settings.steps),
         )
 
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:

@@ -1,12 +1,15 @@
 """The frozen target as training sees it: it reads batches, and turns features into laws."""
 
 import torch
-from torch import Tensor
 
-from jakiro.cache import SlotCache, StateSource
+from jakiro.cache import SlotCache
+from jakiro.draft_head import DraftHead
+from jakiro.drafter import JakiroDrafter
 from jakiro.target import TargetAdapter
+from jakiro.target_tail import TargetTail
 from training.batch import Batch
-from training.views import TargetView, look_at_target
+from training.objectives import Heads
+from training.views import TargetView, look_at_target, states_kept
 
 
 class TargetReader:
@@ -14,34 +17,35 @@ class TargetReader:
 
     Args:
         target: the frozen target; it may compute in another dtype than the drafter.
-        source: what of the target's state the drafter's memory is made of.
+        drafter: for which it is read.
         row_length: tokens of a row.
         dtype: what the drafter computes in.
+
+    Raises:
+        TargetNotSupported: the drafter needs the target's last layers, which cannot be had alone.
     """
 
     def __init__(
-        self, target: TargetAdapter, source: StateSource, row_length: int, dtype: torch.dtype
+        self, target: TargetAdapter, drafter: JakiroDrafter, row_length: int, dtype: torch.dtype
     ) -> None:
         self._target = target
-        self._source = source
+        self._source = drafter.state_source
         self._row_length = row_length
         self.dtype = dtype
+        num_tail = drafter.config.settings.tail_layers
+        self.tail = TargetTail(target, num_tail) if num_tail else None
+        self.heads = Heads.of(DraftHead(target, drafter.draft_ids))
         self._caches: dict[int, SlotCache] = {}  # by the number of rows
 
     def view(self, batch: Batch) -> TargetView:
         """Return what the target says of a batch, in the drafter's dtype."""
         cache = self._cache_for(batch.token_ids.shape[0])
-        view = look_at_target(self._target, batch, self._source, cache)
-        return TargetView(*(part.to(self.dtype) for part in view))
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the target's logits of features of the drafter's dtype."""
-        # Contiguous, else a linear layer becomes many small products: four times slower on a CPU.
-        return self._target.logits(features.to(self._target.dtype).contiguous())
+        view = look_at_target(self._target, batch, self._source, cache, self.tail)
+        return view.to(self.dtype)
 
     def _cache_for(self, num_rows: int) -> SlotCache:
         if num_rows not in self._caches:
             self._caches[num_rows] = self._target.new_cache(
-                num_rows, self._row_length, self._source.hidden_states
+                num_rows, self._row_length, states_kept(self._source, self.tail)
             )
         return self._caches[num_rows]

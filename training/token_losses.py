@@ -20,9 +20,12 @@ def token_losses(
     - "reverse_kl": `sum q (log q - log p)`: seeks a mode instead of covering all
     - "total_variation": `sum |p - q| / 2`: the share of single drafts that would be rejected
 
+    Where only some tokens are drafted the sums run over these; what p gives to the others counts
+    only as rejected.
+
     Args:
         kind: which of them.
-        target: log-probabilities p.
+        target: log-probabilities p of the drafted tokens, which need not sum to 1.
         draft: log-probabilities q.
     """
     match kind:
@@ -33,4 +36,5 @@ def token_losses(
         case "reverse_kl":
             return (draft.exp() * (draft - target)).sum(dim=-1)
         case "total_variation":
-            return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
+            outside = (1 - target.exp().sum(dim=-1)).clamp(min=0)
+            return ((target.exp() - draft.exp()).abs().sum(dim=-1) + outside) / 2

@@ -64,7 +64,7 @@ class Trainer:
     def _accumulate(self, batch: Batch, share: Tensor) -> None:
         """Add the gradient of a micro-batch; after the last one the engine takes its step."""
         on_device = batch.to(self._processes.device)
-        terms = self.engine(self._reader.view(on_device), on_device, self._reader.logits)
+        terms = self.engine(self._reader.view(on_device), on_device, self._reader)
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
         norm = self._local_norm()

@@ -1,6 +1,5 @@
-"""One pass of the frozen target and of the drafter over a packed batch."""
+"""One pass of the frozen target over a packed batch, and what a drafter may read of it."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -8,11 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from jakiro.cache import SlotCache, StateSource
-from jakiro.drafter import JakiroDrafter
-from jakiro.experts import BankOutput
-from jakiro.masks import same_document
 from jakiro.target import StepInput, TargetAdapter
-from moa.rows import Rows
+from jakiro.target_tail import KeptRows, TargetTail
 from training.batch import Batch
 
 
@@ -22,11 +18,26 @@ class TargetView(NamedTuple):
     features: Float[Tensor, "batch rows hidden"]
     state: Float[Tensor, "batch rows layers width"]
     embeddings: Float[Tensor, "batch rows hidden"]
+    tail_input: Float[Tensor, "batch rows hidden"] | None = None  # with target layer inference
+    tail_rows: KeptRows = ()
+
+    def to(self, dtype: torch.dtype) -> "TargetView":
+        """Return the view in another dtype; rows of the target's layers stay in its own."""
+        return self._replace(
+            features=self.features.to(dtype),
+            state=self.state.to(dtype),
+            embeddings=self.embeddings.to(dtype),
+            tail_input=None if self.tail_input is None else self.tail_input.to(dtype),
+        )
 
 
 @torch.no_grad()  # not inference_mode: these tensors are saved for the drafter's backward
 def look_at_target(
-    target: TargetAdapter, batch: Batch, source: StateSource, cache: SlotCache
+    target: TargetAdapter,
+    batch: Batch,
+    source: StateSource,
+    cache: SlotCache,
+    tail: TargetTail | None = None,
 ) -> TargetView:
     """Run the target over the packed rows and read features and per-layer state.
 
@@ -34,7 +45,9 @@ def look_at_target(
         target: the frozen target.
         batch: rows of at most `cache.capacity` tokens.
         source: the drafter's `state_source`.
-        cache: a cache of the batch's size that keeps its hidden states; it is overwritten.
+        cache: a cache of the batch's size that keeps the hidden states of `states_kept`; it is
+            overwritten.
+        tail: the target's last layers, if the drafter's output goes through them.
     """
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(
@@ -46,34 +59,14 @@ def look_at_target(
         documents=batch.documents,
     )
     features = target.forward(step, cache).features
-    return TargetView(features, cache.state(step.slots, source), target.embed(batch.token_ids))
+    view = TargetView(features, cache.state(step.slots, source), target.embed(batch.token_ids))
+    if tail is None:
+        return view
+    tail_input = cache.state(step.slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
+    return view._replace(tail_input=tail_input, tail_rows=tail.rows(cache, step.slots))
 
 
-def draft_all_positions(
-    drafter: JakiroDrafter, view: TargetView, batch: Batch
-) -> Iterator[BankOutput]:
-    """Yield the drafter's output at every position, once per draw of anchors.
-
-    Position i sees tokens up to i and memory up to its anchor, both of its own document only. The
-    memory is encoded once and shared by all draws.
-    """
-    rows = drafter.remember(view.state, batch.positions)
-    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-    same = same_document(batch.documents)
-    causal = same & (index <= index[:, None])
-    for draw in range(batch.anchors.shape[1]):
-        verified = same & (index <= batch.anchors[:, draw, :, None])
-        yield _draft(drafter, view, batch, causal, rows, verified)
-
-
-def _draft(
-    drafter: JakiroDrafter,
-    view: TargetView,
-    batch: Batch,
-    causal: Tensor,
-    rows: Rows,
-    verified: Tensor,
-) -> BankOutput:
-    masks = causal.unsqueeze(1), verified.unsqueeze(1)
-    output: BankOutput = drafter(view.embeddings, batch.positions, masks[0], rows, masks[1])
-    return output
+def states_kept(source: StateSource, tail: TargetTail | None) -> tuple[int, ...]:
+    """Return the hidden states that a cache must keep for `look_at_target`."""
+    wanted = {*source.hidden_states, *(() if tail is None else (tail.input_state,))}
+    return tuple(sorted(wanted))

@@ -7,15 +7,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
+from inference.drafters.session_rows import SessionRows, row_shapes
 from inference.drafters.tree_pass import TreePass
 from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
-from inference.row_buffer import RowBuffer
 from inference.sampling import Sampling
 from inference.tree_builder import TreeBuilder
 from inference.tree_shape import MAX_PASSES, TreePlan, TreeShape
+from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target import StepOutput, TargetAdapter
+from jakiro.target_tail import TargetTail
 
 
 class TrainedDrafter:
@@ -28,6 +30,7 @@ class TrainedDrafter:
 
     Raises:
         ConfigError: a tree asks for parallel levels that the drafter does not have.
+        TargetNotSupported: the drafter needs the target's last layers, which cannot be had alone.
     """
 
     def __init__(
@@ -45,6 +48,9 @@ class TrainedDrafter:
             )
         self.model = drafter
         self.target = target
+        self.head = DraftHead(target, drafter.draft_ids)
+        tail = drafter.config.settings.tail_layers
+        self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
         self.hidden_states = drafter.state_source.hidden_states
         self.version = drafter.config.target_record.fingerprint
@@ -54,9 +60,10 @@ class TrainedDrafter:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that a session takes for each token of a sequence."""
-        trunk = self.model.config.settings.trunk
-        size = torch.finfo(self.model.dtype).bits // 8
-        return 2 * 2 * trunk.num_kv_heads * trunk.head_dim * size
+        own, memory = row_shapes(self.model)
+        values = sum(heads * dim for heads, dim in (*own, *memory))
+        tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
+        return values * self.model.dtype.itemsize + tail
 
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
@@ -74,7 +81,9 @@ class TrainedDrafter:
         if rows is not None:
             slots, positions = slots.gather(1, rows), positions.gather(1, rows)
         state = output.cache.state(slots, self.model.state_source)
-        return MemoryRows(self.model.remember(state, positions), self.version)
+        memory = self.model.remember(state, positions)
+        tail = () if self.tail is None else self.tail.rows(output.cache, slots)
+        return MemoryRows((*memory, *tail), self.version)
 
 
 class TrainedSession:
@@ -87,15 +96,11 @@ class TrainedSession:
     def __init__(
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
-        trunk = drafter.model.config.settings.trunk
         self.drafter = drafter
         self.adopt(sampling)
-        like = drafter.model.trunk.self_attention.output.weight
         # Behind the root: nodes that are expanded, and one slot where padding goes.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
-        geometry = (trunk.num_kv_heads, capacity + self.scratch, trunk.head_dim)
-        self.own_rows = RowBuffer(batch, *geometry, like)
-        self.memory = RowBuffer(batch, *geometry, like)
+        self.rows = SessionRows(drafter.model, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.root: Tensor | None = None
         self.round_id = 0
@@ -116,10 +121,7 @@ class TrainedSession:
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
         positions = self._positions(committed)
-        embeddings = self.drafter.embed(committed.token_ids)
-        own = self.drafter.model.trunk.self_attention.rows(embeddings, positions)
-        self.own_rows.write(own, positions)
-        self.memory.write(memory.tensors, positions)
+        self.rows.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
         self.lengths, self.root = committed.base_length, committed.root
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
@@ -143,11 +145,9 @@ class TrainedSession:
         """Return the source of the laws of trees below the roots."""
         assert self.root is not None, "advance before propose"
         return TreePass(
-            self.drafter.model,
-            self.drafter.target,
+            self.rows,
+            self.drafter.head,
             (shape or self.shape).autoregressive_levels,
-            self.own_rows,
-            self.memory,
             self.root,
             self._base_length(),
             max(self.lengths),
@@ -163,8 +163,7 @@ class TrainedSession:
 
     def keep(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.own_rows.keep(places)
-        self.memory.keep(places)
+        self.rows.keep(places)
         self.lengths = tuple(self.lengths[place] for place in places)
         self.root = None if self.root is None else self.root[list(places)]
 
@@ -175,12 +174,11 @@ class TrainedSession:
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
-        self.own_rows.reserve(capacity + self.scratch)
-        self.memory.reserve(capacity + self.scratch)
+        self.rows.reserve(capacity + self.scratch)
 
     def close(self) -> None:
         """Free the cached rows."""
-        del self.own_rows, self.memory
+        del self.rows
 
     def _base_length(self) -> Int[Tensor, " batch"]:
         return torch.tensor(self.lengths, device=self.drafter.target.device)
@@ -194,7 +192,7 @@ class TrainedSession:
         if min(committed.num_verified) == count:
             return positions
         is_padding = places >= torch.tensor(committed.num_verified, device=device)[:, None]
-        return positions.masked_fill(is_padding, self.own_rows.capacity - 1)
+        return positions.masked_fill(is_padding, self.rows.capacity - 1)
 
 
 def _starts(committed: Committed) -> tuple[int, ...]:

@@ -4,13 +4,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from inference.row_buffer import RowBuffer, token_slots
+from inference.drafters.evidence import evidence_below
+from inference.drafters.session_rows import SessionRows
 from inference.tree_builder import Frontier
-from jakiro.drafter import JakiroDrafter
+from jakiro.draft_head import DraftHead
 from jakiro.experts import BankOutput
 from jakiro.masks import slot_mask
 from jakiro.mixture import posterior_log_weights
-from jakiro.target import TargetAdapter
+from jakiro.target_masks import positions_in_slots
 
 
 class TreePass:
@@ -20,11 +21,9 @@ class TreePass:
     parallel level k of pass A, gathered by the query that each surviving node descends from.
 
     Args:
-        model: the trained drafter.
-        target: supplies embeddings and logits.
+        rows: of the session; those of expanded nodes are written after the root's slot.
+        head: turns features into laws.
         num_passes: trunk passes A.
-        own_rows: self-attention rows; those of expanded nodes are written after the root's slot.
-        memory: cross-attention rows; those of verified tokens stand at their positions.
         root: the last emitted token of each sequence.
         lengths: number of verified tokens, which is the position of the root.
         highest: the largest of them, known on the host.
@@ -32,27 +31,22 @@ class TreePass:
 
     def __init__(
         self,
-        model: JakiroDrafter,
-        target: TargetAdapter,
+        rows: SessionRows,
+        head: DraftHead,
         num_passes: int,
-        own_rows: RowBuffer,
-        memory: RowBuffer,
         root: Int[Tensor, "batch 1"],
         lengths: Int[Tensor, " batch"],
         highest: int,
     ) -> None:
-        self.model = model
-        self.target = target
+        self.rows = rows
+        self.head = head
         self.num_passes = num_passes
-        self.own_rows = own_rows
-        self.memory = memory.prefix(highest)
         self.root = root
         self.lengths = lengths
         self.highest = highest
-        self.is_verified = (
-            token_slots(0, self.memory.keys.shape[2], 1, root.device) < lengths[:, None]
-        )
-        self.num_written = 0  # rows from the root's slot on
+        self.evidence = evidence_below(rows.model, rows.memory, lengths, highest)
+        self.output: BankOutput | None = None
+        self.positions = root[:, :0]  # of the nodes that were expanded
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
         self.ancestor = torch.zeros_like(
             root
@@ -73,13 +67,11 @@ class TreePass:
 
     def _predict(self, depth: int, frontier: Frontier | None) -> Tensor:
         """Return the laws of the next level, by a pass of the trunk."""
-        output = self._run_trunk(depth, frontier)
+        output = self.output = self._run_drafter(depth, frontier)
         self.log_weights = output.log_weights
         # Of the last pass all levels at once: the head's weights are read a single time.
         levels = output.features.shape[2] if depth == self.num_passes else 1
-        # Contiguous rows: a strided slice would make the projection to logits several times slower.
-        features = output.features[:, :, :levels].contiguous()
-        self.level_log_probs = self.target.logits(features).float().log_softmax(dim=-1)
+        self.level_log_probs = self.head.log_probs(output.features[:, :, :levels])
         return self.level_log_probs[:, :, 0]
 
     def _read_parallel(self, level: int, frontier: Frontier) -> Tensor:
@@ -91,25 +83,38 @@ class TreePass:
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
         return self.level_log_probs[sequence, self.ancestor, level]
 
-    def _run_trunk(self, depth: int, frontier: Frontier | None) -> BankOutput:
+    def _run_drafter(self, depth: int, frontier: Frontier | None) -> BankOutput:
         token_ids = self.root if frontier is None else frontier.token_ids
         count = token_ids.shape[1]
         self._extend_seen(count, frontier)
-        base = self.lengths[:, None]
-        written = base + torch.arange(self.num_written + count, device=base.device)
-        slots = written[:, self.num_written :]
-        self.num_written += count
-        store = self.own_rows.write_through(slots, self.highest + self.num_written)
+        base, model = self.lengths[:, None], self.rows.model
+        positions = (base + (depth - 1)).expand_as(token_ids)
+        self.positions = torch.cat((self.positions, positions), dim=1)
+        written = base + torch.arange(self.positions.shape[1], device=base.device)
+        slots = written[:, -count:]
+        store = self.rows.own.write_through(slots, self.highest + self.positions.shape[1])
         mask = slot_mask(self.lengths, written, self.seen, store.count)
-        output: BankOutput = self.model(
-            self.target.embed(token_ids).to(self.model.dtype),
-            (base + (depth - 1)).expand_as(token_ids),
+        output: BankOutput = model(
+            self.head.target.embed(token_ids).to(model.dtype),
+            positions,
             mask.unsqueeze(1),
-            self.memory,
-            self.is_verified[:, None, None].expand(-1, -1, count, -1),
+            self.evidence.of(frontier, self.output, count),
             store,
         )
-        return output
+        return self._through_tail(output, positions, slots, mask)
+
+    def _through_tail(
+        self, output: BankOutput, positions: Tensor, slots: Tensor, mask: Tensor
+    ) -> BankOutput:
+        """Return the output after the target's last layers, if it goes through any."""
+        tail, cache = self.rows.tail, self.rows.tail_cache
+        if tail is None or cache is None:
+            return output
+        cache.aim(slots, mask.shape[2])
+        written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
+        seen = positions_in_slots(written, self.positions, mask.shape[2])
+        features = tail.forward(output.features[:, :, 0, 0], positions, mask, seen, cache)
+        return output._replace(features=features[:, :, None, None])
 
     def _extend_seen(self, count: int, frontier: Frontier | None) -> None:
         """Let each new query see what its parent saw, and itself."""

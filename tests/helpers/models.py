@@ -41,12 +41,19 @@ def tiny_settings(
     parallel_levels: int = 1,
     contrastive_head: bool = True,
     autoregressive_levels: int = 2,
+    trunk: dict[str, object] | None = None,
+    tail_layers: int = 0,
+    draft_vocab_size: int | None = None,
     **memory: object,
 ) -> DrafterSettings:
     """Settings of a drafter of a few thousand parameters."""
+    is_feedback = trunk is not None and trunk.get("kind") == "feedback"
+    sizes = {"num_heads": 2, "head_dim": 8, "mlp_width": 16}
     return DrafterSettings(
-        trunk=TrunkSettings(num_heads=4, num_kv_heads=2, head_dim=8),
-        memory=MemorySettings(num_heads=2, head_dim=8, mlp_width=16, **memory),
+        trunk=TrunkSettings(num_heads=4, num_kv_heads=2, head_dim=8, **(trunk or {})),
+        memory=MemorySettings() if is_feedback else MemorySettings(**sizes, **memory),
+        tail_layers=tail_layers,
+        draft_vocab_size=draft_vocab_size,
         bank=BankSettings(
             num_experts=num_experts,
             expert_width=24,

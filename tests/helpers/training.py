@@ -22,7 +22,8 @@ from training.config import TrainSettings
 from training.data.packing import PackedRow, collate
 from training.module import TrainingModule
 from training.objectives import LossTerms, ObjectiveSettings
-from training.views import TargetView, look_at_target
+from training.target_reader import TargetReader
+from training.views import TargetView
 
 TEXTS = tuple(
     f"def add_{name}(first, second):\n    total = first + second * {number}\n    return total\n" * 3
@@ -84,6 +85,27 @@ def random_batch(
     return collate(batch)
 
 
+def one_document(tokens: Tensor, anchors: Tensor) -> Batch:
+    """One row that is a single document, all of it a response; anchors are [draws, rows]."""
+    count = tokens.shape[1]
+    return Batch(
+        token_ids=tokens,
+        positions=torch.arange(count)[None],
+        documents=torch.zeros(1, count, dtype=torch.long),
+        is_response=torch.ones(1, count, dtype=torch.bool),
+        anchors=anchors.reshape(1, -1, count),
+        is_narrow=torch.zeros(1, dtype=torch.bool),
+    )
+
+
+def cropped(batch: Batch, begin: int, end: int) -> Batch:
+    """The columns from `begin` to `end` of a batch's rows."""
+    columns = vars(batch) | {
+        name: column[..., begin:end] for name, column in vars(batch).items() if column.ndim > 1
+    }
+    return Batch(**columns)
+
+
 @dataclass
 class TinyTraining:
     """A tiny target and drafter, and the loss of batches."""
@@ -94,15 +116,17 @@ class TinyTraining:
 
     def view(self, batch: Batch) -> TargetView:
         """What the target says of a batch."""
-        rows, length = batch.token_ids.shape
-        source = self.drafter.state_source
-        cache = self.target.new_cache(rows, length, source.hidden_states)
-        return look_at_target(self.target, batch, source, cache)
+        return self.reader(batch.token_ids.shape[1]).view(batch)
+
+    def reader(self, row_length: int) -> TargetReader:
+        """What reads the target for the drafter."""
+        return TargetReader(self.target, self.drafter, row_length, torch.float32)
 
     def loss(self, batch: Batch, **changes: object) -> LossTerms:
         """The loss terms of a batch, with changes to the objective."""
         module = TrainingModule(self.drafter, self.objective.model_copy(update=changes))
-        return module(self.view(batch), batch, self.target.logits)
+        reader = self.reader(batch.token_ids.shape[1])
+        return module(reader.view(batch), batch, reader)
 
     def gradients(self, total: Tensor) -> list[Tensor]:
         """The gradient of each parameter."""

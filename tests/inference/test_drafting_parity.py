@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import one_document
 from torch import Tensor
 from transformers import LogitsProcessorList
 
@@ -18,34 +20,38 @@ from inference.protocol import Budget, Committed, MemoryRows
 from inference.sampling import Sampling
 from inference.tree_builder import Frontier
 from inference.tree_shape import TreeShape
-from jakiro.mixture import joint_log_probs, posterior_log_weights
+from jakiro.config import DrafterSettings
+from jakiro.drafter import JakiroDrafter
+from jakiro.experts import BankOutput
+from jakiro.mixture import posterior_log_weights
 from jakiro.target import StepOutput, TargetAdapter, chain_step
-from training.batch import Batch
-from training.views import draft_all_positions, look_at_target
+from training.anchors import rollout_anchors
+from training.drafting import draft_all_positions, through_tail
+from training.target_reader import TargetReader
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
-VARIANTS = [
-    tiny_settings(num_experts=2, combine="mixture", parallel_levels=2),
-    tiny_settings(num_experts=2, combine="sum", parallel_levels=1),
-    tiny_settings(num_experts=4, combine="sum", parallel_levels=2, contrastive_head=False),
-    tiny_settings(num_experts=1, combine="mixture", parallel_levels=1),
-    tiny_settings(layers=(0, 2), common_width=12),
-    tiny_settings(source="hidden"),
-    tiny_settings(source="hidden", layer_attention=False),
-    tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
-    tiny_settings(source="hidden", layers=(0, 2), common_width=12),
-    tiny_settings(layers=(2, 0), layer_attention=False),
-]
-
-
-def _ids(settings: object) -> str:
-    bank, schedule = settings.bank, settings.schedule  # type: ignore[attr-defined]
-    memory = settings.memory  # type: ignore[attr-defined]
-    layers = "" if memory.layer_attention else "-no-LSA"
-    return (
-        f"E{bank.num_experts}-{bank.combine}-P{schedule.parallel_levels}-{memory.source}"
-        f"{memory.layers or ''}{layers}"
-    )
+FEEDBACK = {"kind": "feedback"}
+VARIANTS = {
+    "E2-mixture-P2": tiny_settings(parallel_levels=2),
+    "E2-sum-P1": tiny_settings(combine="sum"),
+    "E4-sum-P2-no-contrast": tiny_settings(
+        num_experts=4, combine="sum", parallel_levels=2, contrastive_head=False
+    ),
+    "E1-P1": tiny_settings(num_experts=1),
+    "kv-subset-projected": tiny_settings(layers=(0, 2), common_width=12),
+    "hidden": tiny_settings(source="hidden"),
+    "last-feature": tiny_settings(source="hidden", layer_attention=False),
+    "hidden-unordered": tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
+    "hidden-projected": tiny_settings(source="hidden", layers=(0, 2), common_width=12),
+    "kv-side-by-side": tiny_settings(layers=(2, 0), layer_attention=False),
+    "tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1),
+    "tail-2-E1": tiny_settings(1, "sum", parallel_levels=0, tail_layers=2),
+    "draft-vocabulary": tiny_settings(draft_vocab_size=23, parallel_levels=2),
+    "feedback-E1-P0": tiny_settings(1, parallel_levels=0, trunk=FEEDBACK),
+    "feedback-sum-P1": tiny_settings(combine="sum", trunk=FEEDBACK | {"input_norms": False}),
+    "feedback-mixture-P2": tiny_settings(parallel_levels=2, trunk=FEEDBACK),
+    "feedback-fused": tiny_settings(trunk=FEEDBACK | {"fusion_layers": (1, 2, 3)}),
+}
 
 
 def _prefilled(
@@ -65,66 +71,83 @@ def _committed(tokens: Tensor, start: int, end: int, memory: MemoryRows) -> Comm
     return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
 
-def _one_row(tokens: Tensor, anchors: Tensor) -> Batch:
-    count = tokens.shape[1]
-    return Batch(
-        token_ids=tokens,
-        positions=torch.arange(count)[None],
-        documents=torch.zeros(1, count, dtype=torch.long),
-        is_response=torch.ones(1, count, dtype=torch.bool),
-        anchors=anchors[None, None],
-    )
+def _trained(
+    target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
+) -> list[BankOutput]:
+    """What training predicts at distances 1..depth from the last verified token, at length - 1."""
+    index = torch.arange(tokens.shape[1])
+    if model.config.settings.trunk.kind == "feedback":
+        starts = np.zeros(tokens.shape[1], np.int64)
+        several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
+        anchors = torch.stack(several)
+    else:  # one pass has all distances: position length + d - 1 is d away from its anchor
+        anchors = index.clamp(max=length - 1)
+    batch = one_document(tokens, anchors)
+    reader = TargetReader(target, model, tokens.shape[1], torch.float32)
+    view = reader.view(batch)
+    outputs = list(draft_all_positions(model, view, batch))
+    if reader.tail is not None:
+        outputs = [through_tail(outputs[0], reader.tail, view, batch, 0)]
+    return outputs if len(outputs) > 1 else outputs * depth
 
 
-@pytest.mark.parametrize("settings", VARIANTS, ids=_ids)
+@pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_masked_training_pass_equals_cached_drafting_at_every_depth(settings: object) -> None:
+def test_masked_training_pass_equals_cached_drafting_at_every_depth(name: str) -> None:
+    settings = VARIANTS[name]
     target = TargetAdapter(tiny_llama())
-    model = tiny_drafter(target, settings)  # type: ignore[arg-type]
-    parallel = settings.schedule.parallel_levels  # type: ignore[attr-defined]
+    model = tiny_drafter(target, settings)
+    parallel = settings.schedule.parallel_levels
     depth, length = 4, 7
     tokens = torch.randint(0, 61, (1, length + depth + parallel))
-    # Position length + d - 1 is drafted at distance d from the last verified one, length - 1.
-    anchors = torch.arange(tokens.shape[1]).clamp(max=length - 1)
-    batch = _one_row(tokens, anchors)
-    view = look_at_target(
-        target, batch, model.state_source, target.new_cache(1, 32, model.state_source.hidden_states)
-    )
-    trained = next(iter(draft_all_positions(model, view, batch)))
+    trained = _trained(target, model, tokens, length, depth)
 
     shape = TreeShape(autoregressive_levels=depth, parallel_levels=parallel, breadth=1)
     drafter = TrainedDrafter(model, target, shape)
     source = _prefilled(drafter, tokens, length)[0].start_tree()
-    weights = trained.log_weights[:, length + depth - 1 : length + depth]
+    weights = trained[0].log_weights
     for step in range(1, depth + parallel + 1):
         frontier = None
         if step > 1:
             token = tokens[:, length + step - 1 : length + step]
             frontier = Frontier(token, torch.zeros_like(token))
         got = source.joint(step, frontier)
-        level = max(0, step - depth)
-        place = length + min(step, depth) - 1
-        logits = target.logits(trained.features[:, place : place + 1, level])
-        prior = weights if level else trained.log_weights[:, place : place + 1]
-        expected = joint_log_probs(logits, prior)
+        level, pass_ = max(0, step - depth), min(step, depth)
+        output, place = trained[pass_ - 1], length + pass_ - 1
+        laws = drafter.head.log_probs(output.features[:, place : place + 1, level])
+        prior = weights if level else output.log_weights[:, place : place + 1]
+        expected = laws + prior.unsqueeze(-1)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-        if step >= depth and step < depth + parallel:
-            follows = tokens[0, length + step]
+        if step >= depth:
+            follows = tokens[0, min(length + step, tokens.shape[1] - 1)]
             weights = posterior_log_weights(expected[..., follows], prior)
 
 
-@pytest.mark.parametrize(("passes", "parallel"), [(3, 1), (2, 2), (1, 3)])
+TREES = {
+    "moa-A3-P1": (3, tiny_settings(parallel_levels=1)),
+    "moa-A2-P2": (2, tiny_settings(parallel_levels=2)),
+    "moa-A1-P3": (1, tiny_settings(parallel_levels=3)),
+    "tail-1": (3, tiny_settings(combine="sum", parallel_levels=0, tail_layers=1)),
+    "tail-2": (3, tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)),
+    "feedback-A3-P1": (3, tiny_settings(trunk=FEEDBACK)),
+    "feedback-A2-P2": (2, tiny_settings(combine="sum", parallel_levels=2, trunk=FEEDBACK)),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
 @torch.no_grad()
-def test_a_tree_step_equals_one_linear_pass_per_path(passes: int, parallel: int) -> None:
+def test_a_tree_step_equals_one_linear_pass_per_path(name: str) -> None:
+    passes, settings = TREES[name]
+    parallel = settings.schedule.parallel_levels
     target = TargetAdapter(tiny_llama())
-    model = tiny_drafter(target, tiny_settings(parallel_levels=parallel))
+    model = tiny_drafter(target, settings)
     levels = {"autoregressive_levels": passes, "parallel_levels": parallel}
     shape = TreeShape(**levels, breadth=3, children=3, num_nodes=99)
     tokens = torch.randint(0, 61, (1, 9))
     session, _ = _prefilled(TrainedDrafter(model, target, shape), tokens, 8)
     tree = session.propose(Budget(99), [])
     row = tree.row()
-    assert tree.num_nodes == 3 + 9 + 9 + 9
+    assert tree.num_nodes == 3 + 9 * (passes + parallel - 1)
     chain = TreeShape(**levels, breadth=1)
     for node in range(tree.num_nodes):
         path = [row.token_ids[index] for index in row.path(node)]
@@ -142,36 +165,54 @@ def _score_of_path(source: TreePass, path: list[int]) -> float:
     return score
 
 
-MEMORIES = [{}, {"source": "hidden", "layers": (3, 1)}]
+SESSIONS = {
+    "kv": tiny_settings(),
+    "hidden": tiny_settings(source="hidden", layers=(3, 1)),
+    "tail-2": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2),
+    "feedback": tiny_settings(trunk=FEEDBACK),
+    "feedback-fused": tiny_settings(trunk=FEEDBACK | {"fusion_layers": (0, 2)}),
+    "draft-vocabulary": tiny_settings(draft_vocab_size=7),
+}
 
 
-@pytest.mark.parametrize("memory", MEMORIES, ids=["kv", "hidden"])
+def _shape_of(settings: DrafterSettings) -> TreeShape:
+    return TreeShape(parallel_levels=settings.schedule.parallel_levels)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
 @torch.no_grad()
-def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill(memory: dict[str, Any]) -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = TrainedDrafter(tiny_drafter(target, tiny_settings(**memory)), target, TreeShape())
+def test_rows_projected_after_accept_equal_rows_of_a_fresh_prefill(name: str) -> None:
+    target, settings = TargetAdapter(tiny_llama()), SESSIONS[name]
+    drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
     tokens = torch.randint(0, 61, (1, 15))
     session, output = _prefilled(drafter, tokens, 8)
     session.propose(Budget(8), [])  # leaves drafted rows behind, which must not matter
     more = target.forward(chain_step(tokens[:, 8:12], 8), output.cache)
     session.advance(_committed(tokens, 8, 12, drafter.encode(more, torch.arange(4)[None])))
     fresh, _ = _prefilled(drafter, tokens, 12)
-    for kept, new in ((session.own_rows, fresh.own_rows), (session.memory, fresh.memory)):
-        for got, expected in zip(kept.prefix(12), new.prefix(12), strict=True):
+    for kept, new in zip(_kept(session), _kept(fresh), strict=True):
+        for got, expected in zip(kept, new, strict=True):
             close = {"atol": 1e-5, "rtol": 1e-5}
             torch.testing.assert_close(got[:, :, :12], expected[:, :, :12], **close)
     again, expected_tree = session.propose(Budget(8), []), fresh.propose(Budget(8), [])
     assert torch.equal(again.token_ids, expected_tree.token_ids)
 
 
-@pytest.mark.parametrize("memory", MEMORIES, ids=["kv", "hidden"])
+def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
+    """Everything that a session keeps of tokens."""
+    rows = session.rows
+    tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
+    return [rows.own.prefix(12), rows.memory.prefix(12), *((one.keys, one.values) for one in tail)]
+
+
+@pytest.mark.parametrize("name", SESSIONS)
 @torch.no_grad()
 def test_the_engine_drafts_from_what_was_emitted_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     model = tiny_llama(vocab=11)
-    target = TargetAdapter(model)
-    drafter = TrainedDrafter(tiny_drafter(target, tiny_settings(**memory)), target, TreeShape())
+    target, settings = TargetAdapter(model), SESSIONS[name]
+    drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
     requests, _ = prepare_requests(
         model, [[1, 2, 3], [4, 5, 6, 7, 8]], seed=0, max_position=128, max_new_tokens=20
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import one_document
 from safetensors.torch import load_file, save_file
 
 from jakiro import JakiroConfig, JakiroDrafter
@@ -13,8 +14,8 @@ from jakiro.config import config_for, state_source
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
-from training.batch import Batch
-from training.views import draft_all_positions, look_at_target
+from training.drafting import draft_all_positions
+from training.target_reader import TargetReader
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_hidden_states_outside_the_target_are_refused(target: TargetAdapter) -> 
 def test_which_hidden_states_are_read_by_default(target: TargetAdapter) -> None:
     record = record_target(target.spec, "tiny")
     several, last = (
-        tiny_settings(source="hidden", layer_attention=layer_attention).memory
+        tiny_settings(source="hidden", layer_attention=layer_attention)
         for layer_attention in (True, False)
     )
     assert state_source(several, record).layers == (1, 1, 3)
@@ -106,19 +107,8 @@ def test_nothing_beyond_anchor_or_position_reaches_a_prediction(target: TargetAd
     drafter = tiny_drafter(target)
     count, place, anchor = 10, 6, 3
     anchors = (torch.arange(count) - (place - anchor)).clamp(min=0)
-    batch = Batch(
-        token_ids=torch.randint(0, 61, (1, count)),
-        positions=torch.arange(count)[None],
-        documents=torch.zeros(1, count, dtype=torch.long),
-        is_response=torch.ones(1, count, dtype=torch.bool),
-        anchors=anchors[None, None],
-    )
-    view = look_at_target(
-        target,
-        batch,
-        drafter.state_source,
-        target.new_cache(1, count, drafter.state_source.hidden_states),
-    )
+    batch = one_document(torch.randint(0, 61, (1, count)), anchors)
+    view = TargetReader(target, drafter, count, torch.float32).view(batch)
     before = next(iter(draft_all_positions(drafter, view, batch))).features[0, place]
 
     later_memory = view.state.clone()

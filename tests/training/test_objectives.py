@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.models import tiny_settings
-from helpers.training import TinyTraining, random_batch, tiny_training
+from helpers.training import TinyTraining, cropped, random_batch, tiny_training
 
 from training.batch import Batch
 from training.objectives import LossTerms
@@ -56,7 +56,7 @@ def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
     batch = random_batch([9, 8], [17], row_length=24)
     other = torch.where(batch.documents < 0, 5, batch.token_ids)
     assert_close(tiny.loss(batch), tiny.loss(changed(batch, token_ids=other)))
-    shorter = Batch(*(column[..., :17] for column in vars(batch).values()))
+    shorter = cropped(batch, 0, 17)
     assert_close(tiny.loss(batch), tiny.loss(shorter))
 
 
@@ -98,13 +98,14 @@ def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
     tiny: TinyTraining,
 ) -> None:
     from jakiro.experts import BankOutput
-    from training.objectives import drafter_loss
+    from training.objectives import Goals, drafter_loss
 
     view = tiny.view(BATCH)
     ahead = torch.stack([view.features, view.features.roll(-1, dims=1)], dim=2)
     shape = (*BATCH.token_ids.shape, 1)
     perfect = BankOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
-    terms = drafter_loss(perfect, view.features, BATCH, 0, tiny.target.logits, tiny.objective)
+    heads = tiny.reader(BATCH.token_ids.shape[1]).heads
+    terms = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
     assert torch.equal(terms.correct, terms.level_count)
     assert terms.feature.tolist() == [0.0, 0.0]
     laws = tiny.target.logits(view.features).log_softmax(-1)

@@ -2,11 +2,12 @@
 
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import one_document
 
 from jakiro.target import TargetAdapter
-from training.batch import Batch
-from training.objectives import ObjectiveSettings, drafter_loss
-from training.views import draft_all_positions, look_at_target
+from training.drafting import draft_all_positions
+from training.objectives import Goals, ObjectiveSettings, drafter_loss
+from training.target_reader import TargetReader
 
 
 @torch.no_grad()
@@ -14,21 +15,11 @@ def test_token_losses_of_parallel_levels_equal_a_brute_force_sum() -> None:
     target = TargetAdapter(tiny_llama())
     drafter = tiny_drafter(target, tiny_settings(parallel_levels=2))
     count = 9
-    batch = Batch(
-        token_ids=torch.randint(0, 61, (1, count)),
-        positions=torch.arange(count)[None],
-        documents=torch.zeros(1, count, dtype=torch.long),
-        is_response=torch.ones(1, count, dtype=torch.bool),
-        anchors=(torch.arange(count) - 1).clamp(min=0)[None, None],
-    )
-    view = look_at_target(
-        target,
-        batch,
-        drafter.state_source,
-        target.new_cache(1, count, drafter.state_source.hidden_states),
-    )
+    batch = one_document(torch.randint(0, 61, (1, count)), (torch.arange(count) - 1).clamp(min=0))
+    reader = TargetReader(target, drafter, count, torch.float32)
+    view = reader.view(batch)
     output = next(iter(draft_all_positions(drafter, view, batch)))
-    terms = drafter_loss(output, view.features, batch, 0, target.logits, ObjectiveSettings())
+    terms = drafter_loss(output, Goals(view.features), batch, 0, reader.heads, ObjectiveSettings())
 
     laws = target.logits(output.features[0]).softmax(-1)  # [position, level, expert, vocab]
     wanted = target.logits(view.features[0]).softmax(-1)

@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from training.anchors import AnchorRule
 from training.batch import Batch
 from training.data.packing import PackedRows
 from training.data.sampler import Sampler
@@ -16,7 +17,8 @@ def sampler(seed: int = 3, num_rows: int = 7, rows_per_step: int = 4) -> Sampler
     starts = np.arange(0, 8 * num_rows + 1, 8)
     store = TokenStore(token_ids, np.ones(len(token_ids), np.bool_), starts, "any")
     rows = PackedRows(store, range(num_rows), 8)
-    return Sampler(rows, rows_per_step=rows_per_step, draws=2, num_levels=2, seed=seed)
+    rule = AnchorRule("drafting", num_levels=2, draws=2)
+    return Sampler(rows, rows_per_step=rows_per_step, rule=rule, seed=seed)
 
 
 def assert_equal(one: Batch, other: Batch) -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from helpers.training import TinyTraining, random_batch, tiny_training
+from helpers.training import TinyTraining, cropped, random_batch, tiny_training
 from torch import Tensor
 
 from training.batch import Batch
-from training.views import TargetView, draft_all_positions
+from training.drafting import draft_all_positions
+from training.views import TargetView
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_memory_changes_only_positions_whose_anchor_it_does_not_follow(
 
 def test_the_target_reads_each_document_as_if_it_were_alone(tiny: TinyTraining) -> None:
     packed = tiny.view(BATCH)
-    alone = Batch(*(part[:1, ..., 10:21] for part in vars(BATCH).values()))
+    alone = cropped(Batch(*(part[:1] for part in vars(BATCH).values())), 10, 21)
     view = tiny.view(alone)
     torch.testing.assert_close(packed.features[:1, 10:21], view.features)
     torch.testing.assert_close(packed.state[:1, 10:21], view.state)

@@ -18,12 +18,11 @@ from inference.bench.timing import medians
 from inference.comparison.method_names import PLAIN
 from inference.decoder import SpeculativeDecoder
 from jakiro.config import config_for
-from jakiro.drafter import JakiroDrafter
 from jakiro.settings import Settings
 from training.ablation.equal_size import SizedArm
 from training.ablation.runs import runs_of
 from training.batch import Batch
-from training.config import TORCH_DTYPES, TrainSettings
+from training.config import TORCH_DTYPES, TrainSettings, anchor_rule
 from training.data.sampler import Sampler
 from training.module import TrainingModule
 from training.optimizer import build_optimizer
@@ -141,16 +140,15 @@ def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
     accumulation = settings.batch.accumulation(1)
     dtype = TORCH_DTYPES[settings.engine.dtype]
     with torch.random.fork_rng(devices=[]):
-        drafter = JakiroDrafter(inputs.drafter_config)
-    source, row_length = drafter.state_source, settings.data.row_length
+        drafter = inputs.build_drafter()
     module = TrainingModule(drafter, settings.objective).to(device, dtype)
-    reader = TargetReader(inputs.target, source, row_length, dtype)
+    reader = TargetReader(inputs.target, drafter, settings.data.row_length, dtype)
     optimizer = build_optimizer(module, settings.optimizer)
     batch = _batch(inputs).to(device)
 
     def micro_batch() -> None:
         module.zero_grad()  # here, so that there always are gradients to update with
-        module(reader.view(batch), batch, reader.logits).total.backward()
+        module(reader.view(batch), batch, reader).total.backward()
 
     seconds = medians({"micro-batch": micro_batch, "update": optimizer.step}, _REPEATS)
     return accumulation * seconds["micro-batch"] + seconds["update"]
@@ -180,10 +178,8 @@ def _batch(inputs: Prepared) -> Batch:
     sampler = Sampler(
         inputs.rows,
         rows_per_step=batch.rows,
-        draws=batch.draws,
-        num_levels=inputs.settings.drafter.schedule.autoregressive_levels,
+        rule=anchor_rule(inputs.settings),
         seed=inputs.settings.seed,
-        anchors=batch.anchors,
     )
     return sampler.batch(0, 0, batch.micro_batch)
 

@@ -79,14 +79,16 @@ class PackedRows:
         return row
 
 
-def collate(rows: Iterable[RowWithAnchors]) -> Batch:
+def collate(rows: Iterable[RowWithAnchors], is_narrow: bool = False) -> Batch:
     """Return rows and their anchors as one batch."""
     packed, anchors = zip(*rows, strict=True)
     columns = (
         [getattr(row, name) for row in packed]
         for name in ("token_ids", "positions", "documents", "is_response")
     )
-    return Batch(*(torch.from_numpy(np.stack(column)) for column in (*columns, anchors)))
+    tensors = [torch.from_numpy(np.stack(column)) for column in (*columns, anchors)]
+    tensors.append(torch.full((len(packed),), is_narrow))
+    return Batch(*tensors)
 
 
 def _split(store: TokenStore, documents: Iterable[int], row_length: int) -> Iterator[Piece]:

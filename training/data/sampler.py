@@ -5,9 +5,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from training.anchors import Anchors, draw_anchors, previous_anchors
+from training.anchors import AnchorRule
 from training.batch import Batch
-from training.data.packing import PackedRow, PackedRows, RowWithAnchors, collate
+from training.data.packing import PackedRows, RowWithAnchors, collate
 
 
 class Sampler:
@@ -19,10 +19,9 @@ class Sampler:
     Args:
         rows: the packed rows, at least one.
         rows_per_step: rows of an optimizer step, over all processes.
-        draws: times that anchors are drawn for a row.
-        num_levels: autoregressive levels of the drafter's schedule.
+        rule: how anchors are chosen.
         seed: of orders and anchors.
-        anchors: "drafting" draws distances as they occur when drafting, "previous" has 1 always.
+        narrow_steps: first steps in which self-attention sees drafted tokens only.
     """
 
     def __init__(
@@ -30,17 +29,15 @@ class Sampler:
         rows: PackedRows,
         *,
         rows_per_step: int,
-        draws: int,
-        num_levels: int,
+        rule: AnchorRule,
         seed: int,
-        anchors: Anchors = "drafting",
+        narrow_steps: int = 0,
     ) -> None:
         self._rows = rows
         self._rows_per_step = rows_per_step
-        self._draws = draws
-        self._num_levels = num_levels
+        self._rule = rule
         self._seed = seed
-        self._anchors = anchors
+        self._narrow_steps = narrow_steps
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     @property
@@ -51,19 +48,14 @@ class Sampler:
     def batch(self, step: int, begin: int, end: int) -> Batch:
         """Return the rows from `begin` to `end` of those that the step sees, counted from zero."""
         first = step * self._rows_per_step
-        return collate(self._row(index) for index in range(first + begin, first + end))
+        rows = (self._row(index) for index in range(first + begin, first + end))
+        return collate(rows, is_narrow=step < self._narrow_steps)
 
     def _row(self, index: int) -> RowWithAnchors:
         epoch, place = divmod(index, len(self._rows))
         number = int(self._order(epoch)[place])
         row = self._rows.row(number)
-        keys = [(self._seed, epoch, number, draw) for draw in range(self._draws)]
-        return row, np.stack([self._anchors_of(row, key) for key in keys])
-
-    def _anchors_of(self, row: PackedRow, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        if self._anchors == "previous":
-            return previous_anchors(row.document_starts)
-        return draw_anchors(row.document_starts, self._num_levels, key)
+        return row, self._rule.anchors(row.document_starts, (self._seed, epoch, number))
 
     def _draw_order(self, epoch: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng(np.random.SeedSequence((self._seed, epoch)))

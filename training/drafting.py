@@ -1,0 +1,129 @@
+"""The drafter at every position of a packed batch, as it will be when it drafts there."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.experts import BankOutput
+from jakiro.masks import same_document
+from jakiro.target_tail import JoinedCache, TargetTail
+from moa.rows import Rows
+from moa.trunk import MemoryView, MoaTrunk
+from training.batch import Batch
+from training.views import TargetView
+
+
+def draft_all_positions(
+    drafter: JakiroDrafter, view: TargetView, batch: Batch
+) -> Iterator[BankOutput]:
+    """Yield the drafter's output at every position, once per draw of anchors.
+
+    Position i sees tokens up to i and what is verified up to its anchor, both of its own document
+    only. What the target's state is encoded to is shared by all draws.
+    """
+    if isinstance(drafter.trunk, MoaTrunk):
+        return _from_memory(drafter, view, batch)
+    return _rolled_out(drafter, view, batch)
+
+
+def _from_memory(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iterator[BankOutput]:
+    """Draft each draw's positions, all at once: they do not depend on each other."""
+    rows = Rows(*drafter.remember(view.state, batch.positions))
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    same = same_document(batch.documents)
+    causal = same & (index <= index[:, None])
+    for draw in range(batch.anchors.shape[1]):
+        anchors = batch.anchors[:, draw, :, None]
+        recent = causal & ((index > anchors) | (index == index[:, None]))
+        own = torch.where(batch.is_narrow[:, None, None], recent, causal)
+        memory = MemoryView(rows, (same & (index <= anchors)).unsqueeze(1))
+        output: BankOutput = drafter(view.embeddings, batch.positions, own.unsqueeze(1), memory)
+        yield output
+
+
+def _rolled_out(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iterator[BankOutput]:
+    """Draft distance 1 from the target's features, then each next one from the drafter's own.
+
+    This is the training-time test of EAGLE-3 (arXiv 2503.01840). At distance k, position i sees the
+    rows of the first pass up to i - k + 1, whose features are the target's, and then one row of
+    each pass: that of pass m at i - k + m.
+
+        distance      rows seen by position i
+        1             first pass: ..., i
+        2             first pass: ..., i - 1; second: i
+        3             first pass: ..., i - 2; second: i - 1; third: i
+    """
+    (features,) = drafter.remember(view.state, batch.positions)
+    previous = _shifted(features.squeeze(1), batch)
+    rows = _EarlierRows()
+    for draw in range(batch.anchors.shape[1]):
+        mask = _rollout_mask(batch, num_passes=draw + 1).unsqueeze(1)
+        output: BankOutput = drafter(view.embeddings, batch.positions, mask, previous, rows)
+        yield output
+        previous = _shifted(output.expected, batch)
+
+
+class _EarlierRows:
+    """A `RowStore` that shows the rows of all passes, one after the other."""
+
+    def __init__(self) -> None:
+        self._rows: Rows | None = None
+
+    def __call__(self, rows: Rows) -> Rows:
+        earlier = self._rows
+        if earlier is not None:
+            pairs = zip(earlier, rows, strict=True)
+            rows = Rows(*(torch.cat(pair, dim=2) for pair in pairs))
+        self._rows = rows
+        return rows
+
+
+def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch rows keys"]:
+    """Return which rows of `num_passes` passes each position sees in the last of them."""
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    same = same_document(batch.documents)
+    behind = index[:, None] - index  # how far a row lies behind the query
+    parts = [same & (behind >= num_passes - 1)]
+    parts += [same & (behind == num_passes - later) for later in range(2, num_passes + 1)]
+    return torch.cat(parts, dim=2)
+
+
+def _shifted(
+    features: Float[Tensor, "batch rows hidden"], batch: Batch
+) -> Float[Tensor, "batch rows hidden"]:
+    """Return the feature of the position before each; zeros at the start of a document."""
+    before = features.roll(1, dims=1)
+    return torch.where(batch.positions[:, :, None] > 0, before, 0.0)
+
+
+def through_tail(
+    output: BankOutput, tail: TargetTail, view: TargetView, batch: Batch, draw: int
+) -> BankOutput:
+    """Return an output whose features went through the target's last layers.
+
+    A predicted state sees the target's own rows up to its anchor, and predicted ones from there on.
+    Positions between an anchor and one that uses it must use it, too.
+
+    Args:
+        output: of combine "sum" without parallel levels.
+        tail: the layers.
+        view: with `tail_rows`.
+        batch: the packed rows.
+        draw: which of the batch's anchors the output was made with.
+    """
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    same = same_document(batch.documents)
+    anchors = batch.anchors[:, draw, :, None]
+    predicted = same & (index > anchors) & (index <= index[:, None])
+    visible = torch.cat((same & (index <= anchors), predicted), dim=2)
+    features = tail.forward(
+        output.features[:, :, 0, 0],
+        batch.positions,
+        visible,
+        batch.positions.repeat(1, 2),
+        JoinedCache(view.tail_rows, tail.input_state),
+    )
+    return output._replace(features=features[:, :, None, None])
