@@ -160,6 +160,18 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=1)
 
 
+class InitializeSettings(Settings):
+    """Where the drafter's weights start, see `training.initialization`.
+
+    Attributes:
+        attention_layer: the layer of the target, negative from the end, at whose attention weights
+            the trunk's attention starts; None for a random start. The trunk then needs that
+            layer's heads.
+    """
+
+    attention_layer: int | None = None
+
+
 class TrainSettings(Settings):
     """One training run.
 
@@ -173,6 +185,7 @@ class TrainSettings(Settings):
     target: TargetSettings
     data: DataSettings
     drafter: DrafterSettings = DrafterSettings()
+    initialize: InitializeSettings = InitializeSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()

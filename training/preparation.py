@@ -23,6 +23,7 @@ from training.data.packing import PackedRows
 from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
 from training.held_out import choose_held_out, prompts_of, read_prompts
+from training.initialization import check_initialization
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def prepare(
     train, held_out = choose_held_out(store, settings.data.held_out)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     _check_row_length(settings.data.row_length, target.spec.max_position)
+    check_initialization(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
     return Prepared(
         settings=settings,

@@ -16,6 +16,7 @@ from training.checkpoint import Checkpoints, RunState
 from training.config import TORCH_DTYPES, anchor_rule
 from training.data.sampler import Sampler
 from training.evaluate import Evaluation
+from training.initialization import initialize
 from training.journal import Journal, progress_bar
 from training.preparation import Prepared
 from training.processes import Processes
@@ -80,7 +81,9 @@ class Run:
     def _build_drafter(self) -> JakiroDrafter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)  # the same weights on every process
-            return self._inputs.build_drafter()
+            drafter = self._inputs.build_drafter()
+        initialize(drafter, self._settings, self._inputs.target)
+        return drafter
 
     def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
         return TargetReader(

@@ -31,9 +31,11 @@ TARGET = TargetRecord(
 
 @pytest.fixture
 def base(workshop: Path) -> Path:
-    """A base for two steps."""
+    """A base for two steps, with the heads of the target's layers."""
     path = workshop / "base.yaml"
-    settings = tiny_run(workshop, steps=2, drafter={"bank": {"expert_width": 256}})
+    trunk = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    drafter = {"trunk": trunk, "bank": {"expert_width": 256}}
+    settings = tiny_run(workshop, steps=2, drafter=drafter)
     path.write_text(dump_settings(settings))
     return path
 

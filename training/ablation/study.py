@@ -25,6 +25,7 @@ from training.ablation.results import StudyResults
 from training.ablation.runs import Launcher, forget, runs_of, train_runs
 from training.ablation.tables import to_csv, to_markdown, to_terminal
 from training.config import TrainSettings
+from training.initialization import check_initialization
 from training.preparation import load_model, load_tokenizer, prepare
 
 _FEWEST_PROMPTS = 2  # intervals are over prompts
@@ -89,6 +90,8 @@ class Study:
             _logger.info(_size_of(arm))
         self.runs = runs_of(self.arms, settings.seeds, self.folder)
         self.inputs = prepare(_with_prompts(self.arms[0].arm.settings, settings), model, tokenizer)
+        for arm in self.arms:  # the base's inputs serve all arms
+            check_initialization(arm.arm.settings, self.inputs.target)
         self._check_prompts()
 
     def estimate(self) -> None:

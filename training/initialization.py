@@ -1,0 +1,77 @@
+"""Where a drafter's weights start: at random, or its attention at that of a layer of the target."""
+
+import torch
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.feedback_trunk import FeedbackTrunk
+from jakiro.logs import get_logger
+from jakiro.target import TargetAdapter
+from moa.trunk import MoaTrunk
+from training.config import TrainSettings
+from training.target_attention import LayerAttention, read_attention
+
+_logger = get_logger(__name__)
+
+
+def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
+    """Refuse settings whose drafter cannot start as they say.
+
+    Raises:
+        ConfigError: as `read_attention`.
+    """
+    index = settings.initialize.attention_layer
+    if index is not None:
+        read_attention(target, index, settings.drafter.trunk)
+
+
+def initialize(drafter: JakiroDrafter, settings: TrainSettings, target: TargetAdapter) -> None:
+    """Let a new drafter start as the settings say; the same on every process.
+
+    Raises:
+        ConfigError: as `read_attention`.
+    """
+    index = settings.initialize.attention_layer
+    if index is None:
+        return
+    attention = read_attention(target, index, settings.drafter.trunk)
+    _warn(attention, settings.drafter.trunk.rope_base, target)
+    start_from(drafter.trunk, attention)
+
+
+@torch.no_grad()
+def start_from(trunk: MoaTrunk | FeedbackTrunk, attention: LayerAttention) -> None:
+    """Give self- and, if there is one, cross-attention the weights of a target's layer.
+
+    Keys and values of memory start from the layer's, too, and so does the norm before them: in the
+    layer one norm stands before all three.
+    """
+    own = trunk.self_attention
+    own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
+    own.output.weight.copy_(attention.output)
+    own.norm.weight.copy_(attention.gain)
+    if isinstance(trunk, MoaTrunk):
+        cross = trunk.cross_attention
+        cross.query.weight.copy_(attention.query)
+        cross.key_value.weight.copy_(torch.cat((attention.key, attention.value)))
+        cross.output.weight.copy_(attention.output)
+        for norm in (cross.norm, cross.memory_norm):
+            norm.weight.copy_(attention.gain)
+
+
+def _warn(attention: LayerAttention, rope_base: float, target: TargetAdapter) -> None:
+    if attention.left_behind:
+        _logger.warning(
+            "drafter.trunk has no place for these parameters of the target's layer, and starts "
+            f"without them: {', '.join(attention.left_behind)}"
+        )
+    if not attention.has_same_base:
+        _logger.warning(
+            f"drafter.trunk.rope_base {rope_base:g} is not how the target's layer rotates: "
+            f"{_rotation_of(target)}"
+        )
+
+
+def _rotation_of(target: TargetAdapter) -> str:
+    """Return what the target's config says of its rotary embedding."""
+    found = getattr(target.config, "rope_parameters", None)
+    return str(found) if found else "see its config"
