@@ -1,6 +1,7 @@
 """One chain of drafts, as decoding drafts it and as training sees it."""
 
 import torch
+from helpers.training import one_document
 from torch import Tensor
 from transformers import LogitsProcessorList
 
@@ -11,9 +12,8 @@ from inference.tree_shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.mixture import joint_log_probs, posterior_log_weights
 from jakiro.target import TargetAdapter, chain_step
-from training.batch import Batch
+from training.drafting import draft_all_positions
 from training.target_reader import TargetReader
-from training.views import draft_all_positions
 
 
 @torch.no_grad()
@@ -48,8 +48,8 @@ def trained_chain(
     """
     every = torch.cat((tokens, chain[None]), dim=1)
     root = tokens.shape[1] - 1
-    batch = one_row(every, anchors=torch.arange(every.shape[1]).clamp(max=root - 1))
-    view = TargetReader(target, model.state_source, every.shape[1], torch.float32).view(batch)
+    batch = one_document(every, torch.arange(every.shape[1]).clamp(max=root - 1))
+    view = TargetReader(target, model, every.shape[1], torch.float32).view(batch)
     output = next(iter(draft_all_positions(model, view, batch)))
     found = []
     weights = output.log_weights[0, root]
@@ -62,15 +62,3 @@ def trained_chain(
         found.append(joint[:, token].logsumexp(dim=0))
         weights = posterior_log_weights(joint[:, token], weights)
     return torch.stack(found)
-
-
-def one_row(tokens: Tensor, anchors: Tensor) -> Batch:
-    """A batch of one document [1, n] without padding, with one anchor for each token."""
-    count = tokens.shape[1]
-    return Batch(
-        token_ids=tokens,
-        positions=torch.arange(count)[None],
-        documents=torch.zeros(1, count, dtype=torch.long),
-        is_response=torch.ones(1, count, dtype=torch.bool),
-        anchors=anchors[None, None],
-    )

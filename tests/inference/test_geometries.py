@@ -80,11 +80,11 @@ def _steps(drafter: JakiroDrafter, target: TargetAdapter) -> Iterator[list[torch
     """Take two optimizer steps; yield the gradients of each."""
     module = TrainingModule(drafter, ObjectiveSettings(feature_weight=0.1))
     optimizer = build_optimizer(module, OptimizerSettings())
-    reader = TargetReader(target, drafter.state_source, 24, torch.float32)
+    reader = TargetReader(target, drafter, 24, torch.float32)
     for seed in range(2):
         batch = random_batch([10, 11], [24], vocab=VOCAB, seed=seed)
         optimizer.zero_grad()
-        terms = module(reader.view(batch), batch, reader.logits)
+        terms = module(reader.view(batch), batch, reader)
         (terms.total / terms.num_positions).backward()
         yield [part.grad for part in drafter.parameters() if part.grad is not None]
         optimizer.step()
