@@ -11,7 +11,8 @@ from typing import Any
 
 from jakiro.errors import JakiroError
 from jakiro.settings import validate_settings
-from training.ablation.study import Study, StudySettings
+from training.ablation.study import Study
+from training.ablation.study_settings import StudySettings
 
 EXIT_CODE_BAD_INPUT = 2
 EXIT_CODE_INTERRUPTED = 130
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = Study(_settings(options))
         if options.dry_run:
             study.estimate()
+        elif options.train_only:
+            study.train(options.train_only, rerun=options.rerun)
         else:
             study.complete(rerun=options.rerun)
     except JakiroError as error:
@@ -72,8 +75,29 @@ def parse(arguments: Sequence[str] | None) -> Any:
         default="inline",
         help="train in this process, or on all devices of this machine",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would take")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--dry-run", action="store_true", help="only say what it would take")
+    kinds.add_argument(
+        "--train-only",
+        metavar="ARM",
+        nargs="+",
+        help="train these arms (the base is called base) and stop before measuring on test "
+        "prompts, so that several processes can share the training; the same command without "
+        "this option measures and writes the results",
+    )
     parser.add_argument("--rerun", metavar="ARM", help="train this arm again")
+    sweeping = parser.add_argument_group("choosing a setting for each arm")
+    sweeping.add_argument(
+        "--sweep",
+        metavar="KEY.PATH=VALUE,VALUE,...",
+        help="train every arm with each value and the first seed, take the one with the highest "
+        "tau on dev prompts (geometric mean over temperatures), and go on with it; for numbers "
+        "that all arms share, such as optimizer.learning_rate",
+    )
+    sweeping.add_argument(
+        "--dev-prompts", type=Path, help="prompts to choose on, none of them a test prompt"
+    )
+    sweeping.add_argument("--dev-num-prompts", type=int, help="by default as many as --num-prompts")
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument(
         "--prompts",

@@ -87,6 +87,19 @@ def test_minutes_and_bytes_are_those_of_all_seeds(
     assert base.disk_bytes == 3 * 4 * base.parameters * (1 + 2 * 3)
 
 
+def test_a_sweep_trains_and_decodes_more_with_every_arm(
+    study: tuple[list[SizedArm], Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sized, inputs = study
+    with_rates(monkeypatch, step=6.0, rate=50.0)
+    sweep = {"sweep_runs": 2, "sweep_tokens": 600}
+    base, *_, plain = estimate(sized, inputs, seeds=3, evaluation_tokens=1000, **sweep)
+    assert base.training_minutes == (3 + 2) * 10 * 6 / 60
+    assert base.evaluation_minutes == pytest.approx((3 * 1000 + 600) / 50 / 60)
+    assert plain.evaluation_minutes == 3 * 1000 / 50 / 60
+    assert base.disk_bytes == (3 + 2) * 4 * base.parameters * (1 + 2 * 3)
+
+
 def test_totals_are_shown() -> None:
     def of(arm: str, parameters: int) -> Estimate:
         return Estimate(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from training.ablation.analysis import analyse
 from training.ablation.plot import plot
-from training.ablation.results import StudyResults
+from training.ablation.results import ArmSweep, StudyResults, SweepResults
 from training.ablation.tables import HEADINGS, to_csv, to_markdown, to_terminal, with_interval
 
 NAMES = (
@@ -69,6 +69,26 @@ def test_markdown_has_one_row_for_each_arm_and_temperature(results: StudyResults
     cells = [line.replace("\\|", "").count("|") for line in lines]
     assert set(cells) == {len(HEADINGS) + 1}
     assert results.note in to_markdown(results)
+
+
+def test_a_sweep_is_told_in_words_and_as_a_table_of_its_own(results: StudyResults) -> None:
+    arm = ArmSweep(arm="a|bar", tau=((1.5, 1.75), (1.25, 1.2)), score=(1.37, 1.45), chosen=0.02)
+    sweep = SweepResults(
+        key="optimizer.learning_rate",
+        values=(0.01, 0.02),
+        temperatures=(0.0, 1.0),
+        seed=0,
+        prompts=7,
+        arms=(arm,),
+    )
+    swept = results.model_copy(update={"sweep": sweep})
+    text = to_markdown(swept)
+    assert text.startswith(to_markdown(results).partition(results.note)[0])
+    assert "| arm | T | 0.01 | 0.02 |" in text
+    assert r"| a\|bar | 1 | 1.25 | **1.20** |" in text
+    told = "optimizer.learning_rate, chosen for each arm on 7 dev prompts: a|bar 0.02."
+    assert told in text
+    assert told in " ".join(shown(swept, width=130).split())
 
 
 def test_csv_keeps_all_digits(results: StudyResults) -> None:

@@ -54,6 +54,11 @@ def read_arms(
     return arms
 
 
+def is_open(key: str) -> bool:
+    """Whether arms may differ in a setting, or are made equally large by it."""
+    return key.startswith(_OPEN)
+
+
 def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> TrainSettings:
     settings = validate_settings(TrainSettings, values, source=source)
     if max_steps is None or settings.steps <= max_steps:
@@ -68,7 +73,7 @@ def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> 
 
 def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
     keys = list(_dotted(delta))
-    closed = [key for key in keys if key == _WIDTH or not key.startswith(_OPEN)]
+    closed = [key for key in keys if key == _WIDTH or not is_open(key)]
     if closed or not keys:
         raise ConfigError(
             f"the ablation {path} changes what all arms must share",

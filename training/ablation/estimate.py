@@ -1,7 +1,7 @@
 """What a study would take, from a few steps of every arm; nothing is written.
 
-Minutes and bytes are those of all seeds of an arm. One process is measured: DeepSpeed on several
-devices is faster, and other work on the machine makes all of it slower.
+Minutes and bytes are those of all trainings of an arm. One process is measured: DeepSpeed on
+several devices is faster, and other work on the machine makes all of it slower.
 """
 
 import math
@@ -37,13 +37,13 @@ _STATES = 3  # weights and two moments
 
 
 class Estimate(Settings):
-    """What one arm takes, with all seeds.
+    """What one arm takes, with all seeds and all values of a sweep.
 
     Attributes:
         arm: its name; `plain` is decoding without a drafter, which is measured, too.
         parameters: trainable ones.
         seconds_per_step: of the optimizer, measured.
-        training_minutes: of all steps and seeds.
+        training_minutes: of all steps of all trainings.
         evaluation_minutes: as if drafting cost nothing and won nothing.
         disk_bytes: of drafters, and of checkpoints at the time when there are most.
     """
@@ -57,7 +57,13 @@ class Estimate(Settings):
 
 
 def estimate(
-    sized: Sequence[SizedArm], inputs: Prepared, *, seeds: int, evaluation_tokens: int
+    sized: Sequence[SizedArm],
+    inputs: Prepared,
+    *,
+    seeds: int,
+    evaluation_tokens: int,
+    sweep_runs: int = 0,
+    sweep_tokens: int = 0,
 ) -> list[Estimate]:
     """Return what each arm would take, and plain decoding beside them.
 
@@ -66,6 +72,8 @@ def estimate(
         inputs: target and data, which all arms share; the target moves to the device of training.
         seeds: trainings of every arm.
         evaluation_tokens: that one arm decodes with one seed: prompts x new tokens x temperatures.
+        sweep_runs: trainings of every arm beside those, to choose a value of a setting.
+        sweep_tokens: that one arm decodes to choose it.
 
     Raises:
         ConfigError: the device is not there, or a batch cannot be shared out.
@@ -73,12 +81,19 @@ def estimate(
     device = choose_device(inputs.settings.engine.device)
     model: Any = inputs.target.model
     model.to(device)
-    decoding = seeds * evaluation_tokens / decoding_rate(inputs) / 60
+    rate = decoding_rate(inputs)
+    decoding, choosing = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
     # As they would be trained: a study keeps fewer checkpoints than a run of its own.
     runs = runs_of(sized, 1, inputs.settings.run_folder)
     return [
         *(
-            _of_arm(arm, _with_settings(inputs, run.settings), device, seeds, decoding)
+            _of_arm(
+                arm,
+                _with_settings(inputs, run.settings),
+                device,
+                seeds + sweep_runs,
+                decoding + choosing,
+            )
             for arm, run in zip(sized, runs, strict=True)
         ),
         Estimate(
@@ -155,16 +170,16 @@ def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
 
 
 def _of_arm(
-    arm: SizedArm, inputs: Prepared, device: torch.device, seeds: int, decoding: float
+    arm: SizedArm, inputs: Prepared, device: torch.device, trainings: int, decoding: float
 ) -> Estimate:
     step = seconds_per_step(inputs, device)
     return Estimate(
         arm=arm.name,
         parameters=arm.parameters,
         seconds_per_step=step,
-        training_minutes=seeds * inputs.settings.steps * step / 60,
+        training_minutes=trainings * inputs.settings.steps * step / 60,
         evaluation_minutes=decoding,
-        disk_bytes=seeds * _bytes_of_run(arm.parameters, inputs.settings),
+        disk_bytes=trainings * _bytes_of_run(arm.parameters, inputs.settings),
     )
 
 

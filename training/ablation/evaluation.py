@@ -3,7 +3,7 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from inference.comparison.method_names import DRAFTER, PLAIN
 from jakiro.errors import JakiroError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from training.ablation.runs import ArmRun
+from training.ablation.sweep import value_name
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -50,59 +51,83 @@ class Measurement:
         Raises:
             JakiroError: the measurement failed.
         """
-        path = ensure_writable_folder(self.folder) / f"seed-{runs[0].seed}.json"
+        return self._of({run.arm: run for run in runs}, [PLAIN], f"seed-{runs[0].seed}")
+
+    def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
+        """Return the figures of one arm with each value of a sweep, by the values' names.
+
+        Nothing else is measured beside them; otherwise as `of_seed`.
+
+        Args:
+            runs: of one arm and seed, all trained.
+        """
+        by_value = {value_name(run.value): run for run in runs if run.value is not None}
+        return self._of(by_value, [], f"{runs[0].arm}-seed-{runs[0].seed}")
+
+    def _of(
+        self, runs: Mapping[str, ArmRun], others: Sequence[str], name: str
+    ) -> ComparisonDocument:
+        path = ensure_writable_folder(self.folder) / f"{name}.json"
         key_file, key = path.with_suffix(".key"), self._key(runs)
         known = key_file.read_text() if key_file.exists() and path.exists() else None
         if known != key:
             path.unlink(missing_ok=True)
-            self._measure(runs, path)
+            self._measure(runs, others, path)
             write_atomically(key_file, key)
         return read_document(path)
 
-    def _key(self, runs: Sequence[ArmRun]) -> str:
+    def _key(self, runs: Mapping[str, ArmRun]) -> str:
         """Return a hash of everything that decides the figures, but for the machine's mood."""
-        target = runs[0].settings.target
+        settings = _first(runs).settings
+        target = settings.target
         return fingerprint(
             _digest(self.prompts),
             [self.num_prompts, self.max_new_tokens, self.temperatures, self.repeats],
-            [target.name_or_path, target.dtype, runs[0].settings.engine.device, self.candidates],
-            [[run.arm, _digest(run.folder.drafter / "model.safetensors")] for run in runs],
+            [target.name_or_path, target.dtype, settings.engine.device, self.candidates],
+            [
+                [name, _digest(run.folder.drafter / "model.safetensors")]
+                for name, run in runs.items()
+            ],
         )
 
-    def _measure(self, runs: Sequence[ArmRun], path: Path) -> None:
-        command = [sys.executable, "-m", "jakiro", "bench", *self._options(runs, path)]
+    def _measure(self, runs: Mapping[str, ArmRun], others: Sequence[str], path: Path) -> None:
+        options = self._options(runs, others, path)
+        command = [sys.executable, "-m", "jakiro", "bench", *options]
         finished = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         if finished.returncode or not path.exists():
             raise JakiroError(
-                f"measuring the arms of seed {runs[0].seed} failed",
+                f"measuring {', '.join(runs)} with seed {_first(runs).seed} failed",
                 expected=f"a result in {path}",
                 got=f"exit code {finished.returncode}",
                 remedy=f"see above, or repeat it alone: {' '.join(command)}",
             )
 
-    def _options(self, runs: Sequence[ArmRun], path: Path) -> list[str]:
-        settings = runs[0].settings
+    def _options(self, runs: Mapping[str, ArmRun], others: Sequence[str], path: Path) -> list[str]:
+        first = _first(runs)
         options = {
-            "--target": settings.target.name_or_path,
-            "--dtype": _DTYPES[settings.target.dtype],
-            "--device": settings.engine.device,
+            "--target": first.settings.target.name_or_path,
+            "--dtype": _DTYPES[first.settings.target.dtype],
+            "--device": first.settings.engine.device,
             "--prompts": str(self.prompts),
             "--num-prompts": str(self.num_prompts),
             "--max-new-tokens": str(self.max_new_tokens),
             "--repeats": str(self.repeats),
-            "--seed": str(runs[0].seed),
+            "--seed": str(first.seed),
             "--json": str(path),
         }
-        several = [("--method", one) for one in _methods(runs, self.candidates)]
+        several = [("--method", one) for one in (*others, *self._methods(runs))]
         several += [("--temperature", repr(one)) for one in self.temperatures]
         return [word for pair in (*options.items(), *several) for word in pair]
 
+    def _methods(self, runs: Mapping[str, ArmRun]) -> list[str]:
+        return [
+            f"{DRAFTER}={run.folder.drafter},candidates={self.candidates},name={name}"
+            for name, run in runs.items()
+        ]
 
-def _methods(runs: Sequence[ArmRun], candidates: int) -> list[str]:
-    drafters = [
-        f"{DRAFTER}={run.folder.drafter},candidates={candidates},name={run.arm}" for run in runs
-    ]
-    return [PLAIN, *drafters]
+
+def _first(runs: Mapping[str, ArmRun]) -> ArmRun:
+    return next(iter(runs.values()))
 
 
 def _digest(path: Path) -> str:

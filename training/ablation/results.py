@@ -73,6 +73,47 @@ class TwoByTwo(Settings):
     sentence: str
 
 
+class ArmSweep(Settings):
+    """What dev prompts said of one arm.
+
+    Attributes:
+        arm: its name.
+        tau: of every temperature, that with each value: tokens per target forward, pooled over dev
+            prompts; temperatures and values in the sweep's order.
+        score: with each value, the geometric mean of tau over the temperatures.
+        chosen: the value of the highest score, the smallest of several.
+    """
+
+    arm: str
+    tau: tuple[tuple[float, ...], ...]
+    score: tuple[float, ...]
+    chosen: float
+
+
+class SweepResults(Settings):
+    """A setting of which every arm has its own value, chosen on dev prompts.
+
+    Attributes:
+        key: the setting, with dots.
+        values: that were tried.
+        temperatures: at which.
+        seed: with which.
+        prompts: dev prompts, none of which is a test prompt.
+        arms: in the study's order.
+    """
+
+    key: str
+    values: tuple[float, ...]
+    temperatures: tuple[float, ...]
+    seed: int
+    prompts: int
+    arms: tuple[ArmSweep, ...]
+
+    def chosen(self, arm: str) -> float:
+        """Return the value of an arm."""
+        return next(one.chosen for one in self.arms if one.arm == arm)
+
+
 class StudyResults(Settings):
     """All of it.
 
@@ -83,6 +124,7 @@ class StudyResults(Settings):
         note: how to read the intervals.
         rows: of every temperature, its arms in the study's order.
         interactions: of every temperature; empty without all four arms.
+        sweep: how each arm came by its value of a setting; None if nothing was swept.
     """
 
     version: int = SCHEMA_VERSION
@@ -91,6 +133,7 @@ class StudyResults(Settings):
     note: str
     rows: tuple[ArmRow, ...]
     interactions: tuple[TwoByTwo, ...] = ()
+    sweep: SweepResults | None = None
 
     @property
     def temperatures(self) -> list[float]:

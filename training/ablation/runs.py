@@ -16,6 +16,7 @@ from jakiro.files import ensure_writable_folder, write_atomically
 from jakiro.logs import get_logger
 from jakiro.settings import dump_settings
 from training.ablation.equal_size import SizedArm
+from training.ablation.sweep import Sweep, value_name
 from training.config import TrainSettings
 from training.run_folder import RunFolder
 from training.train import train
@@ -33,11 +34,18 @@ class ArmRun:
         arm: its name.
         seed: of weights, order of rows, and anchors.
         settings: complete, with the run's own folder.
+        value: of the setting that is swept; None without a sweep.
     """
 
     arm: str
     seed: int
     settings: TrainSettings
+    value: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells it apart from the other runs of its seed."""
+        return self.arm if self.value is None else f"{self.arm} at {value_name(self.value)}"
 
     @property
     def folder(self) -> RunFolder:
@@ -60,16 +68,26 @@ class ArmRun:
         return JakiroConfig.from_pretrained(self.folder.drafter).record or {}
 
 
-def runs_of(arms: Sequence[SizedArm], num_seeds: int, folder: Path) -> list[ArmRun]:
+def runs_of(
+    arms: Sequence[SizedArm], num_seeds: int, folder: Path, sweep: Sweep | None = None
+) -> list[ArmRun]:
     """Return every arm with every seed, seed by seed, so that whole seeds are finished first.
 
     Arms with one seed see the same rows in the same order.
+
+    Args:
+        arms: equally large.
+        num_seeds: from the base's own on.
+        folder: of the study.
+        sweep: every arm is there with each of its values.
     """
     first = arms[0].arm.settings.seed
+    values: Sequence[float | None] = (None,) if sweep is None else sweep.values
     return [
-        ArmRun(sized.name, seed, _run_settings(sized, seed, folder))
+        _run(sized, seed, folder, sweep, value)
         for seed in range(first, first + num_seeds)
         for sized in arms
+        for value in values
     ]
 
 
@@ -93,7 +111,7 @@ def train_runs(
     for number, run in enumerate(runs, start=1):
         if run.folder.is_finished:
             continue
-        _logger.info(f"run {number} of {len(runs)}: {run.arm}, seed {run.seed}")
+        _logger.info(f"run {number} of {len(runs)}: {run.name}, seed {run.seed}")
         if launcher == "inline":
             train(run.settings, model=model, tokenizer=tokenizer)
         else:
@@ -107,7 +125,16 @@ def forget(runs: Sequence[ArmRun], arm: str) -> None:
             shutil.rmtree(run.folder.path, ignore_errors=True)
 
 
-def _run_settings(sized: SizedArm, seed: int, folder: Path) -> TrainSettings:
+def _run(
+    sized: SizedArm, seed: int, folder: Path, sweep: Sweep | None, value: float | None
+) -> ArmRun:
+    place = folder / "runs" / sized.name
+    if sweep is not None and value is not None:
+        sized, place = sweep.applied(sized, value), place / value_name(value)
+    return ArmRun(sized.name, seed, _run_settings(sized, seed, place / f"seed-{seed}"), value)
+
+
+def _run_settings(sized: SizedArm, seed: int, place: Path) -> TrainSettings:
     settings = sized.arm.settings
     # The study measures decoding itself, all arms in turns.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
@@ -117,7 +144,7 @@ def _run_settings(sized: SizedArm, seed: int, folder: Path) -> TrainSettings:
             "seed": seed,
             "evaluation": evaluation,
             "checkpoint": checkpoint,
-            "run_folder": folder / "runs" / sized.name / f"seed-{seed}",
+            "run_folder": place,
         }
     )
 
@@ -131,7 +158,7 @@ def _launch(run: ArmRun) -> None:
     finished = subprocess.run(command, check=False)
     if not run.folder.is_finished:
         raise JakiroError(
-            f"training {run.arm} with seed {run.seed} failed",
+            f"training {run.name} with seed {run.seed} failed",
             expected="a finished run",
             got=f"exit code {finished.returncode}",
             remedy=f"see above, or repeat it alone: {' '.join(command)}",

@@ -1,70 +1,36 @@
 """A study from its files to its table."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pydantic import Field, PositiveInt
 from rich.console import Console
 
-from inference.comparison.document import Temperatures
-from inference.comparison.prompt_file import distinct, read_bench_prompts
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder, write_atomically
 from jakiro.logs import get_logger
 from jakiro.provenance import provenance
-from jakiro.settings import Settings
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
 from training.ablation.analysis import ArmFacts, analyse
 from training.ablation.arms import read_arms
+from training.ablation.choice import choose_values
 from training.ablation.equal_size import SizedArm, equally_sized
 from training.ablation.estimate import estimate, render
 from training.ablation.evaluation import Measurement
 from training.ablation.plot import plot
-from training.ablation.results import StudyResults
-from training.ablation.runs import Launcher, forget, runs_of, train_runs
+from training.ablation.results import StudyResults, SweepResults
+from training.ablation.runs import ArmRun, forget, runs_of, train_runs
+from training.ablation.study_prompts import StudyPrompts
+from training.ablation.study_settings import StudySettings
+from training.ablation.sweep import parse_sweep
 from training.ablation.tables import to_csv, to_markdown, to_terminal
 from training.config import TrainSettings
 from training.initialization import check_initialization
 from training.preparation import load_model, load_tokenizer, prepare
 
-_FEWEST_PROMPTS = 2  # intervals are over prompts
-
 _logger = get_logger(__name__)
-
-
-class StudySettings(Settings):
-    """What is studied, and how it is measured.
-
-    Attributes:
-        base: settings of a training run.
-        config: the ablations, deltas on the base.
-        out: folder of runs and results.
-        overrides: `key.path=value`, laid over the base.
-        seeds: runs of every arm.
-        max_steps: cut the runs to so many steps.
-        launcher: how runs are started.
-        prompts: to measure on, as for `jakiro bench`; None for starts of held-out documents.
-        num_prompts: at most so many of them.
-        max_new_tokens: longest continuation.
-        temperatures: 0 is greedy.
-        candidates: nodes of a draft tree; the same for all arms.
-        repeats: times that a prompt is decoded.
-    """
-
-    base: Path
-    config: tuple[Path, ...] = Field(min_length=1)
-    out: Path
-    overrides: tuple[str, ...] = ()
-    seeds: PositiveInt = 3
-    max_steps: PositiveInt | None = None
-    launcher: Launcher = "inline"
-    prompts: Path | None = None
-    num_prompts: int = Field(40, ge=_FEWEST_PROMPTS)
-    max_new_tokens: PositiveInt = 64
-    temperatures: Temperatures = (0.0, 1.0)
-    candidates: PositiveInt = 8
-    repeats: PositiveInt = 1
 
 
 class Study:
@@ -88,18 +54,25 @@ class Study:
         self.arms = equally_sized(arms, record_target(spec, base.target.name_or_path, tokenizer))
         for arm in self.arms:
             _logger.info(_size_of(arm))
-        self.runs = runs_of(self.arms, settings.seeds, self.folder)
+        self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
+        self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
         self.inputs = prepare(_with_prompts(self.arms[0].arm.settings, settings), model, tokenizer)
         for arm in self.arms:  # the base's inputs serve all arms
             check_initialization(arm.arm.settings, self.inputs.target)
-        self._check_prompts()
+        self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts)
 
     def estimate(self) -> None:
         """Say what it would take; nothing is written."""
-        tokens = self.settings.num_prompts * self.settings.max_new_tokens
-        tokens *= len(self.settings.temperatures) * self.settings.repeats
+        settings = self.settings
+        per_prompt = settings.max_new_tokens * len(settings.temperatures) * settings.repeats
+        num_values = 0 if self.sweep is None else len(self.sweep.values)
         estimates = estimate(
-            self.arms, self.inputs, seeds=self.settings.seeds, evaluation_tokens=tokens
+            self.arms,
+            self.inputs,
+            seeds=settings.seeds,
+            evaluation_tokens=settings.num_prompts * per_prompt,
+            sweep_runs=max(0, num_values - 1),  # the chosen one is that of the first seed
+            sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
         Console().print(render(estimates))
 
@@ -112,71 +85,80 @@ class Study:
         Raises:
             JakiroError: a run or a measurement failed.
         """
-        ensure_writable_folder(self.folder)
-        if rerun is not None:
-            self._forget(rerun)
-        for run in self.runs:  # before any work
-            run.folder.check(run.settings, self.inputs.facts)
-        train_runs(
-            self.runs, self.settings.launcher, self.inputs.target.model, self.inputs.tokenizer
-        )
-        measurement = self._measurement()
-        seeds = sorted({run.seed for run in self.runs})
+        names = [arm.name for arm in self.arms]
+        runs, sweep = self._trained(names, rerun)
+        measurement = self._measurement(self.prompts.test_file(self.folder), "measurements")
         documents = {
-            seed: measurement.of_seed([run for run in self.runs if run.seed == seed])
-            for seed in seeds
+            seed: measurement.of_seed([run for run in runs if run.seed == seed])
+            for seed in sorted({run.seed for run in runs})
         }
-        results = analyse(documents, [self._facts(arm) for arm in self.arms])
+        facts = [_facts(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
+        results = analyse(documents, facts).model_copy(update={"sweep": sweep})
         self._write(results)
         return results
 
-    def _forget(self, arm: str) -> None:
+    def train(self, names: Sequence[str], rerun: str | None = None) -> None:
+        """Train some arms as far as `complete` would, and measure nothing on test prompts.
+
+        Other processes may train other arms at the same time.
+
+        Args:
+            names: of the arms.
+            rerun: an arm to be trained again.
+
+        Raises:
+            ConfigError: there is no such arm, or another process is training it.
+            JakiroError: a run failed, or a measurement on dev prompts.
+        """
+        for name in names:
+            self._require_arm(name, "there is no such arm to train")
+        self._trained(names, rerun)
+
+    def _trained(
+        self, names: Sequence[str], rerun: str | None
+    ) -> tuple[list[ArmRun], SweepResults | None]:
+        """Return the arms' finished runs with all seeds, and how their values were chosen."""
+        ensure_writable_folder(self.folder)
+        if rerun is not None:
+            self._require_arm(rerun, "there is no such arm to run again")
+            forget(self.runs, rerun)
+        for run in self.runs:  # before any work
+            run.folder.check(run.settings, self.inputs.facts)
+        runs = [run for run in self.runs if run.arm in names]
+        if self.sweep is None:
+            self._train(runs)
+            return runs, None
+        first = [run for run in runs if run.seed == self.runs[0].seed]
+        self._train(first)
+        chosen = choose_values(self.sweep, first, self._dev_measurement())
+        runs = [run for run in runs if run.value == chosen.chosen(run.arm)]
+        self._train(runs)
+        return runs, chosen
+
+    def _train(self, runs: Sequence[ArmRun]) -> None:
+        model, tokenizer = self.inputs.target.model, self.inputs.tokenizer
+        train_runs(runs, self.settings.launcher, model, tokenizer)
+
+    def _require_arm(self, name: str, message: str) -> None:
         names = [one.name for one in self.arms]
-        if arm not in names:
-            raise ConfigError(
-                "there is no such arm to run again", expected=f"one of {', '.join(names)}", got=arm
-            )
-        forget(self.runs, arm)
+        if name not in names:
+            raise ConfigError(message, expected=f"one of {', '.join(names)}", got=name)
 
-    def _check_prompts(self) -> None:
-        given = self.settings.prompts
-        found = self.inputs.prompts if given is None else distinct(read_bench_prompts(given))
-        if len(found) < _FEWEST_PROMPTS:
-            raise ConfigError(
-                "there are too few prompts to measure on",
-                expected=f"at least {_FEWEST_PROMPTS} different ones",
-                got=len(found),
-                remedy="give --prompts FILE, or hold documents out with --set data.held_out=N",
-            )
+    def _dev_measurement(self) -> Measurement:
+        assert self.settings.dev_prompts is not None
+        measurement = self._measurement(self.settings.dev_prompts, "measurements/dev")
+        return replace(measurement, num_prompts=self.settings.num_dev_prompts)
 
-    def _measurement(self) -> Measurement:
+    def _measurement(self, prompts: Path, place: str) -> Measurement:
         settings = self.settings
         return Measurement(
-            prompts=settings.prompts or self._own_prompts(),
+            prompts=prompts,
             num_prompts=settings.num_prompts,
             max_new_tokens=settings.max_new_tokens,
             temperatures=settings.temperatures,
             candidates=settings.candidates,
             repeats=settings.repeats,
-            folder=self.folder / "measurements",
-        )
-
-    def _own_prompts(self) -> Path:
-        """Write down the starts of held-out documents, and return the file."""
-        path = self.folder / "prompts.jsonl"
-        rows = [json.dumps({"prompt": prompt}) + "\n" for prompt in self.inputs.prompts]
-        write_atomically(path, "".join(rows))
-        return path
-
-    def _facts(self, sized: SizedArm) -> ArmFacts:
-        runs = [run for run in self.runs if run.arm == sized.name]
-        agreements = [run.held_out_agreement for run in runs]
-        return ArmFacts(
-            name=sized.name,
-            settings=sized.arm.settings,
-            parameters=sized.parameters,
-            training_tokens=tuple(run.training_tokens for run in runs),
-            held_out_agreement=tuple(one for one in agreements if one is not None),
+            folder=self.folder / place,
         )
 
     def _write(self, results: StudyResults) -> None:
@@ -203,6 +185,17 @@ def _with_prompts(base: TrainSettings, settings: StudySettings) -> TrainSettings
         "max_new_tokens": settings.max_new_tokens,
     }
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
+
+
+def _facts(sized: SizedArm, runs: Sequence[ArmRun]) -> ArmFacts:
+    agreements = [run.held_out_agreement for run in runs]
+    return ArmFacts(
+        name=sized.name,
+        settings=sized.arm.settings,
+        parameters=sized.parameters,
+        training_tokens=tuple(run.training_tokens for run in runs),
+        held_out_agreement=tuple(one for one in agreements if one is not None),
+    )
 
 
 def _size_of(arm: SizedArm) -> str:

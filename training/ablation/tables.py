@@ -9,7 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from training.ablation.markdown import markdown_head, markdown_line
 from training.ablation.results import ArmRow, StudyResults
+from training.ablation.sweep_table import sweep_in_words, sweep_to_markdown
 from training.ablation.uncertainty import Ratio
 
 _COLORS = {"base": "dim", "better": "green", "worse": "red", "not resolved": ""}
@@ -43,11 +45,14 @@ def to_terminal(results: StudyResults) -> RenderableType:
 
 
 def to_markdown(results: StudyResults) -> str:
-    """Return the table and remarks as Markdown."""
-    lines = [_line(HEADINGS), _line(["---" if name in _LEFT else "--:" for name in HEADINGS])]
+    """Return the table and remarks as Markdown, and the table of the sweep if there was one."""
+    lines = markdown_head(HEADINGS, _LEFT)
     for temperature in results.temperatures:
-        lines += [_line(_cells(row)) for row in results.at(temperature)]
-    return "\n".join([*lines, "", "\n\n".join(_remarks(results)), ""])
+        lines += [markdown_line(_cells(row)) for row in results.at(temperature)]
+    lines += ["", "\n\n".join(_remarks(results)), ""]
+    if results.sweep is not None:
+        lines += sweep_to_markdown(results.sweep)
+    return "\n".join(lines)
 
 
 def to_csv(results: StudyResults) -> str:
@@ -92,10 +97,8 @@ def _remarks(results: StudyResults) -> Iterator[str]:
     yield results.note
     for one in results.interactions:
         yield one.sentence
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    if results.sweep is not None:
+        yield sweep_in_words(results.sweep)
 
 
 def _record(row: ArmRow) -> dict[str, object]:
