@@ -1,5 +1,7 @@
 """The trees of a drafter: as it was trained, or the largest that are cut to size."""
 
+from math import isqrt
+
 from inference.costs import TIMED_PASSES
 from inference.protocol import Budget
 from inference.tree_budget import MAX_NODES
@@ -20,10 +22,13 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
 def trees_of_size(drafter: JakiroDrafter, num_nodes: int) -> TreePlan:
     """Return trees of at most so many candidates, as deep as the drafter's schedule if they can be.
 
-    Which nodes a greedy tree has is left to their scores as far as possible.
+    Which nodes a greedy tree has is left to their scores as far as possible: 8 are chosen among
+    those of 3 nodes per level with 4 children each, 60 among 10 with 10 (EAGLE-2, arXiv
+    2406.16858). A sampled tree, which is never cut, has the widest levels that fit.
     """
     schedule = drafter.config.settings.schedule.model_dump()
-    wide = TreeShape(**schedule, children=4, breadth=3, num_nodes=num_nodes)
+    width = isqrt(num_nodes * 5 // 3)
+    wide = TreeShape(**schedule, children=max(4, width), breadth=max(3, width), num_nodes=num_nodes)
     drawn = wide.model_copy(update={"sampled": True})
     shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, drawn)]
     greedy, sampling = (shape for shape in shapes if shape is not None)
