@@ -1,6 +1,6 @@
 """Chooses draft trees by expected speed: what they win on prompts against what they cost here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from inference.costs import NODE_COUNTS, TIMED_PASSES, Costs, measure_costs
 from inference.drafters.trained import TrainedDrafter
@@ -45,12 +45,14 @@ def choose_plan(
     *,
     temperature: float = 1.0,
     max_new_tokens: int = 48,
+    drawn: bool = True,
+    costs: Costs | None = None,
 ) -> PlanChoice:
     """Return the trees of highest expected speed on this machine.
 
-    Greedy: for each number of trunk passes a generous tree is decoded once; because smaller trees
-    keep the best-ranked nodes, its record tells what every smaller tree would have won. Random: a
-    drawn tree cannot be cut afterwards, so each candidate shape is decoded.
+    Chosen candidates: for each number of trunk passes a generous tree is decoded once; because
+    smaller trees keep the best-ranked nodes, its record tells what every smaller tree would have
+    won. Drawn ones: such a tree cannot be cut afterwards, so each candidate shape is decoded.
 
     Args:
         target: the frozen target.
@@ -58,22 +60,16 @@ def choose_plan(
         prompts: token ids to decode; not those that results are reported on.
         temperature: of random decoding.
         max_new_tokens: decoded for each prompt and tree.
+        drawn: whether random decoding draws its candidates.
+        costs: of this machine; None to measure them.
     """
-    costs = measure_costs(target, model, TIMED_PASSES)
-    levels = model.config.settings.schedule.parallel_levels
+    costs = costs or measure_costs(target, model, TIMED_PASSES)
     runs = _Runs(target, model, prompts, max_new_tokens)
-    greedy = (
-        _rate(shape, tau, costs)
-        for passes in range(1, TIMED_PASSES + 1)
-        for shape, tau in runs.greedy_taus(passes, levels)
-    )
-    sampling = (
-        _rate(shape, runs.tau(shape, temperature), costs) for shape in _sampled_shapes(levels)
-    )
+    random = runs.drawn_taus(temperature) if drawn else runs.chosen_taus(temperature)
     return PlanChoice(
         costs=costs,
-        greedy=max(greedy, key=lambda rated: rated.speedup),
-        sampling=max(sampling, key=lambda rated: rated.speedup),
+        greedy=_fastest(runs.chosen_taus(0.0), costs),
+        sampling=_fastest(random, costs),
     )
 
 
@@ -96,25 +92,29 @@ class _Runs:
         self.target, self.model = target, model
         self.prompts = prompts
         self.max_new_tokens = max_new_tokens
+        self.levels = model.config.settings.schedule.parallel_levels
 
-    def greedy_taus(self, passes: int, levels: int) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every tree of `passes` trunk passes up to the largest one, and its tau."""
-        shape = TreeShape(
-            autoregressive_levels=passes,
-            parallel_levels=levels,
-            children=4,
-            breadth=3,
-            num_nodes=MAX_NODES,
-        )
-        recorder = RecordingDrafter(TrainedDrafter(self.model, self.target, shape))
-        self._decode(recorder, temperature=0.0)
-        for num_nodes in range(1, shape.max_nodes + 1):
-            smaller = shape.model_copy(update={"num_nodes": num_nodes})
-            yield smaller, expected_tau(recorder.records, num_nodes)
+    def chosen_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
+        """Yield every tree of chosen candidates up to the largest ones, and its tau."""
+        for passes in range(1, TIMED_PASSES + 1):
+            shape = TreeShape(
+                autoregressive_levels=passes,
+                parallel_levels=self.levels,
+                children=4,
+                breadth=3,
+                num_nodes=MAX_NODES,
+            )
+            recorder = RecordingDrafter(TrainedDrafter(self.model, self.target, shape))
+            self._decode(recorder, temperature)
+            for num_nodes in range(1, shape.max_nodes + 1):
+                smaller = shape.model_copy(update={"num_nodes": num_nodes})
+                yield smaller, expected_tau(recorder.records, num_nodes)
 
-    def tau(self, shape: TreeShape, temperature: float) -> float:
-        """Return the tau of decoding with `shape`."""
-        return self._decode(TrainedDrafter(self.model, self.target, shape), temperature).tau
+    def drawn_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
+        """Yield every tree of drawn candidates that is worth trying, and its tau."""
+        for shape in _sampled_shapes(self.levels):
+            drafter = TrainedDrafter(self.model, self.target, shape)
+            yield shape, self._decode(drafter, temperature).tau
 
     def _decode(self, drafter: Drafter, temperature: float) -> DecodeStats:
         stats = []
@@ -148,6 +148,10 @@ def _sampled_shapes(levels: int) -> list[TreeShape]:
     return [shape for shape in shapes if shape.max_nodes <= MAX_NODES // 2]
 
 
-def _rate(shape: TreeShape, tau: float, costs: Costs) -> Rated:
-    speedup = costs.ceiling(shape, tau) / costs.ceiling(None, 1.0)
-    return Rated(shape=shape, tau=tau, speedup=speedup)
+def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:
+    plain = costs.ceiling(None, 1.0)
+    rated = (
+        Rated(shape=shape, tau=tau, speedup=costs.ceiling(shape, tau) / plain)
+        for shape, tau in taus
+    )
+    return max(rated, key=lambda one: one.speedup)

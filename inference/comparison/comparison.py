@@ -16,10 +16,17 @@ from inference.comparison.environment import environment_of
 from inference.comparison.example_trees import example_tree
 from inference.comparison.figures import Reference, figures_of
 from inference.comparison.harness import Harness, Results, Texts
-from inference.comparison.method_names import PLAIN, TRANSFORMERS, check_batch_size, parse_methods
+from inference.comparison.method_names import (
+    PLAIN,
+    TRANSFORMERS,
+    MethodName,
+    check_batch_size,
+    parse_methods,
+)
 from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.prompt_file import BenchPrompt, distinct, read_bench_prompts
 from inference.comparison.transformers_methods import TransformersDecoding
+from inference.comparison.tree_trial import TRIAL_PROMPTS, Trial
 from inference.prompts import encode_prompt
 from jakiro.errors import ConfigError, PromptError
 from jakiro.logs import get_logger
@@ -56,7 +63,22 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):
         _logger.warning(f"{repeated} prompts that came before are left out")
-    return _from_all_categories(prompts)[: settings.num_prompts]
+    tried = _tried(prompts, methods)
+    rest = [one for one in prompts if one not in tried]
+    return _from_all_categories(rest)[: settings.num_prompts]
+
+
+def trial_for(settings: ComparisonSettings) -> Trial:
+    """Return what trees are chosen on, where measured costs choose them: prompts of the file's end.
+
+    They are not among `prompts_for`, whose errors it has.
+    """
+    prompts = distinct(read_bench_prompts(Path(settings.prompts)))
+    return Trial(
+        _tried(prompts, parse_methods(settings.methods)),
+        max(settings.temperatures),
+        settings.max_new_tokens,
+    )
 
 
 class Comparison:
@@ -187,6 +209,20 @@ class Comparison:
                     got=f"{length}, {written} of them new",
                     remedy="lower --max-new-tokens, or take the prompt out",
                 )
+
+
+def _tried(prompts: Sequence[BenchPrompt], methods: Sequence[MethodName]) -> list[BenchPrompt]:
+    """Return the last prompts of all categories if a method needs prompts to choose trees on."""
+    if all(one.candidates != "costs" for one in methods):
+        return []
+    if len(prompts) <= TRIAL_PROMPTS:
+        raise ConfigError(
+            "there are too few prompts to choose trees on some and to measure on others",
+            expected=f"more than {TRIAL_PROMPTS} with candidates=costs",
+            got=len(prompts),
+            remedy="add prompts to the file, or give candidates=N",
+        )
+    return _from_all_categories(prompts[::-1])[:TRIAL_PROMPTS]
 
 
 def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from jakiro.errors import ConfigError
 
@@ -13,6 +13,9 @@ KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER)
 WITH_PATH = (ASSISTED, DRAFTER)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
 RESERVED = ("aded", "lookup", "small-lm", "combined")
+
+Tree = Literal["trained", "auto", "chosen", "drawn"]
+Candidates = int | Literal["costs"]
 
 _OPTION = re.compile(r",(tree|candidates|name)=([^,]*)$")
 
@@ -25,15 +28,18 @@ class MethodName:
         kind: which method it is.
         path: of the model that drafts.
         name: what it is called in the results.
-        tree: "trained" for the schedule of its training, "auto" for what pays in each round.
-        candidates: nodes of a draft tree; None for the default.
+        tree: "trained" for the schedule of its training, "auto" for what pays in each round,
+            "chosen" for trees of the best candidates at every temperature; "drawn" says that
+            candidates are drawn where tokens are, as "trained" has it, too.
+        candidates: nodes of a draft tree; "costs" for the trees that pay best by measured costs;
+            None for the default.
     """
 
     kind: str
     path: str | None = None
     name: str = ""
-    tree: Literal["trained", "auto"] = "trained"
-    candidates: int | None = None
+    tree: Tree = "trained"
+    candidates: Candidates | None = None
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
@@ -107,18 +113,22 @@ def _check_kind(kind: str, path: str, text: str) -> None:
         raise _malformed(text, f"{kind}=PATH" if kind in WITH_PATH else kind, text)
 
 
-def _tree(value: str, text: str) -> Literal["trained", "auto"]:
+def _tree(value: str, text: str) -> Tree:
     match value:
-        case "trained" | "auto":
+        case "trained" | "auto" | "chosen" | "drawn":
             return value
-    raise _malformed(text, "tree=trained or tree=auto", f"tree={value}")
+    known = ", ".join(f"tree={one}" for one in get_args(Tree))
+    raise _malformed(text, f"one of {known}", f"tree={value}")
 
 
-def _count(value: str | None, text: str) -> int | None:
+def _count(value: str | None, text: str) -> Candidates | None:
     if value is None:
         return None
+    if value == "costs":
+        return "costs"
     if not value.isdecimal() or int(value) < 1:
-        raise _malformed(text, "candidates=N with N at least 1", f"candidates={value}")
+        expected = "candidates=N with N at least 1, or candidates=costs"
+        raise _malformed(text, expected, f"candidates={value}")
     return int(value)
 
 

@@ -21,8 +21,8 @@ from inference.comparison.method_names import (
 )
 from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.transformers_methods import TransformersDecoding
+from inference.comparison.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
-from inference.tree_plans import trees_of_size
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError
 
@@ -48,22 +48,30 @@ def build_methods(
     names: Sequence[MethodName],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    trial: Trial | None = None,
 ) -> list[Method]:
     """Return the methods; one that counts by its best setting is several of one family.
+
+    Args:
+        names: of the methods.
+        model: the target.
+        tokenizer: its tokenizer.
+        trial: needed where measured costs choose the trees, such as from `trial_for`.
 
     Raises:
         CheckpointError: a drafting model cannot be loaded.
         TargetMismatch: it belongs to another target.
         ConfigError: it has another vocabulary.
     """
-    return [method for one in names for method in _BUILDERS[one.kind](one, model, tokenizer)]
+    trial = trial or Trial()
+    return [method for one in names for method in _BUILDERS[one.kind](one, model, tokenizer, trial)]
 
 
-def _transformers(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
+def _transformers(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
     return [TransformersDecoding(one.name, one.kind, model)]
 
 
-def _lookup(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
+def _lookup(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
     return [
         TransformersDecoding(
             f"{one.name} ({count})",
@@ -77,31 +85,25 @@ def _lookup(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
     ]
 
 
-def _assisted(one: MethodName, model: PreTrainedModel, _: object) -> list[Method]:
+def _assisted(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
     assistant = _assistant(str(one.path), model)
     return [TransformersDecoding(one.name, one.kind, model, assistant_model=assistant)]
 
 
 def _plain(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
 ) -> list[Method]:
     return [OwnDecoding(one.name, one.kind, SpeculativeDecoder(model, tokenizer=tokenizer))]
 
 
 def _drafted(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
-    return [OwnDecoding(one.name, one.kind, _drafting(one, model, tokenizer))]
-
-
-def _drafting(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> SpeculativeDecoder:
     drafter = JakiroDrafter.from_pretrained(str(one.path))
-    tree: Any = "auto" if one.tree == "auto" else None
-    if one.candidates is not None and tree is None:
-        tree = trees_of_size(drafter, one.candidates)
-    return SpeculativeDecoder(model, drafter, tokenizer, tree)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer)
+    if (plan := trial.plan(one, decoder, drafter)) is not None:
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan)
+    return [OwnDecoding(one.name, one.kind, decoder, trial.note(one))]
 
 
 def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 _METHODS = """A way to decode; may be repeated. transformers: its generate(); transformers-lookup:
 with prompt lookup, the best of three settings; transformers-assisted=SMALL_LM: with a small model;
-plain: our loop alone; drafter=PATH: our loop with a drafter, and with tree=trained or tree=auto and
-candidates=N after commas. Every method can be called ,name=..."""
+plain: our loop alone; drafter=PATH: our loop with a drafter, and after commas tree=trained,
+tree=auto, tree=chosen (the best candidates, also where tokens are drawn) or tree=drawn (candidates
+are drawn where tokens are, the default), and candidates=N, or candidates=costs for the trees that
+pay best by measured costs: they are chosen on the last 4 prompts of the file (of its categories in
+turns), which then are not measured. Every method can be called ,name=..."""
 
 
 def bench(
@@ -123,7 +126,7 @@ def _measured(
     dtype: str,
     device: Literal["auto", "cpu", "cuda"],
 ) -> "ComparisonDocument":
-    from inference.comparison.comparison import Comparison, prompts_for
+    from inference.comparison.comparison import Comparison, prompts_for, trial_for
     from inference.comparison.method_names import parse_methods
     from inference.comparison.subject import build_methods, load_target
     from jakiro.logs import quiet_libraries
@@ -133,7 +136,7 @@ def _measured(
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
         names = parse_methods(settings.methods)
-        methods = build_methods(names, model, tokenizer)
+        methods = build_methods(names, model, tokenizer, trial_for(settings))
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
     with _progress() as track:
         return comparison.run(track)

@@ -11,7 +11,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.comparison.comparison import Comparison, prompts_for
+from inference.comparison.comparison import Comparison, prompts_for, trial_for
 from inference.comparison.document import ComparisonDocument, ComparisonSettings
 from inference.comparison.harness import Harness, Texts, grouped
 from inference.comparison.method_names import parse_methods
@@ -177,6 +177,66 @@ def test_the_document_survives_being_written(everything: ComparisonDocument) -> 
     plain = json.loads(document.model_dump_json())["methods"][0]
     assert plain.keys() >= {"name", "tau", "speedup", "speedup_low", "speedup_high", "seconds"}
     assert plain["seconds"].keys() >= {"draft", "verify", "commit", "other"}
+
+
+def test_chosen_and_drawn_trees_of_one_size_stand_beside_each_other(
+    folder: Path, compared: Callable[..., ComparisonDocument]
+) -> None:
+    drafter = f"drafter={folder / 'drafter'}"
+    document = compared(
+        "plain",
+        *(f"{drafter},tree={one},candidates=60,name={one}" for one in ("chosen", "drawn")),
+        f"{drafter},tree=chosen,name=small",
+        num_prompts=2,
+    )
+    drawn = {(one.name, one.temperature): one.tree.sampled for one in document.methods if one.tree}
+    assert drawn == {
+        ("chosen", 0.0): False,
+        ("drawn", 0.0): False,
+        ("small", 0.0): False,
+        ("chosen", 1.0): False,
+        ("drawn", 1.0): True,
+        ("small", 1.0): False,
+    }
+    nodes = {name: document.figures(name, 1.0).tree.max_nodes for name in ("chosen", "small")}
+    assert nodes == {"chosen": 60, "small": TreeShape().num_nodes}
+    assert document.figures("chosen", 0.0).tree == document.figures("drawn", 0.0).tree
+
+
+def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
+    folder: Path, subject: Subject
+) -> None:
+    drafter = f"drafter={folder / 'drafter'},candidates=costs"
+    names = ("plain", drafter, f"{drafter},tree=chosen,name=chosen")
+    settings = _settings(folder, *names)
+    measured, trial = prompts_for(settings), trial_for(settings)
+    assert trial.temperature == 1.0
+    # Five prompts of three categories: the last one of each, and one more.
+    assert [one.category for one in trial.prompts] == ["ids", "chat", "code", "chat"]
+    assert [one.first for one in measured] == ["def main("]
+    assert not {one.identity for one in measured} & {one.identity for one in trial.prompts}
+    model, tokenizer = subject
+    methods = build_methods(parse_methods(names), model, tokenizer, trial)
+    document = Comparison(settings, measured, methods, model, tokenizer, "tiny").run()
+    assert document.prompts == 1
+    for name, is_drawn in (("drafter", True), ("chosen", False)):
+        one = document.figures(name, 1.0)
+        assert one.tree.sampled is is_drawn
+        assert "on 4 prompts of the file, which are not measured" in one.notes[0]
+    assert document.figures("plain", 1.0).notes == ()
+    everything = prompts_for(_settings(folder, "plain"))
+    assert len(everything) == len(ROWS)
+    assert not trial_for(_settings(folder, "plain")).prompts
+
+
+def test_a_file_that_is_too_short_to_choose_trees_on_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:4]))
+    names = ("drafter=any,candidates=costs",)
+    with pytest.raises(ConfigError, match="too few prompts to choose trees on"):
+        prompts_for(_settings(folder, *names, prompts=str(short)))
 
 
 class Learner:

@@ -9,11 +9,14 @@ from jakiro.errors import ConfigError
 def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
     texts = ["plain", "drafter=runs/a,candidates=12,tree=trained", "drafter=b,c=d,name=other"]
     texts += ["drafter=b,tree=auto,name=auto"]
+    texts += ["drafter=b,tree=chosen,name=best", "drafter=b,tree=drawn,candidates=costs,name=pays"]
     assert parse_methods(texts) == [
         MethodName("plain", None, "plain"),
         MethodName("drafter", "runs/a", "drafter", "trained", 12),
         MethodName("drafter", "b,c=d", "other"),
         MethodName("drafter", "b", "auto", "auto"),
+        MethodName("drafter", "b", "best", "chosen"),
+        MethodName("drafter", "b", "pays", "drawn", "costs"),
     ]
 
 
@@ -29,8 +32,10 @@ def test_names_of_drafters_to_come_are_reserved(name: str) -> None:
         (["plan"], "one of transformers"),
         (["drafter"], "drafter=PATH"),
         (["plain=path"], "expected: plain"),
-        (["drafter=a,tree=large"], "tree=trained or tree=auto"),
+        (["drafter=a,tree=large"], "one of tree=trained, tree=auto, tree=chosen, tree=drawn"),
         (["drafter=a,candidates=0"], "N at least 1"),
+        (["drafter=a,candidates=many"], "or candidates=costs"),
+        (["drafter=a,tree=auto,candidates=costs"], "chooses its own size"),
         (["plain,candidates=3"], "options of drafter=PATH only"),
         (["drafter=a,tree=auto,candidates=3"], "chooses its own size"),
         (["plain,name=lookup (3)"], "without parentheses"),

@@ -64,6 +64,21 @@ def test_trees_are_chosen_and_expected_speed_follows_from_costs() -> None:
         assert rated.speedup == pytest.approx(speedup)
 
 
+def test_chosen_trees_can_be_rated_where_tokens_are_drawn() -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    drafter = tiny_drafter(target)
+    costs = Costs(verify={0: 1.0, 24: 1.0}, draft={1: 0.1, 2: 0.1, 3: 9.0})
+    choice = choose_plan(
+        target, drafter, [[1, 2, 3], [4]], max_new_tokens=24, drawn=False, costs=costs
+    )
+    assert choice.costs == costs
+    assert not choice.plan.sampling.sampled
+    # Nodes cost nothing here, a third pass everything.
+    for rated in (choice.greedy, choice.sampling):
+        assert rated.shape.autoregressive_levels < 3
+        assert rated.tau > 1
+
+
 def test_a_smaller_budget_draws_fewer_and_never_cuts_what_was_drawn() -> None:
     target = TargetAdapter(tiny_llama())
     shape = TreeShape(children=3, breadth=2, sampled=True)
