@@ -108,6 +108,15 @@ def parse(arguments: Sequence[str] | None) -> Any:
     measuring.add_argument("--max-new-tokens", type=int, default=64)
     measuring.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     measuring.add_argument("--candidates", type=int, default=8, help="nodes of a draft tree")
+    measuring.add_argument(
+        "--trees",
+        metavar="OPTIONS",
+        nargs="+",
+        default=[],
+        help="measure every arm with several kinds of trees instead, each as the options of a "
+        "drafter of `jakiro bench`: tree=chosen,candidates=60 or candidates=costs (for which 4 "
+        "prompts are not reported on); a sweep chooses with --candidates",
+    )
     measuring.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser.parse_args(arguments)

@@ -92,6 +92,23 @@ def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> 
     assert _modified(workshop / "study" / "measurements", "*.json") != measured
 
 
+def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], workshop: Path) -> None:
+    out, prompts = workshop / "study", workshop / "own.jsonl"
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
+    prompts.write_text("".join(json.dumps({"prompt": "def " + end}) + "\n" for end in "abcdefg"))
+    kinds = {"chosen-60": "tree=chosen,candidates=60", "costs": "candidates=costs"}
+    assert main([*words, "--trees", *kinds.values()]) == 0
+    results = StudyResults.model_validate_json((out / "results.json").read_text())
+    assert results.prompts == 2
+    assert results.trees == list(kinds)
+    document = read_document(out / "measurements" / "seed-0.json")
+    figures = document.figures("contrast-loss-off@chosen-60", 1.0)
+    assert figures.tree is not None
+    assert (figures.tree.sampled, figures.tree.num_nodes) == (False, 60)
+    assert document.figures("base@costs", 1.0).tree.sampled
+    assert "| chosen-60 |" in (out / "results.md").read_text()
+
+
 def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +137,8 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
         (["--set", "data.held_out=0"], "too few prompts to measure on"),
         (["--prompts", "nowhere.jsonl"], "cannot read the prompts"),
         (["--seeds", "0"], "seeds"),
+        (["--trees", "candidates=costs"], "at least 6 different ones"),
+        (["--trees", "candidates=none"], "or candidates=costs"),
         (["--set", "drafter.bank.expert_width=1"], "cannot be made as large"),
     ],
 )

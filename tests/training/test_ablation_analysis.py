@@ -7,10 +7,11 @@ import pytest
 from helpers.studies import made_up_arm, made_up_documents, made_up_rate
 from scipy import stats
 
-from jakiro.errors import DataError
+from jakiro.errors import ConfigError, DataError
 from training.ablation.analysis import analyse
 from training.ablation.interaction import Cells, find_cells, two_by_two
 from training.ablation.results import StudyResults
+from training.ablation.trees import parse_trees
 from training.ablation.uncertainty import Rate, Ratio, product, ratio, student_quantile
 
 FOUR_CELLS = (
@@ -45,6 +46,44 @@ def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
     assert better.speed_ratio.value == pytest.approx(better.tau_ratio.value, rel=1e-3)
     assert better.held_out_agreement == pytest.approx(0.6)
     assert better.training_tokens == (1000, 1001, 1002)
+
+
+def test_kinds_of_trees_are_compared_each_for_itself() -> None:
+    trees = parse_trees(["tree=chosen,candidates=60", "candidates=costs"], 8)
+    assert [one.label for one in trees] == ["chosen-60", "costs"]
+    truth = {"base@chosen-60": 0.4, "other@chosen-60": 0.6, "base@costs": 0.2, "other@costs": 0.0}
+    arms = [made_up_arm(name) for name in ("base", "other")]
+    documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
+    results = analyse(documents, arms, trees)
+    assert results.trees == ["chosen-60", "costs"]
+    assert [[row.arm for row in rows] for rows in results.groups] == 4 * [["base", "other"]]
+    for temperature in (0.0, 1.0):
+        (base, other), (_, worse) = (results.at(temperature, label) for label in results.trees)
+        assert (base.verdict, other.verdict, worse.verdict) == ("base", "better", "worse")
+        assert other.tau_ratio.value == pytest.approx(math.exp(0.2), rel=0.05)
+    assert StudyResults.model_validate_json(results.model_dump_json()) == results
+
+
+def test_the_two_by_two_is_told_for_each_kind_of_trees() -> None:
+    trees = parse_trees(["candidates=4", "candidates=60"], 8)
+    names = [one.method(arm.name) for arm in FOUR_CELLS for one in trees]
+    results = analyse(made_up_documents(dict.fromkeys(names, 0.0)), FOUR_CELLS, trees)
+    assert [one.trees for one in results.interactions] == ["4", "60"]
+    assert results.interactions[1].sentence.startswith("At T = 0 with trees 60: experts")
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["candidates=4,name=other"], "tree=... and candidates=..., or one of them"),
+        (["4"], "tree=... and candidates=..., or one of them"),
+        (["tree=wide"], "one of tree=trained"),
+        (["candidates=4", "candidates=4"], "a different name for each"),
+    ],
+)
+def test_trees_that_cannot_be_measured_are_refused(texts: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        parse_trees(texts, 8)
 
 
 def test_figures_are_pooled_over_seeds_prompts_and_repeats_without_first_tokens() -> None:

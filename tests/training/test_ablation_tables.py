@@ -14,6 +14,7 @@ from training.ablation.analysis import analyse
 from training.ablation.plot import plot
 from training.ablation.results import ArmSweep, StudyResults, SweepResults
 from training.ablation.tables import HEADINGS, to_csv, to_markdown, to_terminal, with_interval
+from training.ablation.trees import parse_trees
 
 NAMES = (
     "base",
@@ -89,6 +90,25 @@ def test_a_sweep_is_told_in_words_and_as_a_table_of_its_own(results: StudyResult
     told = "optimizer.learning_rate, chosen for each arm on 7 dev prompts: a|bar 0.02."
     assert told in text
     assert told in " ".join(shown(swept, width=130).split())
+
+
+def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: Path) -> None:
+    trees = parse_trees(["candidates=8", "tree=chosen,candidates=60"], 8)
+    arms = [made_up_arm(name) for name in ("base", "other")]
+    truth = {one.method(arm.name): 0.0 for arm in arms for one in trees}
+    results = analyse(made_up_documents(truth), arms, trees)
+    lines = [line for line in to_markdown(results).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    place = cells[0].index("trees")
+    assert [row[place] for row in cells[2:]] == ["8", "8", "chosen-60", "chosen-60"]
+    assert {len(row) for row in cells} == {len(HEADINGS) + 3}
+    assert "chosen-60" in shown(results, width=130)
+    records = list(csv.DictReader(to_csv(results).splitlines()))
+    assert [record["trees"] for record in records] == ["8", "8", "chosen-60", "chosen-60"]
+    plot(results, tmp_path / "plot.png")
+    _, width, _ = imread(tmp_path / "plot.png").shape
+    plot(analyse(made_up_documents({"base": 0.0, "other": 0.0}), arms), tmp_path / "plot.png")
+    assert width > 1.5 * imread(tmp_path / "plot.png").shape[1]
 
 
 def test_csv_keeps_all_digits(results: StudyResults) -> None:

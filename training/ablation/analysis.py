@@ -10,6 +10,7 @@ from training.ablation.arms import BASE
 from training.ablation.counts import Counts, counts_of, prompts_in
 from training.ablation.interaction import find_cells, two_by_two
 from training.ablation.results import ArmRow, StudyResults, TwoByTwo, Verdict
+from training.ablation.trees import Trees
 from training.ablation.uncertainty import Ratio, ratio
 from training.config import TrainSettings
 
@@ -34,10 +35,11 @@ class ArmFacts:
 
 
 @dataclass(frozen=True)
-class _AtTemperature:
-    """All methods at one temperature."""
+class _Measured:
+    """All methods at one temperature with one kind of trees."""
 
     temperature: float
+    trees: str | None
     plain: Counts
     arms: Mapping[str, Counts]
 
@@ -49,6 +51,7 @@ class _AtTemperature:
         return ArmRow(
             arm=facts.name,
             temperature=self.temperature,
+            trees=self.trees,
             parameters=facts.parameters,
             expert_width=facts.settings.drafter.bank.expert_width,
             training_tokens=facts.training_tokens,
@@ -64,26 +67,35 @@ class _AtTemperature:
 
 
 def analyse(
-    documents: Mapping[int, ComparisonDocument], arms: Sequence[ArmFacts], plain: str = PLAIN
+    documents: Mapping[int, ComparisonDocument],
+    arms: Sequence[ArmFacts],
+    trees: Sequence[Trees] = (Trees(options=""),),
 ) -> StudyResults:
     """Return what a study found.
 
     Args:
-        documents: by seed, the comparison of all arms that were trained with it.
-        arms: one of them the base; their names are those of methods in all documents.
-        plain: name of the method that decodes without a drafter.
+        documents: by seed, the comparison of all arms that were trained with it, and of plain
+            decoding.
+        arms: one of them the base.
+        trees: every arm was measured with all of these; methods are named after both.
 
     Raises:
         DataError: something was not measured, or on other prompts, or on too few of them.
     """
     place_of = prompts_in(documents)
+
+    def counts(method: str, temperature: float) -> Counts:
+        return counts_of(documents, method, temperature, place_of)
+
     measured = [
-        _AtTemperature(
+        _Measured(
             temperature,
-            counts_of(documents, plain, temperature, place_of),
-            {arm.name: counts_of(documents, arm.name, temperature, place_of) for arm in arms},
+            kind.label,
+            counts(PLAIN, temperature),
+            {arm.name: counts(kind.method(arm.name), temperature) for arm in arms},
         )
         for temperature in _temperatures(documents)
+        for kind in trees
     ]
     rows = tuple(one.row(arm) for one in measured for arm in arms)
     return StudyResults(
@@ -100,16 +112,19 @@ def _temperatures(documents: Mapping[int, ComparisonDocument]) -> list[float]:
     return list(dict.fromkeys(one.temperature for one in methods))
 
 
-def _interactions(
-    measured: Sequence[_AtTemperature], arms: Sequence[ArmFacts]
-) -> tuple[TwoByTwo, ...]:
+def _interactions(measured: Sequence[_Measured], arms: Sequence[ArmFacts]) -> tuple[TwoByTwo, ...]:
     cells = find_cells({arm.name: arm.settings for arm in arms})
     if cells is None:
         return ()
-    taus = [
-        (one.temperature, {name: arm.tau for name, arm in one.arms.items()}) for one in measured
-    ]
-    return tuple(two_by_two(cells, temperature, rates) for temperature, rates in taus)
+    return tuple(
+        two_by_two(
+            cells,
+            one.temperature,
+            {name: arm.tau for name, arm in one.arms.items()},
+            one.trees,
+        )
+        for one in measured
+    )
 
 
 def _verdict(arm: str, tau_ratio: Ratio) -> Verdict:

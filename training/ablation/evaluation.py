@@ -13,6 +13,7 @@ from jakiro.errors import JakiroError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from training.ablation.runs import ArmRun
 from training.ablation.sweep import value_name
+from training.ablation.trees import Trees, identity
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -26,7 +27,7 @@ class Measurement:
         num_prompts: at most so many of them.
         max_new_tokens: longest continuation.
         temperatures: 0 is greedy.
-        candidates: nodes of a draft tree.
+        trees: every arm is measured with all of these.
         repeats: times that a prompt is decoded.
         folder: where results are kept.
     """
@@ -35,7 +36,7 @@ class Measurement:
     num_prompts: int
     max_new_tokens: int
     temperatures: tuple[float, ...]
-    candidates: int
+    trees: tuple[Trees, ...]
     repeats: int
     folder: Path
 
@@ -83,7 +84,7 @@ class Measurement:
         return fingerprint(
             _digest(self.prompts),
             [self.num_prompts, self.max_new_tokens, self.temperatures, self.repeats],
-            [target.name_or_path, target.dtype, settings.engine.device, self.candidates],
+            [target.name_or_path, target.dtype, settings.engine.device, identity(self.trees)],
             [
                 [name, _digest(run.folder.drafter / "model.safetensors")]
                 for name, run in runs.items()
@@ -121,8 +122,9 @@ class Measurement:
 
     def _methods(self, runs: Mapping[str, ArmRun]) -> list[str]:
         return [
-            f"{DRAFTER}={run.folder.drafter},candidates={self.candidates},name={name}"
+            f"{DRAFTER}={run.folder.drafter},{trees.options},name={trees.method(name)}"
             for name, run in runs.items()
+            for trees in self.trees
         ]
 
 

@@ -45,13 +45,16 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
     return Cells(found[True, True], found[True, False], found[False, True], found[False, False])
 
 
-def two_by_two(cells: Cells, temperature: float, rates: Mapping[str, Rate]) -> TwoByTwo:
+def two_by_two(
+    cells: Cells, temperature: float, rates: Mapping[str, Rate], trees: str | None = None
+) -> TwoByTwo:
     """Return both effects and their interaction as ratios of tau.
 
     Args:
         cells: the four arms.
         temperature: that they were measured at.
         rates: tau of every arm.
+        trees: that they were measured with, where there are several kinds.
 
     Raises:
         DataError: as for `training.ablation.uncertainty.product`.
@@ -67,11 +70,12 @@ def two_by_two(cells: Cells, temperature: float, rates: Mapping[str, Rate]) -> T
     interaction = effect(1.0, -1.0, -1.0, 1.0)
     return TwoByTwo(
         temperature=temperature,
+        trees=trees,
         **cells._asdict(),
         experts=experts,
         contrast=contrast,
         interaction=interaction,
-        sentence=_sentence(temperature, experts, contrast, interaction),
+        sentence=_sentence(_where(temperature, trees), experts, contrast, interaction),
     )
 
 
@@ -92,10 +96,14 @@ def _has_contrast(settings: TrainSettings) -> bool:
     return settings.objective.contrast_weight > 0
 
 
-def _sentence(temperature: float, experts: Ratio, contrast: Ratio, interaction: Ratio) -> str:
+def _where(temperature: float, trees: str | None) -> str:
+    return f"At T = {temperature:g}" + ("" if trees is None else f" with trees {trees}")
+
+
+def _sentence(where: str, experts: Ratio, contrast: Ratio, interaction: Ratio) -> str:
     parts = {"experts": experts, "contrastive loss": contrast, "interaction": interaction}
     told = ", ".join(f"{name} {_in_words(one)}" for name, one in parts.items())
-    return f"At T = {temperature:g}: {told}."
+    return f"{where}: {told}."
 
 
 def _in_words(effect: Ratio) -> str:

@@ -1,5 +1,6 @@
 """The results of a study as a picture: how far every arm is from the base, and how surely."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,31 @@ _PANEL_WIDTH, _NAME_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 4.4, 2.1, 0.36, 1.35  # 
 
 
 def plot(results: StudyResults, path: Path) -> None:
-    """Write a forest plot of tau over that of the base as PNG, one panel for each temperature."""
-    panels = {one: _arms_at(results, one) for one in results.temperatures}
-    num_rows = max(1, *map(len, panels.values()))
+    """Write a forest plot of tau over that of the base as PNG, in panels as the table's groups."""
+    panels = [(_title(rows[0]), _others(rows)) for rows in results.groups]
+    num_rows = max(1, *(len(rows) for _, rows in panels))
     width = _NAME_WIDTH + _PANEL_WIDTH * len(panels)
     size = (width, _FRAME_HEIGHT + _ROW_HEIGHT * num_rows)
     with style.context(_THEME, after_reset=True):
         figure = Figure(figsize=size, dpi=160, layout="constrained")
         axes = figure.subplots(1, len(panels), sharey=True, sharex=True, squeeze=False)[0]
-        for panel, (temperature, rows) in zip(axes, panels.items(), strict=True):
-            _paint(panel, temperature, rows)
+        for panel, (title, rows) in zip(axes, panels, strict=True):
+            _paint(panel, title, rows)
         figure.supxlabel(_caption(results), fontsize=8.5)
         figure.savefig(path, format="png")
 
 
-def _arms_at(results: StudyResults, temperature: float) -> list[ArmRow]:
-    return [row for row in results.at(temperature) if row.verdict != "base"]
+def _title(row: ArmRow) -> str:
+    title = "greedy" if row.temperature == 0 else f"temperature {row.temperature:g}"
+    return title if row.trees is None else f"{title}, trees {row.trees}"
 
 
-def _paint(panel: Any, temperature: float, rows: list[ArmRow]) -> None:
-    panel.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
+def _others(rows: Sequence[ArmRow]) -> list[ArmRow]:
+    return [row for row in rows if row.verdict != "base"]
+
+
+def _paint(panel: Any, title: str, rows: list[ArmRow]) -> None:
+    panel.set_title(title)
     panel.axvline(1.0, color=_INK, linewidth=1.0)
     panel.grid(axis="x")
     for place, row in enumerate(rows):

@@ -11,11 +11,12 @@ Verdict = Literal["base", "better", "worse", "not resolved"]
 
 
 class ArmRow(Settings):
-    """One arm at one temperature.
+    """One arm at one temperature with one kind of trees.
 
     Attributes:
         arm: its name.
         temperature: 0 is greedy.
+        trees: the kind's label; None where there is only one kind.
         parameters: trainable ones.
         expert_width: that made it as large as the base.
         training_tokens: read in training, with each seed.
@@ -33,6 +34,7 @@ class ArmRow(Settings):
 
     arm: str
     temperature: float
+    trees: str | None = None
     parameters: int
     expert_width: int
     training_tokens: tuple[int, ...] = ()
@@ -51,6 +53,7 @@ class TwoByTwo(Settings):
 
     Attributes:
         temperature: 0 is greedy.
+        trees: as for the arms.
         both: the arm with experts and contrast.
         only_experts: the arm without contrast.
         only_contrast: the arm without experts.
@@ -63,6 +66,7 @@ class TwoByTwo(Settings):
     """
 
     temperature: float
+    trees: str | None = None
     both: str
     only_experts: str
     only_contrast: str
@@ -122,8 +126,8 @@ class StudyResults(Settings):
         seeds: trainings of every arm.
         prompts: that every arm was measured on.
         note: how to read the intervals.
-        rows: of every temperature, its arms in the study's order.
-        interactions: of every temperature; empty without all four arms.
+        rows: of every temperature and kind of trees, its arms in the study's order.
+        interactions: of every temperature and kind of trees; empty without all four arms.
         sweep: how each arm came by its value of a setting; None if nothing was swept.
     """
 
@@ -140,6 +144,19 @@ class StudyResults(Settings):
         """All temperatures, in the study's order."""
         return list(dict.fromkeys(row.temperature for row in self.rows))
 
-    def at(self, temperature: float) -> list[ArmRow]:
-        """Return the rows of a temperature."""
-        return [row for row in self.rows if row.temperature == temperature]
+    @property
+    def trees(self) -> list[str | None]:
+        """All kinds of trees, in the study's order."""
+        return list(dict.fromkeys(row.trees for row in self.rows))
+
+    @property
+    def groups(self) -> list[list[ArmRow]]:
+        """The rows of every temperature and kind of trees."""
+        groups: dict[tuple[float, str | None], list[ArmRow]] = {}
+        for row in self.rows:
+            groups.setdefault((row.temperature, row.trees), []).append(row)
+        return list(groups.values())
+
+    def at(self, temperature: float, trees: str | None = None) -> list[ArmRow]:
+        """Return the rows of a temperature and a kind of trees."""
+        return [row for row in self.rows if (row.temperature, row.trees) == (temperature, trees)]

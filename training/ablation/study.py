@@ -26,6 +26,7 @@ from training.ablation.study_prompts import StudyPrompts
 from training.ablation.study_settings import StudySettings
 from training.ablation.sweep import parse_sweep
 from training.ablation.tables import to_csv, to_markdown, to_terminal
+from training.ablation.trees import parse_trees, prompts_to_choose_on
 from training.config import TrainSettings
 from training.initialization import check_initialization
 from training.preparation import load_model, load_tokenizer, prepare
@@ -56,10 +57,14 @@ class Study:
             _logger.info(_size_of(arm))
         self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
         self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
-        self.inputs = prepare(_with_prompts(self.arms[0].arm.settings, settings), model, tokenizer)
+        self.trees = parse_trees(settings.trees, settings.candidates)
+        reserved = prompts_to_choose_on(self.trees)
+        own = 0 if settings.prompts else settings.num_prompts + reserved
+        with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
+        self.inputs = prepare(with_prompts, model, tokenizer)
         for arm in self.arms:  # the base's inputs serve all arms
             check_initialization(arm.arm.settings, self.inputs.target)
-        self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts)
+        self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
 
     def estimate(self) -> None:
         """Say what it would take; nothing is written."""
@@ -70,7 +75,7 @@ class Study:
             self.arms,
             self.inputs,
             seeds=settings.seeds,
-            evaluation_tokens=settings.num_prompts * per_prompt,
+            evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
             sweep_runs=max(0, num_values - 1),  # the chosen one is that of the first seed
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
@@ -87,13 +92,16 @@ class Study:
         """
         names = [arm.name for arm in self.arms]
         runs, sweep = self._trained(names, rerun)
-        measurement = self._measurement(self.prompts.test_file(self.folder), "measurements")
+        measurement = replace(
+            self._measurement(self.prompts.test_file(self.folder), "measurements"),
+            trees=self.trees,
+        )
         documents = {
             seed: measurement.of_seed([run for run in runs if run.seed == seed])
             for seed in sorted({run.seed for run in runs})
         }
         facts = [_facts(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
-        results = analyse(documents, facts).model_copy(update={"sweep": sweep})
+        results = analyse(documents, facts, self.trees).model_copy(update={"sweep": sweep})
         self._write(results)
         return results
 
@@ -156,7 +164,7 @@ class Study:
             num_prompts=settings.num_prompts,
             max_new_tokens=settings.max_new_tokens,
             temperatures=settings.temperatures,
-            candidates=settings.candidates,
+            trees=parse_trees((), settings.candidates),
             repeats=settings.repeats,
             folder=self.folder / place,
         )
@@ -178,12 +186,9 @@ class Study:
         Console().print(to_terminal(results))
 
 
-def _with_prompts(base: TrainSettings, settings: StudySettings) -> TrainSettings:
-    """Return the base's settings with as many prompts of held-out documents as are measured on."""
-    changes = {
-        "num_prompts": 0 if settings.prompts else settings.num_prompts,
-        "max_new_tokens": settings.max_new_tokens,
-    }
+def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
+    """Return the base's settings with as many prompts of held-out documents as are needed."""
+    changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
 
 

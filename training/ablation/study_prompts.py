@@ -18,21 +18,24 @@ class StudyPrompts:
     Args:
         inputs: of the study; its prompts are starts of held-out documents.
         test: a prompt file to report on; None for the inputs' prompts.
-        dev: a prompt file to choose on, if anything is chosen.
+        dev: a prompt file to choose settings on, if any are chosen.
+        reserved: test prompts that are not reported on, for trees are chosen on them.
 
     Raises:
         PromptError: a file cannot be used.
         ConfigError: there are too few prompts, or a dev prompt is also a test prompt.
     """
 
-    def __init__(self, inputs: Prepared, test: Path | None, dev: Path | None) -> None:
+    def __init__(
+        self, inputs: Prepared, test: Path | None, dev: Path | None, reserved: int = 0
+    ) -> None:
         self._inputs = inputs
         self._test = test
         found = self._test_prompts()
-        if len(found) < FEWEST_PROMPTS:
+        if len(found) < FEWEST_PROMPTS + reserved:
             raise ConfigError(
                 "there are too few prompts to measure on",
-                expected=f"at least {FEWEST_PROMPTS} different ones",
+                expected=f"at least {FEWEST_PROMPTS + reserved} different ones",
                 got=len(found),
                 remedy="give --prompts FILE, or hold documents out with --set data.held_out=N",
             )

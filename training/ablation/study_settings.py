@@ -30,6 +30,8 @@ class StudySettings(Settings):
         max_new_tokens: longest continuation.
         temperatures: 0 is greedy.
         candidates: nodes of a draft tree; the same for all arms.
+        trees: several kinds of trees, each as options of a drafter of `jakiro bench`; none for one
+            kind, of so many candidates.
         repeats: times that a prompt is decoded.
     """
 
@@ -48,6 +50,7 @@ class StudySettings(Settings):
     max_new_tokens: PositiveInt = 64
     temperatures: Temperatures = (0.0, 1.0)
     candidates: PositiveInt = 8
+    trees: tuple[str, ...] = ()
     repeats: PositiveInt = 1
 
     @property

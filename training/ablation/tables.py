@@ -21,23 +21,23 @@ _PLAIN_FIELDS = (
     *("tokens_per_second", "verdict"),
 )
 HEADINGS = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
-_LEFT = ("arm", "verdict")
+_LEFT = ("arm", "trees", "verdict")
 # What becomes two lines where a terminal is narrow.
-_FOLDING = ("arm", "tau / base", "tokens/s / base", "verdict")
+_FOLDING = ("arm", "trees", "tau / base", "tokens/s / base", "verdict")
 
 
 def to_terminal(results: StudyResults) -> RenderableType:
     """Return the table, what it says of the 2 x 2, and how to read it."""
     table = Table(box=box.SIMPLE_HEAD, padding=0)
-    for name in HEADINGS:
+    for name in headings_of(results):
         table.add_column(
             name,
             justify="left" if name in _LEFT else "right",
             no_wrap=name not in _FOLDING,
             overflow="fold",
         )
-    for temperature in results.temperatures:
-        for row in results.at(temperature):
+    for rows in results.groups:
+        for row in rows:
             # As text, for a name with brackets is no markup.
             table.add_row(*map(Text, _cells(row)), style=_COLORS[row.verdict])
         table.add_section()
@@ -46,13 +46,20 @@ def to_terminal(results: StudyResults) -> RenderableType:
 
 def to_markdown(results: StudyResults) -> str:
     """Return the table and remarks as Markdown, and the table of the sweep if there was one."""
-    lines = markdown_head(HEADINGS, _LEFT)
-    for temperature in results.temperatures:
-        lines += [markdown_line(_cells(row)) for row in results.at(temperature)]
+    lines = markdown_head(headings_of(results), _LEFT)
+    lines += [markdown_line(_cells(row)) for rows in results.groups for row in rows]
     lines += ["", "\n\n".join(_remarks(results)), ""]
     if results.sweep is not None:
         lines += sweep_to_markdown(results.sweep)
     return "\n".join(lines)
+
+
+def headings_of(results: StudyResults) -> tuple[str, ...]:
+    """Return the names of the columns; kinds of trees have one where there are several."""
+    before = HEADINGS.index("tau")
+    return (
+        HEADINGS if results.trees == [None] else (*HEADINGS[:before], "trees", *HEADINGS[before:])
+    )
 
 
 def to_csv(results: StudyResults) -> str:
@@ -78,6 +85,7 @@ def _cells(row: ArmRow) -> list[str]:
         _short(row.parameters),
         f"{row.expert_width}",
         f"{row.temperature:g}",
+        *([] if row.trees is None else [row.trees]),
         f"{row.tau:.2f}",
         "1" if is_base else with_interval(row.tau_ratio),
         "1" if is_base else with_interval(row.speed_ratio),
@@ -103,6 +111,8 @@ def _remarks(results: StudyResults) -> Iterator[str]:
 
 def _record(row: ArmRow) -> dict[str, object]:
     record: dict[str, object] = {name: getattr(row, name) for name in _PLAIN_FIELDS}
+    if row.trees is not None:
+        record["trees"] = row.trees
     for name in _RATIOS:
         one: Ratio = getattr(row, name)
         record |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
