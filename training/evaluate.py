@@ -1,5 +1,6 @@
-"""Measuring a drafter on what training has not seen: its losses, and the real decode loop."""
+"""Measuring a drafter on what training has not seen: losses, experts, the real decode loop."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,8 +8,11 @@ import torch
 from inference.decoder import SpeculativeDecoder
 from inference.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
+from training.batch import Batch
 from training.config import anchor_rule
 from training.data.sampler import Sampler
+from training.diversity import Diversity, drafted
+from training.drafting import draft_all_positions
 from training.meter import Meter
 from training.module import TrainingModule
 from training.preparation import Prepared
@@ -32,29 +36,42 @@ class Evaluation:
         self._processes = processes
 
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
-        """Return `held_out`, mean losses, and `decoding`, tau and acceptance per temperature.
+        """Return what is known of a drafter.
+
+        `held_out` are mean losses, `experts` says how different they are, and `decoding` has tau
+        and acceptance per temperature.
 
         What there is nothing held out for is left out. All processes must call it.
         """
         results: dict[str, Any] = {}
         if len(self._inputs.held_out) and self._settings.evaluation.held_out_rows:
-            results["held_out"] = self._measure_losses(drafter)
+            results |= self._measure_rows(drafter)
         if self._inputs.prompts:
             results["decoding"] = self._measure_decoding(drafter)
         return results
 
     @torch.no_grad()
-    def _measure_losses(self, drafter: JakiroDrafter) -> dict[str, Any]:
+    def _measure_rows(self, drafter: JakiroDrafter) -> dict[str, Any]:
         module = TrainingModule(drafter, self._settings.objective)
         meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
+        bank = self._settings.drafter.bank
+        diversity = Diversity(self._processes, bank.num_experts, bank.combine == "mixture")
+        for batch in self._held_out_batches():
+            view = self._reader.view(batch)
+            terms = module(view, batch, self._reader)
+            meter.add(terms, int((batch.documents >= 0).sum()))
+            outputs = draft_all_positions(drafter, view, batch)
+            for output, chosen in zip(outputs, drafted(batch), strict=True):
+                diversity.add(output, chosen, self._reader.heads.draft)
+        return {"held_out": meter.read(), "experts": diversity.read()}
+
+    def _held_out_batches(self) -> Iterator[Batch]:
+        """Yield this process's share of the held-out rows."""
         sampler, num_rows = self._held_out_rows()
         size = self._settings.batch.micro_batch
         for begin in range(size * self._processes.rank, num_rows, size * self._processes.count):
             batch = sampler.batch(0, begin, min(begin + size, num_rows))
-            on_device = batch.to(self._processes.device)
-            terms = module(self._reader.view(on_device), on_device, self._reader)
-            meter.add(terms, int((batch.documents >= 0).sum()))
-        return meter.read()
+            yield batch.to(self._processes.device)
 
     def _held_out_rows(self) -> tuple[Sampler, int]:
         """Return the held-out rows, always with the same anchors, and how many to look at."""

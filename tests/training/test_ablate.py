@@ -52,6 +52,8 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     tokens = {tokens for row in results.rows for tokens in row.training_tokens}
     assert len({row.training_tokens for row in results.rows}) == 1
     assert min(tokens) > 0
+    assert [one.arm for one in results.experts] == ["base", *SQUARE]
+    assert [one.top_overlap is None for one in results.experts] == [False, True, False, True]
     with (out / "results.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 8
     assert "experts-1" in (out / "results.md").read_text()

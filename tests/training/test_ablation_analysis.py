@@ -95,6 +95,9 @@ def test_figures_are_pooled_over_seeds_prompts_and_repeats_without_first_tokens(
     assert row.tau == pytest.approx((tokens - 2 * len(samples)) / forwards)
     assert row.tokens_per_second == pytest.approx(tokens / seconds)
     assert row.speedup.value == pytest.approx(row.tokens_per_second / 100, rel=1e-3)
+    figures = [one.figures("base", 0.0) for one in documents.values()]
+    forwards = sum(one.target_forwards for one in figures)
+    assert row.seconds_per_draft == pytest.approx(sum(f.seconds.draft for f in figures) / forwards)
     assert row.tau_ratio.low == row.tau_ratio.high == 1.0
     depths = [one.figures("base", 0.0).acceptance_by_depth for one in documents.values()]
     assert row.acceptance_by_depth == pytest.approx(np.mean(depths, axis=0))

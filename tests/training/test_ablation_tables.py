@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -109,6 +110,26 @@ def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: 
     _, width, _ = imread(tmp_path / "plot.png").shape
     plot(analyse(made_up_documents({"base": 0.0, "other": 0.0}), arms), tmp_path / "plot.png")
     assert width > 1.5 * imread(tmp_path / "plot.png").shape[1]
+
+
+def test_experts_have_a_table_where_they_were_measured(results: StudyResults) -> None:
+    assert not results.experts
+    assert "overlap" not in to_markdown(results)
+    seen = {"router_entropy": 0.5, "load_entropy": 0.6, "mean_gate": [0.5, 0.5], "positions": 9}
+    measured = ({"top_overlap": 0.25, **seen}, {"top_overlap": 0.75, **seen})
+    arms = [
+        replace(made_up_arm("base"), experts=measured),
+        replace(made_up_arm("sum"), experts=({"top_overlap": None, **seen},)),
+        made_up_arm("older"),
+    ]
+    effects = {arm.name: 0.0 for arm in arms}
+    found = analyse(made_up_documents(effects), arms)
+    assert [one.arm for one in found.experts] == ["base", "sum"]
+    assert found.experts[0].by_seed == ((0.25, 0.5, 0.6), (0.75, 0.5, 0.6))
+    text = to_markdown(found)
+    assert "| base | 0.500 | 0.500 | 0.600 |" in text
+    assert "| sum | - | 0.500 | 0.600 |" in text
+    assert StudyResults.model_validate_json(found.model_dump_json()) == found
 
 
 def test_csv_keeps_all_digits(results: StudyResults) -> None:

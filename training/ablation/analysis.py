@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from inference.comparison.document import ComparisonDocument
 from inference.comparison.method_names import PLAIN
 from training.ablation.arms import BASE
 from training.ablation.counts import Counts, counts_of, prompts_in
 from training.ablation.interaction import find_cells, two_by_two
-from training.ablation.results import ArmRow, StudyResults, TwoByTwo, Verdict
+from training.ablation.results import ArmExperts, ArmRow, StudyResults, TwoByTwo, Verdict
 from training.ablation.trees import Trees
 from training.ablation.uncertainty import Ratio, ratio
 from training.config import TrainSettings
@@ -25,6 +26,7 @@ class ArmFacts:
         parameters: trainable ones.
         training_tokens: read in training, with each seed.
         held_out_agreement: with the target, with each seed that measured it.
+        experts: how different they are, see `training.diversity`, with each seed that measured it.
     """
 
     name: str
@@ -32,6 +34,23 @@ class ArmFacts:
     parameters: int
     training_tokens: tuple[int, ...] = ()
     held_out_agreement: tuple[float, ...] = ()
+    experts: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def diversity(self) -> ArmExperts | None:
+        """What is told of the experts; None if it was not measured."""
+        if not self.experts:
+            return None
+        names = ("top_overlap", "router_entropy", "load_entropy")
+        by_seed = [[one[name] for name in names] for one in self.experts]
+        overlaps, router, load = zip(*by_seed, strict=True)
+        return ArmExperts(
+            arm=self.name,
+            top_overlap=None if None in overlaps else fmean(overlaps),
+            router_entropy=fmean(router),
+            load_entropy=fmean(load),
+            by_seed=tuple((overlap, one, other) for overlap, one, other in by_seed),
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,7 @@ class _Measured:
             tau_ratio=tau_ratio,
             acceptance_by_depth=arm.acceptance_by_depth,
             tokens_per_second=arm.speed.pooled,
+            seconds_per_draft=arm.seconds_per_draft,
             speed_ratio=ratio(arm.speed, base.speed),
             speedup=ratio(arm.speed, self.plain.speed),
             verdict=_verdict(facts.name, tau_ratio),
@@ -104,6 +124,7 @@ def analyse(
         note=_note(len(documents), sum(row.verdict != "base" for row in rows)),
         rows=rows,
         interactions=_interactions(measured, arms),
+        experts=tuple(one for arm in arms if (one := arm.diversity) is not None),
     )
 
 

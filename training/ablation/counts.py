@@ -20,11 +20,13 @@ class Counts:
         tau: tokens after the first ones, per target forward after prefill.
         speed: tokens per second, reading the prompt included.
         acceptance_by_depth: means over seeds.
+        seconds_per_draft: of the drafter's work for one target forward.
     """
 
     tau: Rate
     speed: Rate
     acceptance_by_depth: tuple[float, ...]
+    seconds_per_draft: float
 
 
 def prompts_in(documents: Mapping[int, ComparisonDocument]) -> dict[str, int]:
@@ -68,6 +70,7 @@ def counts_of(
         tau=Rate(summed("decoded"), summed("target_forwards")),
         speed=Rate(summed("tokens"), summed("seconds")),
         acceptance_by_depth=_means([one.acceptance_by_depth for one in figures]),
+        seconds_per_draft=_seconds_per_draft(figures),
     )
 
 
@@ -95,6 +98,11 @@ def _means(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     """Return the mean of each depth over the seeds that came so far."""
     depths = range(max(map(len, rows)))
     return tuple(fmean(row[depth] for row in rows if len(row) > depth) for depth in depths)
+
+
+def _seconds_per_draft(figures: Sequence[MethodFigures]) -> float:
+    forwards = sum(one.target_forwards for one in figures)
+    return sum(one.seconds.draft for one in figures) / max(forwards, 1)
 
 
 def _differing_prompts() -> DataError:

@@ -27,6 +27,7 @@ class ArmRow(Settings):
         acceptance_by_depth: of the rounds with a candidate to try at that depth, the share that
             accepted one; means over seeds.
         tokens_per_second: pooled likewise, reading the prompt included.
+        seconds_per_draft: of the drafter's work in a round, pooled likewise.
         speed_ratio: of tokens per second over those of the base.
         speedup: of tokens per second over plain decoding.
         verdict: whether the interval of `tau_ratio` lies above 1, below 1, or around it.
@@ -43,6 +44,7 @@ class ArmRow(Settings):
     tau_ratio: Ratio
     acceptance_by_depth: tuple[float, ...] = ()
     tokens_per_second: float
+    seconds_per_draft: float | None = None
     speed_ratio: Ratio
     speedup: Ratio
     verdict: Verdict
@@ -75,6 +77,25 @@ class TwoByTwo(Settings):
     contrast: Ratio
     interaction: Ratio
     sentence: str
+
+
+class ArmExperts(Settings):
+    """How different the experts of an arm are on held-out text, means over seeds.
+
+    Attributes:
+        arm: its name.
+        top_overlap: of the four likeliest tokens, the share that two experts have in common, mean
+            over pairs of experts; None where experts have no laws of their own.
+        router_entropy: of the router's weights, mean over positions, in nats.
+        load_entropy: of the mean weights, in nats.
+        by_seed: the same with each seed, in this order.
+    """
+
+    arm: str
+    top_overlap: float | None
+    router_entropy: float
+    load_entropy: float
+    by_seed: tuple[tuple[float | None, float, float], ...]
 
 
 class ArmSweep(Settings):
@@ -128,6 +149,7 @@ class StudyResults(Settings):
         note: how to read the intervals.
         rows: of every temperature and kind of trees, its arms in the study's order.
         interactions: of every temperature and kind of trees; empty without all four arms.
+        experts: of every arm; empty where it was not measured.
         sweep: how each arm came by its value of a setting; None if nothing was swept.
     """
 
@@ -137,6 +159,7 @@ class StudyResults(Settings):
     note: str
     rows: tuple[ArmRow, ...]
     interactions: tuple[TwoByTwo, ...] = ()
+    experts: tuple[ArmExperts, ...] = ()
     sweep: SweepResults | None = None
 
     @property

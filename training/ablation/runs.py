@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +62,11 @@ class ArmRun:
         """How often drafter and target agree on the next token of held-out text, if it is known."""
         held_out = self._record["evaluation"].get("held_out")
         return None if held_out is None else float(held_out["levels"][0]["agreement"])
+
+    @property
+    def experts(self) -> Mapping[str, Any] | None:
+        """What the evaluation said of the experts, if it did: see `training.diversity`."""
+        return self._record["evaluation"].get("experts")
 
     @property
     def _record(self) -> dict[str, Any]:

@@ -200,6 +200,7 @@ def _facts(sized: SizedArm, runs: Sequence[ArmRun]) -> ArmFacts:
         parameters=sized.parameters,
         training_tokens=tuple(run.training_tokens for run in runs),
         held_out_agreement=tuple(one for one in agreements if one is not None),
+        experts=tuple(one for run in runs if (one := run.experts) is not None),
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from training.ablation.experts_table import experts_to_markdown
 from training.ablation.markdown import markdown_head, markdown_line
 from training.ablation.results import ArmRow, StudyResults
 from training.ablation.sweep_table import sweep_in_words, sweep_to_markdown
@@ -18,7 +19,7 @@ _COLORS = {"base": "dim", "better": "green", "worse": "red", "not resolved": ""}
 _RATIOS = ("tau_ratio", "speed_ratio", "speedup")
 _PLAIN_FIELDS = (
     *("arm", "temperature", "parameters", "expert_width", "held_out_agreement", "tau"),
-    *("tokens_per_second", "verdict"),
+    *("tokens_per_second", "seconds_per_draft", "verdict"),
 )
 HEADINGS = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
 _LEFT = ("arm", "trees", "verdict")
@@ -45,10 +46,12 @@ def to_terminal(results: StudyResults) -> RenderableType:
 
 
 def to_markdown(results: StudyResults) -> str:
-    """Return the table and remarks as Markdown, and the table of the sweep if there was one."""
+    """Return the table and remarks as Markdown, then tables of experts and of the sweep."""
     lines = markdown_head(headings_of(results), _LEFT)
     lines += [markdown_line(_cells(row)) for rows in results.groups for row in rows]
     lines += ["", "\n\n".join(_remarks(results)), ""]
+    if results.experts:
+        lines += experts_to_markdown(results.experts)
     if results.sweep is not None:
         lines += sweep_to_markdown(results.sweep)
     return "\n".join(lines)
