@@ -13,6 +13,7 @@ from inference.tree_budget import choose_plan
 from inference.tree_plans import default_tree, trees_of_size
 from inference.tree_shape import TreePlan
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 
 TRIAL_PROMPTS = 4
 _LONGEST = 48  # tokens decoded of each with each tree
@@ -41,6 +42,9 @@ class Trial:
             name: of the method.
             decoder: with the drafter, which therefore fits the target.
             drafter: of the method.
+
+        Raises:
+            ConfigError: costs shall choose, but there are no prompts.
         """
         if name.tree == "auto":
             return "auto"
@@ -66,6 +70,13 @@ class Trial:
     def _by_costs(
         self, name: MethodName, decoder: SpeculativeDecoder, drafter: JakiroDrafter
     ) -> TreePlan:
+        if not self.prompts:
+            raise ConfigError(
+                "there is nothing to choose trees on",
+                expected="prompts that are not measured, with candidates=costs",
+                got="none",
+                remedy="give build_methods what trial_for returns",
+            )
         target, tokenizer = decoder.target, decoder.tokenizer
         vocab_size = target.spec.vocab_size
         return choose_plan(

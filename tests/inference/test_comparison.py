@@ -224,6 +224,8 @@ def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
         assert one.tree.sampled is is_drawn
         assert "on 4 prompts of the file, which are not measured" in one.notes[0]
     assert document.figures("plain", 1.0).notes == ()
+    with pytest.raises(ConfigError, match="nothing to choose trees on"):
+        build_methods(parse_methods(names), model, tokenizer)
     everything = prompts_for(_settings(folder, "plain"))
     assert len(everything) == len(ROWS)
     assert not trial_for(_settings(folder, "plain")).prompts

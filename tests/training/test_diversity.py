@@ -14,9 +14,9 @@ from helpers.training import random_batch, tiny_run, tiny_training
 from jakiro.experts import BankOutput
 from training import diversity as module
 from training.diversity import Diversity, drafted, entropy, top_overlap
+from training.drafting import draft_all_positions
 from training.processes import Processes
 from training.train import train
-from training.views import draft_all_positions
 
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
@@ -64,6 +64,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 20)
     monkeypatch.setattr(module, "top_overlap", noted)
     parts, _ = _read()
+    assert parts.pop("mean_gate") == pytest.approx(whole.pop("mean_gate"))
     assert parts == pytest.approx(whole)
     assert max(rows for rows, _ in seen) == 5
     assert sum(rows for rows, _ in seen) == whole["positions"]
