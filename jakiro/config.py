@@ -24,6 +24,8 @@ class TrunkSettings(Settings):
         kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
             features beside tokens, its own where the target's are not known yet.
         num_heads: of each attention, as the other sizes.
+        reads_anchor: of a moa trunk, whether every position is told the memory of the last verified
+            token directly, besides attending to it.
         fusion_layers: of a feedback trunk, the hidden states that are fused into the features that
             it reads (0: the embedding, k: behind layer k); None for the last one as it is.
         rollout_steps: of a feedback trunk, how many steps of drafting training goes through, all
@@ -36,6 +38,7 @@ class TrunkSettings(Settings):
     num_kv_heads: int = Field(2, ge=1)
     head_dim: int = Field(64, ge=2, multiple_of=2)
     rope_base: float = Field(10_000.0, gt=0)
+    reads_anchor: bool = False
     fusion_layers: tuple[int, ...] | None = None
     rollout_steps: int = Field(1, ge=1, le=8)
     input_norms: bool = True
@@ -56,6 +59,8 @@ class TrunkSettings(Settings):
         given = {"fusion_layers", "rollout_steps", "input_norms"} & _changed(self)
         if self.kind == "moa" and given:
             raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback")
+        if self.kind == "feedback" and self.reads_anchor:
+            raise ValueError("reads_anchor only with trunk.kind moa")
         return self
 
 

@@ -75,8 +75,8 @@ class JakiroDrafter(PreTrainedModel):
     ) -> tuple[Float[Tensor, "batch heads tokens dim"], ...]:
         """Return what the trunk keeps of verified tokens, from the target's raw state.
 
-        For a moa trunk these are the keys and values of its cross-attention, for a feedback trunk
-        the features that it reads at the positions after the tokens'.
+        For a moa trunk these are the keys and values of its cross-attention, and memory itself if
+        it reads anchors; for a feedback trunk the features that it reads after the tokens.
 
         Args:
             state: what `state_source` names, see `SlotCache.state`.
@@ -131,7 +131,7 @@ class JakiroDrafter(PreTrainedModel):
 def _build_trunk(settings: DrafterSettings, hidden: int) -> MoaTrunk | FeedbackTrunk:
     trunk = settings.trunk
     if trunk.kind == "moa":
-        return MoaTrunk(hidden=hidden, **trunk.geometry)
+        return MoaTrunk(hidden=hidden, reads_anchor=trunk.reads_anchor, **trunk.geometry)
     return FeedbackTrunk(hidden=hidden, input_norms=trunk.input_norms, **trunk.geometry)
 
 

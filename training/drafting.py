@@ -31,7 +31,7 @@ def draft_all_positions(
 
 def _from_memory(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iterator[BankOutput]:
     """Draft each draw's positions, all at once: they do not depend on each other."""
-    rows = Rows(*drafter.remember(view.state, batch.positions))
+    keys, values, *vectors = drafter.remember(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     same = same_document(batch.documents)
     causal = same & (index <= index[:, None])
@@ -39,7 +39,13 @@ def _from_memory(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iter
         anchors = batch.anchors[:, draw, :, None]
         recent = causal & ((index > anchors) | (index == index[:, None]))
         own = torch.where(batch.is_narrow[:, None, None], recent, causal)
-        memory = MemoryView(rows, (same & (index <= anchors)).unsqueeze(1))
+        verified = (same & (index <= anchors)).unsqueeze(1)
+        memory = MemoryView(Rows(keys, values), verified)
+        if vectors:  # of a trunk that reads anchors
+            (vector,) = vectors
+            anchor = vector.squeeze(1).gather(1, anchors.expand(-1, -1, vector.shape[3]))
+            distance = index - batch.anchors[:, draw]
+            memory = memory._replace(anchor=anchor, distance=distance)
         output: BankOutput = drafter(view.embeddings, batch.positions, own.unsqueeze(1), memory)
         yield output
 

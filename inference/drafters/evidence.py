@@ -18,13 +18,18 @@ from moa.trunk import MemoryView, MoaTrunk
 class EvidenceSource(Protocol):
     """Evidence for one pass of the drafter after the other."""
 
-    def of(self, frontier: Frontier | None, last: BankOutput | None, count: int) -> Evidence:
+    def of(
+        self,
+        positions: Int[Tensor, "batch queries"],
+        frontier: Frontier | None,
+        last: BankOutput | None,
+    ) -> Evidence:
         """Return the evidence for the nodes of a frontier.
 
         Args:
+            positions: of the queries.
             frontier: the queries, or None for the root.
             last: what the drafter said at their parents.
-            count: number of queries.
         """
         ...
 
@@ -42,32 +47,49 @@ def evidence_below(
     """
     if isinstance(model.trunk, MoaTrunk):
         return _MemoryOfVerified(memory, lengths, highest)
-    return _PreviousFeature(memory, lengths)
+    return _PreviousFeature(memory)
 
 
 class _MemoryOfVerified:
-    """Every query sees the memory of all verified tokens."""
+    """Every query sees the memory of all verified tokens; the anchor is the last of them."""
 
     def __init__(self, memory: RowBuffer, lengths: Tensor, highest: int) -> None:
-        self._rows = Rows(*memory.prefix(highest))
-        slots = token_slots(0, self._rows.keys.shape[2], 1, lengths.device)
+        keys, values, *vectors = memory.prefix(highest)
+        self._rows = Rows(keys, values)
+        slots = token_slots(0, keys.shape[2], 1, lengths.device)
         self._is_verified = slots < lengths[:, None]
+        self._place = lengths[:, None] - 1
+        # Only a trunk that reads anchors keeps vectors beside rows.
+        self._anchor = memory.at(self._place)[2].squeeze(1) if vectors else None
 
-    def of(self, frontier: Frontier | None, last: BankOutput | None, count: int) -> MemoryView:
-        return MemoryView(self._rows, self._is_verified[:, None, None].expand(-1, -1, count, -1))
+    def of(
+        self,
+        positions: Int[Tensor, "batch queries"],
+        frontier: Frontier | None,
+        last: BankOutput | None,
+    ) -> MemoryView:
+        count = positions.shape[1]
+        mask = self._is_verified[:, None, None].expand(-1, -1, count, -1)
+        if self._anchor is None:
+            return MemoryView(self._rows, mask)
+        anchor = self._anchor.expand(-1, count, -1)
+        return MemoryView(self._rows, mask, anchor, positions - self._place)
 
 
 class _PreviousFeature:
     """The root sees the last verified token's feature, a node what was predicted at its parent."""
 
-    def __init__(self, memory: RowBuffer, lengths: Tensor) -> None:
-        self._memory, self._lengths = memory, lengths
+    def __init__(self, memory: RowBuffer) -> None:
+        self._memory = memory
 
     def of(
-        self, frontier: Frontier | None, last: BankOutput | None, count: int
+        self,
+        positions: Int[Tensor, "batch queries"],
+        frontier: Frontier | None,
+        last: BankOutput | None,
     ) -> Float[Tensor, "batch queries hidden"]:
         if frontier is None:
-            return previous_features(self._memory, self._lengths[:, None])
+            return previous_features(self._memory, positions)
         assert last is not None
         predicted = last.expected
         return predicted.gather(1, frontier.origin[:, :, None].expand(-1, -1, predicted.shape[2]))

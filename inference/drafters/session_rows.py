@@ -88,6 +88,7 @@ def row_shapes(
     """Return heads and head sizes of the trunk's own rows, and of what it keeps as memory."""
     trunk = model.config.settings.trunk
     heads = [(trunk.num_kv_heads, trunk.head_dim)] * 2
-    if trunk.kind == "moa":
-        return heads, heads
-    return heads, [(1, model.config.target_record.hidden_size)]
+    vector = [(1, model.config.target_record.hidden_size)]
+    if trunk.kind == "feedback":
+        return heads, vector
+    return heads, [*heads, *vector] if trunk.reads_anchor else heads

@@ -98,7 +98,7 @@ class TreePass:
             self.head.target.embed(token_ids).to(model.dtype),
             positions,
             mask.unsqueeze(1),
-            self.evidence.of(frontier, self.output, count),
+            self.evidence.of(positions, frontier, self.output),
             store,
         )
         return self._through_tail(output, positions, slots, mask)

@@ -44,6 +44,14 @@ VARIANTS = {
     "hidden-unordered": tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
     "hidden-projected": tiny_settings(source="hidden", layers=(0, 2), common_width=12),
     "kv-side-by-side": tiny_settings(layers=(2, 0), layer_attention=False),
+    "anchor": tiny_settings(trunk={"reads_anchor": True}, parallel_levels=2),
+    "anchor-hidden-tail": tiny_settings(
+        combine="sum",
+        parallel_levels=0,
+        tail_layers=1,
+        trunk={"reads_anchor": True},
+        source="hidden",
+    ),
     "tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1),
     "tail-2-E1": tiny_settings(1, "sum", parallel_levels=0, tail_layers=2),
     "draft-vocabulary": tiny_settings(draft_vocab_size=23, parallel_levels=2),
@@ -168,6 +176,7 @@ def _score_of_path(source: TreePass, path: list[int]) -> float:
 SESSIONS = {
     "kv": tiny_settings(),
     "hidden": tiny_settings(source="hidden", layers=(3, 1)),
+    "anchor": tiny_settings(trunk={"reads_anchor": True}),
     "tail-2": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2),
     "feedback": tiny_settings(trunk=FEEDBACK),
     "feedback-fused": tiny_settings(trunk=FEEDBACK | {"fusion_layers": (0, 2)}),
