@@ -23,7 +23,7 @@ class Budget(NamedTuple):
 class MemoryRows(NamedTuple):
     """What a drafter keeps of verified tokens, such as cross-attention rows; padded alike."""
 
-    tensors: tuple[Float[Tensor, "batch heads verified dim"], ...]
+    tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
     encoder_version: str
 
 

@@ -36,21 +36,19 @@ class RowBuffer:
 
     def write(
         self,
-        rows: Sequence[Float[Tensor, "batch heads rows dim"]],
+        rows: Sequence[Float[Tensor, "batch _ rows _"]],
         slots: Int[Tensor, "batch rows"],
     ) -> None:
         """Store rows at `slots`."""
         for buffer, new in zip(self._tensors, rows, strict=True):
             write_rows(buffer, new, slots)
 
-    def prefix(self, count: int) -> tuple[Float[Tensor, "batch heads slots dim"], ...]:
+    def prefix(self, count: int) -> tuple[Float[Tensor, "batch _ slots _"], ...]:
         """Return the first `count` rows, rounded up to whole buckets, without copying."""
         count = min(bucketed(count), self.capacity)
         return tuple(buffer[:, :, :count] for buffer in self._tensors)
 
-    def at(
-        self, slots: Int[Tensor, "batch rows"]
-    ) -> tuple[Float[Tensor, "batch heads rows dim"], ...]:
+    def at(self, slots: Int[Tensor, "batch rows"]) -> tuple[Float[Tensor, "batch _ rows _"], ...]:
         """Return the rows at `slots`, copied."""
         index = slots[:, None, :, None]
         return tuple(

@@ -72,7 +72,7 @@ class JakiroDrafter(PreTrainedModel):
         self,
         state: Float[Tensor, "batch tokens layers width"],
         positions: Int[Tensor, "batch tokens"],
-    ) -> tuple[Float[Tensor, "batch heads tokens dim"], ...]:
+    ) -> tuple[Float[Tensor, "batch _ tokens _"], ...]:
         """Return what the trunk keeps of verified tokens, from the target's raw state.
 
         For a moa trunk these are the keys and values of its cross-attention, and memory itself if

@@ -56,7 +56,7 @@ class MoaTrunk(nn.Module):
 
     def remember(
         self, memory: Float[Tensor, "batch rows hidden"], positions: Int[Tensor, "batch rows"]
-    ) -> tuple[Float[Tensor, "batch heads rows dim"], ...]:
+    ) -> tuple[Float[Tensor, "batch _ rows _"], ...]:
         """Return what is kept of verified tokens.
 
         These are the keys and values that cross-attention reads, and for a trunk that reads anchors

@@ -44,7 +44,7 @@ class SessionRows:
     def write(
         self,
         embeddings: Float[Tensor, "batch verified hidden"],
-        kept: Sequence[Float[Tensor, "batch heads verified dim"]],
+        kept: Sequence[Float[Tensor, "batch _ verified _"]],
         positions: Int[Tensor, "batch verified"],
     ) -> None:
         """Take in verified tokens.
