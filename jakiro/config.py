@@ -9,6 +9,7 @@ from jakiro.cache import StateSource
 from jakiro.errors import ConfigError
 from jakiro.settings import Settings, validate_settings
 from jakiro.target_record import TargetRecord
+from jakiro.target_state import StateSources
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -22,26 +23,35 @@ class TrunkSettings(Settings):
 
     Attributes:
         kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
-            features beside tokens, its own where the target's are not known yet.
+            features beside tokens, its own where the target's are not known yet; "hybrid" does
+            both.
         num_heads: of each attention, as the other sizes.
-        reads_anchor: of a moa trunk, whether every position is told the memory of the last verified
-            token directly, besides attending to it.
-        fusion_layers: of a feedback trunk, the hidden states that are fused into the features that
-            it reads (0: the embedding, k: behind layer k); None for the last one as it is.
-        rollout_steps: of a feedback trunk, how many steps of drafting training goes through, all
-            but the first on the drafter's own features.
-        input_norms: of a feedback trunk, whether tokens and features are normalised when read.
+        fusion_layers: the hidden states that are fused into the features that are read (0: the
+            embedding, k: behind layer k); None for the last one as it is. This and what follows is
+            not for "moa".
+        rollout_steps: how many steps of drafting training goes through, all but the first on the
+            drafter's own features.
+        input_norms: whether tokens and features are normalised when read.
     """
 
-    kind: Literal["moa", "feedback"] = "moa"
+    kind: Literal["moa", "feedback", "hybrid"] = "moa"
     num_heads: int = Field(4, ge=1)
     num_kv_heads: int = Field(2, ge=1)
     head_dim: int = Field(64, ge=2, multiple_of=2)
     rope_base: float = Field(10_000.0, gt=0)
-    reads_anchor: bool = False
     fusion_layers: tuple[int, ...] | None = None
     rollout_steps: int = Field(1, ge=1, le=8)
     input_norms: bool = True
+
+    @property
+    def attends_memory(self) -> bool:
+        """Whether there is cross-attention to memory."""
+        return self.kind != "feedback"
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether features are read beside tokens, and so fed back."""
+        return self.kind != "moa"
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -57,10 +67,8 @@ class TrunkSettings(Settings):
     @model_validator(mode="after")
     def _feedback_is_fed_back(self) -> "TrunkSettings":
         given = {"fusion_layers", "rollout_steps", "input_norms"} & _changed(self)
-        if self.kind == "moa" and given:
-            raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback")
-        if self.kind == "feedback" and self.reads_anchor:
-            raise ValueError("reads_anchor only with trunk.kind moa")
+        if given and not self.reads_features:
+            raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback or hybrid")
         return self
 
 
@@ -113,7 +121,7 @@ class DrafterSettings(Settings):
 
     Attributes:
         trunk: the first half of the drafter.
-        memory: of a moa trunk; a feedback trunk reads `trunk.fusion_layers`.
+        memory: for the trunk's cross-attention; a feedback trunk has none.
         bank: the second half.
         schedule: how deep it drafts.
         tail_layers: target layer inference (arXiv 2410.03804): how many of the target's own last
@@ -196,23 +204,29 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
         ConfigError: a memory layer lies outside the target, or widths of layers differ; or there
             are fewer layers or tokens than the drafter wants of them.
     """
-    _check_source(settings, target)
+    _check_sources(settings, target)
     _check_sizes(settings, target)
     return JakiroConfig(
         drafter=settings.model_dump(mode="json"), target=target.model_dump(mode="json")
     )
 
 
-def state_source(settings: DrafterSettings, target: TargetRecord) -> StateSource:
-    """Return what the trunk reads of the target, layer by layer.
+def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSources:
+    """Return what memory and features are made of, layer by layer.
 
     Raises:
         ConfigError: nothing is known of the target's hidden states.
     """
-    memory, trunk = settings.memory, settings.trunk
-    if trunk.kind == "feedback":
-        last = last_hidden_state(target)
-        return StateSource("hidden", trunk.fusion_layers or (last,))
+    trunk = settings.trunk
+    memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
+    if not trunk.reads_features:
+        return StateSources(memory, None)
+    last = last_hidden_state(target)
+    layers = (last,) if trunk.fusion_layers is None else trunk.fusion_layers
+    return StateSources(memory, StateSource("hidden", layers))
+
+
+def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
     if memory.source == "kv":
         every = tuple(range(len(target.kv_widths)))
         return StateSource("kv", every if memory.layers is None else memory.layers)
@@ -244,9 +258,15 @@ def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
     return [target.kv_widths[layer] for layer in source.layers]
 
 
-def _check_source(settings: DrafterSettings, target: TargetRecord) -> None:
-    source = state_source(settings, target)
-    name = "trunk.fusion_layers" if settings.trunk.kind == "feedback" else "memory.layers"
+def _check_sources(settings: DrafterSettings, target: TargetRecord) -> None:
+    sources = state_sources(settings, target)
+    named = {"memory.layers": sources.memory, "trunk.fusion_layers": sources.features}
+    for name, source in named.items():
+        if source is not None:
+            _check_source(name, source, target)
+
+
+def _check_source(name: str, source: StateSource, target: TargetRecord) -> None:
     count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
     if not source.layers or any(not 0 <= layer < count for layer in source.layers):
         raise ConfigError(

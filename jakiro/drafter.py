@@ -9,15 +9,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jakiro.config import DrafterSettings, JakiroConfig, state_source, state_widths
+from jakiro.cache import StateSource
+from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.errors import CheckpointError
 from jakiro.experts import BankOutput, ExpertBank
-from jakiro.feedback_trunk import FeedbackTrunk
+from jakiro.target_state import TargetState
 from moa.memory_encoder import MemoryEncoder
 from moa.rows import RowStore, only_these
-from moa.trunk import MemoryView, MoaTrunk
-
-Evidence = MemoryView | Float[Tensor, "batch queries hidden"]
+from moa.trunk import Evidence, Trunk
 
 
 class JakiroDrafter(PreTrainedModel):
@@ -44,17 +43,15 @@ class JakiroDrafter(PreTrainedModel):
     def __init__(self, config: JakiroConfig) -> None:
         super().__init__(config)
         settings, target = config.settings, config.target_record
-        self.state_source = state_source(settings, target)
-        encoding = settings.memory.model_dump(exclude={"source", "layers"})
-        if settings.trunk.kind == "feedback":
-            encoding["layer_attention"] = False
-        self.memory_encoder = MemoryEncoder(
-            num_layers=len(self.state_source.layers),
-            width=state_widths(self.state_source, target)[0],
+        self.state_sources = state_sources(settings, target)
+        self.memory_encoder, self.feature_encoder = _build_encoders(config)
+        self.trunk = Trunk(
             hidden=target.hidden_size,
-            **encoding,
+            attends_memory=settings.trunk.attends_memory,
+            reads_features=settings.trunk.reads_features,
+            input_norms=settings.trunk.input_norms,
+            **settings.trunk.geometry,
         )
-        self.trunk = _build_trunk(settings, target.hidden_size)
         self.bank = ExpertBank(
             hidden=target.hidden_size,
             num_parallel=settings.schedule.parallel_levels,
@@ -69,20 +66,32 @@ class JakiroDrafter(PreTrainedModel):
         """Keep the modules' own initialisation."""
 
     def remember(
-        self,
-        state: Float[Tensor, "batch tokens layers width"],
-        positions: Int[Tensor, "batch tokens"],
+        self, state: TargetState, positions: Int[Tensor, "batch tokens"]
     ) -> tuple[Float[Tensor, "batch _ tokens _"], ...]:
-        """Return what the trunk keeps of verified tokens, from the target's raw state.
+        """Return what is kept of verified tokens, from the target's raw state.
 
-        For a moa trunk these are the keys and values of its cross-attention, and memory itself if
-        it reads anchors; for a feedback trunk the features that it reads after the tokens.
+        For a trunk that attends to memory these are its cross-attention's keys and values; for one
+        that reads features, then these, for the positions after the tokens'.
 
         Args:
-            state: what `state_source` names, see `SlotCache.state`.
+            state: what `state_sources` reads.
             positions: absolute positions of the tokens.
         """
-        return self.trunk.remember(self.memory_encoder(state), positions)
+        kept: tuple[Tensor, ...] = ()
+        if self.memory_encoder is not None and self.trunk.cross_attention is not None:
+            memory = self.memory_encoder(state.memory)
+            kept += self.trunk.cross_attention.rows(memory, positions)
+        if self.feature_encoder is not None:
+            kept += (self.feature_encoder(state.features).unsqueeze(1),)
+        return kept
+
+    @property
+    def kept_shapes(self) -> list[tuple[int, int]]:
+        """Heads, and size of a head, of each tensor that `remember` returns."""
+        trunk = self.config.settings.trunk
+        rows = [(trunk.num_kv_heads, trunk.head_dim)] * 2 if trunk.attends_memory else []
+        vector = [(1, self.config.target_record.hidden_size)] if trunk.reads_features else []
+        return rows + vector
 
     def forward(
         self,
@@ -98,8 +107,7 @@ class JakiroDrafter(PreTrainedModel):
             embeddings: of the tokens.
             positions: where they stand.
             self_mask: True where a query may look among the rows that `store` returns.
-            evidence: of what is verified: for a moa trunk memory and who may see it, for a feedback
-                trunk the feature of the position before each query.
+            evidence: of what is verified, see `Trunk`.
             store: of self-attention rows.
         """
         return self.bank(self.trunk(embeddings, positions, self_mask, evidence, store))
@@ -128,11 +136,20 @@ class JakiroDrafter(PreTrainedModel):
         return cast(JakiroDrafter, drafter)
 
 
-def _build_trunk(settings: DrafterSettings, hidden: int) -> MoaTrunk | FeedbackTrunk:
-    trunk = settings.trunk
-    if trunk.kind == "moa":
-        return MoaTrunk(hidden=hidden, reads_anchor=trunk.reads_anchor, **trunk.geometry)
-    return FeedbackTrunk(hidden=hidden, input_norms=trunk.input_norms, **trunk.geometry)
+def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryEncoder | None]:
+    """Return what makes memory of the target's state, and what makes features of it."""
+    settings, target = config.settings, config.target_record
+    sizes = settings.memory.model_dump(exclude={"source", "layers"})
+    fused = sizes | {"layer_attention": False, "common_width": None}
+
+    def build(source: StateSource | None, sizes: dict[str, Any]) -> MemoryEncoder | None:
+        if source is None:
+            return None
+        width = state_widths(source, target)[0]
+        return MemoryEncoder(len(source.layers), width, target.hidden_size, **sizes)
+
+    memory, features = state_sources(settings, target)
+    return build(memory, sizes), build(features, fused)
 
 
 def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:

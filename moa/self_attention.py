@@ -34,6 +34,11 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
         self.rotary = Rotary(head_dim, rope_base)
 
+    @property
+    def row_shapes(self) -> list[tuple[int, int]]:
+        """Heads, and size of a head, of keys and of values."""
+        return [(self.num_kv_heads, self.head_dim)] * 2
+
     def rows(
         self,
         embeddings: Float[Tensor, "batch rows hidden"],

@@ -1,42 +1,48 @@
-"""The Mixture-of-Attentions trunk: self-attention over tokens, then cross-attention to memory."""
+"""The trunk: self-attention over tokens, perhaps with features, and cross-attention to memory."""
 
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moa.anchor_reader import AnchorReader
 from moa.cross_attention import CrossAttention
+from moa.feature_input import FeatureInput
 from moa.rows import Rows, RowStore, only_these
 from moa.self_attention import SelfAttention
 
 
-class MemoryView(NamedTuple):
-    """Memory of verified tokens, and which of it each query may see.
+class Evidence(NamedTuple):
+    """What queries may know of verified tokens; a trunk is given what it reads.
 
-    For a trunk that reads anchors also the memory of each query's anchor and the way to it.
+    Attributes:
+        previous: the feature of the position before each query, the target's or a prediction.
+        rows: memory of verified tokens.
+        mask: True where a query may look at it.
     """
 
-    rows: Rows
-    mask: Bool[Tensor, "batch 1 queries memory"]
-    anchor: Float[Tensor, "batch queries hidden"] | None = None
-    distance: Int[Tensor, "#batch queries"] | None = None
+    previous: Float[Tensor, "batch queries hidden"] | None = None
+    rows: Rows | None = None
+    mask: Bool[Tensor, "batch 1 queries memory"] | None = None
 
 
-class MoaTrunk(nn.Module):
-    """Turns token embeddings and target memory into one vector per position (arXiv 2410.03804).
+class Trunk(nn.Module):
+    """Turns tokens, and what is known of verified ones, into one vector per position.
 
-    No feature of the drafter is ever fed back, so drafting any number of steps drifts in tokens
-    only. The output at position i is meant to predict the target's feature at i, from tokens up to
-    i and from memory of verified positions.
+    With memory alone this is the Mixture of Attentions (arXiv 2410.03804): no feature of the
+    drafter is ever fed back, so drafting any number of steps drifts in tokens only. With features
+    alone it is the attention half of EAGLE's decoder layer. With both, features that are fed back
+    come together with attention to the target's layers. The output at position i is meant to
+    predict the target's feature at i, from tokens up to i and what is known of verified positions.
 
     Args:
         hidden: width of the residual stream (the target's hidden size).
-        num_heads: query heads of both attentions.
-        num_kv_heads: key/value heads of both attentions.
+        num_heads: query heads of each attention.
+        num_kv_heads: key/value heads of each attention.
         head_dim: size of one head, even.
         rope_base: wavelength base of the rotary embedding.
-        reads_anchor: whether every query is also told the memory of its anchor directly.
+        attends_memory: whether there is cross-attention to memory.
+        reads_features: whether tokens are joined with features.
+        input_norms: see `FeatureInput`.
     """
 
     def __init__(
@@ -46,35 +52,54 @@ class MoaTrunk(nn.Module):
         num_kv_heads: int,
         head_dim: int,
         rope_base: float,
-        reads_anchor: bool = False,
+        attends_memory: bool = True,
+        reads_features: bool = False,
+        input_norms: bool = True,
     ) -> None:
         super().__init__()
         geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_base)
+        self.feature_input = FeatureInput(hidden, input_norms) if reads_features else None
         self.self_attention = SelfAttention(*geometry)
-        self.anchor_reader = AnchorReader(hidden) if reads_anchor else None
-        self.cross_attention = CrossAttention(*geometry)
+        self.cross_attention = CrossAttention(*geometry) if attends_memory else None
 
-    def remember(
-        self, memory: Float[Tensor, "batch rows hidden"], positions: Int[Tensor, "batch rows"]
-    ) -> tuple[Float[Tensor, "batch _ rows _"], ...]:
-        """Return what is kept of verified tokens.
+    def rows(
+        self,
+        embeddings: Float[Tensor, "batch rows hidden"],
+        positions: Int[Tensor, "batch rows"],
+        previous: Float[Tensor, "batch rows hidden"] | None = None,
+    ) -> Rows:
+        """Return the self-attention rows of tokens, given the features before them if it reads any.
 
-        These are the keys and values that cross-attention reads, and for a trunk that reads anchors
-        memory itself.
+        Without features they depend on token and position alone, so those of accepted tokens are
+        never computed again.
         """
-        rows = self.cross_attention.rows(memory, positions)
-        return rows if self.anchor_reader is None else (*rows, memory.unsqueeze(1))
+        return self.self_attention.rows(self._start(embeddings, previous), positions)
 
     def forward(
         self,
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
-        memory: MemoryView,
+        evidence: Evidence,
         store: RowStore = only_these,
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return the trunk's vector for each query; masks are True where a query may look."""
-        stream = self.self_attention(embeddings, positions, self_mask, store)
-        if self.anchor_reader is not None:
-            stream = self.anchor_reader(stream, memory.anchor, memory.distance)
-        return self.cross_attention(stream, positions, memory.rows, memory.mask)
+        """Return the trunk's vector for each query.
+
+        Args:
+            embeddings: of the tokens.
+            positions: where they stand.
+            self_mask: True where a query may look among the rows that `store` returns.
+            evidence: of what is verified.
+            store: of self-attention rows.
+        """
+        stream = self._start(embeddings, evidence.previous)
+        stream = self.self_attention(stream, positions, self_mask, store)
+        if self.cross_attention is None:
+            return stream
+        return self.cross_attention(stream, positions, evidence.rows, evidence.mask)
+
+    def _start(self, embeddings: Tensor, previous: Tensor | None) -> Tensor:
+        if self.feature_input is None:
+            return embeddings
+        assert previous is not None
+        return self.feature_input(embeddings, previous)

@@ -60,7 +60,7 @@ class BatchSettings(Settings):
         curriculum: share of the steps, the first ones, in which self-attention sees drafted tokens
             only (arXiv 2410.03804).
 
-    A feedback trunk has `trunk.rollout_steps` instead of the last three.
+    A trunk that reads features has `trunk.rollout_steps` instead of the last three.
     """
 
     rows: int = Field(8, ge=1)
@@ -208,8 +208,8 @@ class TrainSettings(Settings):
         own = BatchSettings()
         named = ("draws", "anchors", "curriculum")
         is_given = [name for name in named if getattr(self.batch, name) != getattr(own, name)]
-        if self.drafter.trunk.kind == "feedback" and is_given:
-            raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback")
+        if self.drafter.trunk.reads_features and is_given:
+            raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback or hybrid")
         return self
 
     @model_validator(mode="after")
@@ -230,7 +230,7 @@ def anchor_rule(settings: TrainSettings, draws: int | None = None) -> AnchorRule
         draws: how many, if not as in the settings.
     """
     levels = settings.drafter.schedule.autoregressive_levels
-    if settings.drafter.trunk.kind == "feedback":
+    if settings.drafter.trunk.reads_features:
         return AnchorRule("rollout", levels, settings.drafter.trunk.rollout_steps)
     kind = settings.batch.anchors
     if settings.drafter.tail_layers and kind == "drafting":

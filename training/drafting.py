@@ -11,7 +11,7 @@ from jakiro.experts import BankOutput
 from jakiro.masks import same_document
 from jakiro.target_tail import JoinedCache, TargetTail
 from moa.rows import Rows
-from moa.trunk import MemoryView, MoaTrunk
+from moa.trunk import Evidence
 from training.batch import Batch
 from training.views import TargetView
 
@@ -24,29 +24,21 @@ def draft_all_positions(
     Position i sees tokens up to i and what is verified up to its anchor, both of its own document
     only. What the target's state is encoded to is shared by all draws.
     """
-    if isinstance(drafter.trunk, MoaTrunk):
+    if drafter.trunk.feature_input is None:
         return _from_memory(drafter, view, batch)
     return _rolled_out(drafter, view, batch)
 
 
 def _from_memory(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iterator[BankOutput]:
     """Draft each draw's positions, all at once: they do not depend on each other."""
-    keys, values, *vectors = drafter.remember(view.state, batch.positions)
+    kept = drafter.remember(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-    same = same_document(batch.documents)
-    causal = same & (index <= index[:, None])
+    causal = same_document(batch.documents) & (index <= index[:, None])
     for draw in range(batch.anchors.shape[1]):
-        anchors = batch.anchors[:, draw, :, None]
-        recent = causal & ((index > anchors) | (index == index[:, None]))
-        own = torch.where(batch.is_narrow[:, None, None], recent, causal)
-        verified = (same & (index <= anchors)).unsqueeze(1)
-        memory = MemoryView(Rows(keys, values), verified)
-        if vectors:  # of a trunk that reads anchors
-            (vector,) = vectors
-            anchor = vector.squeeze(1).gather(1, anchors.expand(-1, -1, vector.shape[3]))
-            distance = index - batch.anchors[:, draw]
-            memory = memory._replace(anchor=anchor, distance=distance)
-        output: BankOutput = drafter(view.embeddings, batch.positions, own.unsqueeze(1), memory)
+        recent = causal & ((index > batch.anchors[:, draw, :, None]) | (index == index[:, None]))
+        own = torch.where(batch.is_narrow[:, None, None], recent, causal).unsqueeze(1)
+        evidence = _memory(drafter, kept, batch, draw)
+        output: BankOutput = drafter(view.embeddings, batch.positions, own, evidence)
         yield output
 
 
@@ -62,14 +54,24 @@ def _rolled_out(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Itera
         2             first pass: ..., i - 1; second: i
         3             first pass: ..., i - 2; second: i - 1; third: i
     """
-    (features,) = drafter.remember(view.state, batch.positions)
-    previous = _shifted(features.squeeze(1), batch)
+    kept = drafter.remember(view.state, batch.positions)
+    previous = _shifted(kept[-1].squeeze(1), batch)
     rows = _EarlierRows()
     for draw in range(batch.anchors.shape[1]):
         mask = _rollout_mask(batch, num_passes=draw + 1).unsqueeze(1)
-        output: BankOutput = drafter(view.embeddings, batch.positions, mask, previous, rows)
+        evidence = _memory(drafter, kept, batch, draw)._replace(previous=previous)
+        output: BankOutput = drafter(view.embeddings, batch.positions, mask, evidence, rows)
         yield output
         previous = _shifted(output.expected, batch)
+
+
+def _memory(drafter: JakiroDrafter, kept: tuple[Tensor, ...], batch: Batch, draw: int) -> Evidence:
+    """Return the memory that each position sees: up to its anchor."""
+    if drafter.trunk.cross_attention is None:
+        return Evidence()
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    verified = same_document(batch.documents) & (index <= batch.anchors[:, draw, :, None])
+    return Evidence(rows=Rows(*kept[:2]), mask=verified.unsqueeze(1))
 
 
 class _EarlierRows:

@@ -3,10 +3,9 @@
 import torch
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.feedback_trunk import FeedbackTrunk
 from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
-from moa.trunk import MoaTrunk
+from moa.trunk import Trunk
 from training.config import TrainSettings
 from training.target_attention import LayerAttention, read_attention
 
@@ -39,7 +38,7 @@ def initialize(drafter: JakiroDrafter, settings: TrainSettings, target: TargetAd
 
 
 @torch.no_grad()
-def start_from(trunk: MoaTrunk | FeedbackTrunk, attention: LayerAttention) -> None:
+def start_from(trunk: Trunk, attention: LayerAttention) -> None:
     """Give self- and, if there is one, cross-attention the weights of a target's layer.
 
     Keys and values of memory start from the layer's, too, and so does the norm before them: in the
@@ -49,8 +48,8 @@ def start_from(trunk: MoaTrunk | FeedbackTrunk, attention: LayerAttention) -> No
     own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
     own.output.weight.copy_(attention.output)
     own.norm.weight.copy_(attention.gain)
-    if isinstance(trunk, MoaTrunk):
-        cross = trunk.cross_attention
+    cross = trunk.cross_attention
+    if cross is not None:
         cross.query.weight.copy_(attention.query)
         cross.key_value.weight.copy_(torch.cat((attention.key, attention.value)))
         cross.output.weight.copy_(attention.output)

@@ -11,7 +11,6 @@ from torch.optim import AdamW
 from training.config import OptimizerSettings
 from training.muon import take_muon_step
 
-_LOOKED_UP = frozenset({"router", "distance"})  # few rows that stand for experts, for distances
 ADAMW_SHARE = 0.15  # AdamW's learning rate for what Muon leaves to it, as a share of Muon's
 
 
@@ -51,9 +50,8 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Let Muon have the matrices between hidden layers, not those whose rows are looked up."""
-    named = module.named_parameters()
-    hidden = [p for name, p in named if p.ndim > 1 and not _LOOKED_UP.intersection(name.split("."))]
+    """Let Muon have the matrices between hidden layers; a router's few rows are no such matrix."""
+    hidden = [p for name, p in module.named_parameters() if p.ndim > 1 and "router" not in name]
     chosen = set(map(id, hidden))
     others = [p for p in module.parameters() if id(p) not in chosen]
     groups = [

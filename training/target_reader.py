@@ -29,7 +29,7 @@ class TargetReader:
         self, target: TargetAdapter, drafter: JakiroDrafter, row_length: int, dtype: torch.dtype
     ) -> None:
         self._target = target
-        self._source = drafter.state_source
+        self._sources = drafter.state_sources
         self._row_length = row_length
         self.dtype = dtype
         num_tail = drafter.config.settings.tail_layers
@@ -40,12 +40,12 @@ class TargetReader:
     def view(self, batch: Batch) -> TargetView:
         """Return what the target says of a batch, in the drafter's dtype."""
         cache = self._cache_for(batch.token_ids.shape[0])
-        view = look_at_target(self._target, batch, self._source, cache, self.tail)
+        view = look_at_target(self._target, batch, self._sources, cache, self.tail)
         return view.to(self.dtype)
 
     def _cache_for(self, num_rows: int) -> SlotCache:
         if num_rows not in self._caches:
             self._caches[num_rows] = self._target.new_cache(
-                num_rows, self._row_length, states_kept(self._source, self.tail)
+                num_rows, self._row_length, states_kept(self._sources, self.tail)
             )
         return self._caches[num_rows]

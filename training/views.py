@@ -8,6 +8,7 @@ from torch import Tensor
 
 from jakiro.cache import SlotCache, StateSource
 from jakiro.target import StepInput, TargetAdapter
+from jakiro.target_state import StateSources, TargetState
 from jakiro.target_tail import KeptRows, TargetTail
 from training.batch import Batch
 
@@ -16,7 +17,7 @@ class TargetView(NamedTuple):
     """What the frozen target says of a batch."""
 
     features: Float[Tensor, "batch rows hidden"]
-    state: Float[Tensor, "batch rows layers width"]
+    state: TargetState
     embeddings: Float[Tensor, "batch rows hidden"]
     tail_input: Float[Tensor, "batch rows hidden"] | None = None  # with target layer inference
     tail_rows: KeptRows = ()
@@ -35,7 +36,7 @@ class TargetView(NamedTuple):
 def look_at_target(
     target: TargetAdapter,
     batch: Batch,
-    source: StateSource,
+    sources: StateSources,
     cache: SlotCache,
     tail: TargetTail | None = None,
 ) -> TargetView:
@@ -44,7 +45,7 @@ def look_at_target(
     Args:
         target: the frozen target.
         batch: rows of at most `cache.capacity` tokens.
-        source: the drafter's `state_source`.
+        sources: the drafter's `state_sources`.
         cache: a cache of the batch's size that keeps the hidden states of `states_kept`; it is
             overwritten.
         tail: the target's last layers, if the drafter's output goes through them.
@@ -59,14 +60,14 @@ def look_at_target(
         documents=batch.documents,
     )
     features = target.forward(step, cache).features
-    view = TargetView(features, cache.state(step.slots, source), target.embed(batch.token_ids))
+    view = TargetView(features, sources.read(cache, step.slots), target.embed(batch.token_ids))
     if tail is None:
         return view
     tail_input = cache.state(step.slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
     return view._replace(tail_input=tail_input, tail_rows=tail.rows(cache, step.slots))
 
 
-def states_kept(source: StateSource, tail: TargetTail | None) -> tuple[int, ...]:
+def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ...]:
     """Return the hidden states that a cache must keep for `look_at_target`."""
-    wanted = {*source.hidden_states, *(() if tail is None else (tail.input_state,))}
+    wanted = {*sources.hidden_states, *(() if tail is None else (tail.input_state,))}
     return tuple(sorted(wanted))

@@ -1,4 +1,4 @@
-"""The preallocated rows of a drafting session: the trunk's own, its memory, and the tail's."""
+"""The preallocated rows of a drafting session: the trunk's own, what it reads, and the tail's."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from inference.row_buffer import RowBuffer
 from jakiro.cache import SlotCache
 from jakiro.drafter import JakiroDrafter
 from jakiro.target_tail import TargetTail
-from moa.trunk import MoaTrunk
+from moa.rows import Rows
 
 
 class SessionRows:
@@ -26,12 +26,12 @@ class SessionRows:
     def __init__(
         self, model: JakiroDrafter, tail: TargetTail | None, batch: int, capacity: int
     ) -> None:
-        own, memory = row_shapes(model)
-        like = model.trunk.self_attention.output.weight
+        attention = model.trunk.self_attention
+        like = attention.output.weight
         self.model = model
         self.tail = tail
-        self.own = RowBuffer(batch, capacity, own, like)
-        self.memory = RowBuffer(batch, capacity, memory, like)
+        self.own = RowBuffer(batch, capacity, attention.row_shapes, like)
+        self.kept = RowBuffer(batch, capacity, model.kept_shapes, like)
         self.tail_cache: SlotCache | None = None
         if tail is not None:
             self.tail_cache = tail.new_cache(batch, capacity)
@@ -51,11 +51,11 @@ class SessionRows:
 
         Args:
             embeddings: of the tokens.
-            kept: what the encoder made of them: memory, then rows of the tail.
+            kept: what the encoder made of them: what the trunk reads, then rows of the tail.
             positions: where they stand.
         """
-        count = len(row_shapes(self.model)[1])
-        self.memory.write(kept[:count], positions)
+        count = len(self.model.kept_shapes)
+        self.kept.write(kept[:count], positions)
         self.own.write(self._own_rows(embeddings, positions), positions)
         if self.tail is not None and self.tail_cache is not None:
             self.tail.keep(self.tail_cache, tuple(kept[count:]), positions)
@@ -72,23 +72,11 @@ class SessionRows:
 
     @property
     def _all(self) -> list[RowBuffer | SlotCache]:
-        rows: list[RowBuffer | SlotCache] = [self.own, self.memory]
+        rows: list[RowBuffer | SlotCache] = [self.own, self.kept]
         return rows if self.tail_cache is None else [*rows, self.tail_cache]
 
-    def _own_rows(self, embeddings: Tensor, positions: Tensor) -> Sequence[Tensor]:
+    def _own_rows(self, embeddings: Tensor, positions: Tensor) -> Rows:
         trunk = self.model.trunk
-        if isinstance(trunk, MoaTrunk):
-            return trunk.self_attention.rows(embeddings, positions)
-        return trunk.rows(embeddings, previous_features(self.memory, positions), positions)
-
-
-def row_shapes(
-    model: JakiroDrafter,
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return heads and head sizes of the trunk's own rows, and of what it keeps as memory."""
-    trunk = model.config.settings.trunk
-    heads = [(trunk.num_kv_heads, trunk.head_dim)] * 2
-    vector = [(1, model.config.target_record.hidden_size)]
-    if trunk.kind == "feedback":
-        return heads, vector
-    return heads, [*heads, *vector] if trunk.reads_anchor else heads
+        if trunk.feature_input is None:
+            return trunk.rows(embeddings, positions)
+        return trunk.rows(embeddings, positions, previous_features(self.kept, positions))

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
-from inference.drafters.session_rows import SessionRows, row_shapes
+from inference.drafters.session_rows import SessionRows
 from inference.drafters.tree_pass import TreePass
 from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
 from inference.sampling import Sampling
@@ -52,7 +52,7 @@ class TrainedDrafter:
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
-        self.hidden_states = drafter.state_source.hidden_states
+        self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
         self.max_depth = max(shape.depth for shape in self.plan.shapes)
@@ -60,8 +60,8 @@ class TrainedDrafter:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that a session takes for each token of a sequence."""
-        own, memory = row_shapes(self.model)
-        values = sum(heads * dim for heads, dim in (*own, *memory))
+        shapes = (*self.model.trunk.self_attention.row_shapes, *self.model.kept_shapes)
+        values = sum(heads * dim for heads, dim in shapes)
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail
 
@@ -80,7 +80,7 @@ class TrainedDrafter:
         slots, positions = output.step.slots, output.step.positions
         if rows is not None:
             slots, positions = slots.gather(1, rows), positions.gather(1, rows)
-        state = output.cache.state(slots, self.model.state_source)
+        state = self.model.state_sources.read(output.cache, slots)
         memory = self.model.remember(state, positions)
         tail = () if self.tail is None else self.tail.rows(output.cache, slots)
         return MemoryRows((*memory, *tail), self.version)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from inference.drafters.evidence import evidence_below
+from inference.drafters.evidence import EvidenceBelow
 from inference.drafters.session_rows import SessionRows
 from inference.tree_builder import Frontier
 from jakiro.draft_head import DraftHead
@@ -44,7 +44,7 @@ class TreePass:
         self.root = root
         self.lengths = lengths
         self.highest = highest
-        self.evidence = evidence_below(rows.model, rows.memory, lengths, highest)
+        self.evidence = EvidenceBelow(rows.model, rows.kept, lengths, highest)
         self.output: BankOutput | None = None
         self.positions = root[:, :0]  # of the nodes that were expanded
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
