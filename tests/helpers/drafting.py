@@ -1,64 +1,124 @@
-"""One chain of drafts, as decoding drafts it and as training sees it."""
+"""Drafting by hand, and what training predicts at the same places."""
 
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
 import torch
 from helpers.training import one_document
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from inference.drafters.trained import TrainedDrafter
-from inference.protocol import Budget, Committed
+from inference.drafters.trained import TrainedDrafter, TrainedSession
+from inference.drafters.tree_pass import TreePass
+from inference.protocol import Budget, Committed, MemoryRows
 from inference.sampling import Sampling
+from inference.tree_builder import Frontier
 from inference.tree_shape import TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.mixture import joint_log_probs, posterior_log_weights
-from jakiro.target import TargetAdapter, chain_step
-from training.drafting import draft_all_positions
+from jakiro.experts import BankOutput
+from jakiro.mixture import posterior_log_weights
+from jakiro.target import StepOutput, TargetAdapter, chain_step
+from training.anchors import rollout_anchors
+from training.drafting import draft_all_positions, through_tail
 from training.target_reader import TargetReader
 
-
-@torch.no_grad()
-def drafted_chain(
-    model: JakiroDrafter, target: TargetAdapter, tokens: Tensor, shape: TreeShape
-) -> tuple[Tensor, Tensor]:
-    """Draft the likeliest chain after `tokens` [1, n], of which the last one is the root.
-
-    Returns its tokens and the logarithms of their probabilities, each given those before it.
-    """
-    drafter = TrainedDrafter(model, target, shape.model_copy(update={"breadth": 1, "children": 1}))
-    length = tokens.shape[1] - 1
-    cache = target.new_cache(1, length, drafter.hidden_states)
-    output = target.forward(chain_step(tokens[:, :-1], 0), cache)
-    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=64)
-    memory = drafter.encode(output)
-    session.advance(Committed((length,), (length,), tokens[:, :-1], tokens[:, -1:], memory))
-    tree = session.propose(Budget(shape.depth), [])
-    order = tree.depth[0].argsort()
-    scores = tree.score[0, order]
-    return tree.token_ids[0, order], scores.diff(prepend=scores.new_zeros(1))
+GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
-@torch.no_grad()
-def trained_chain(
-    model: JakiroDrafter, target: TargetAdapter, tokens: Tensor, chain: Tensor, passes: int
-) -> Tensor:
-    """Return the log-probabilities of `chain` after `tokens`, by one masked pass of training.
+def committed(tokens: Tensor, start: int, end: int, memory: MemoryRows) -> Committed:
+    """The news that tokens from `start` to `end` are verified and the next one is the root."""
+    return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
-    The token at depth d of the first `passes` is drafted at the position of the one before it, at
-    distance d from the last verified token; the others are read off the last of these positions.
-    """
-    every = torch.cat((tokens, chain[None]), dim=1)
-    root = tokens.shape[1] - 1
-    batch = one_document(every, torch.arange(every.shape[1]).clamp(max=root - 1))
-    view = TargetReader(target, model, every.shape[1], torch.float32).view(batch)
-    output = next(iter(draft_all_positions(model, view, batch)))
-    found = []
-    weights = output.log_weights[0, root]
-    for depth, token in enumerate(chain.tolist()):
-        place = root + min(depth, passes - 1)
-        level = max(0, depth - passes + 1)
-        if not level:
-            weights = output.log_weights[0, place]
-        joint = joint_log_probs(target.logits(output.features[0, place, level]), weights)
-        found.append(joint[:, token].logsumexp(dim=0))
-        weights = posterior_log_weights(joint[:, token], weights)
-    return torch.stack(found)
+
+def prefilled(
+    drafter: TrainedDrafter, tokens: Tensor, length: int
+) -> tuple[TrainedSession, StepOutput]:
+    """A session that has verified `length` tokens; the root is the next one."""
+    target = drafter.target
+    cache = target.new_cache(1, 64, drafter.hidden_states)
+    output = target.forward(chain_step(tokens[:, :length], 0), cache)
+    session = drafter.open(GREEDY, capacity=64)
+    memory = drafter.encode(output, torch.arange(length)[None])
+    session.advance(committed(tokens, 0, length, memory))
+    return session, output
+
+
+def trained_outputs(
+    target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
+) -> list[BankOutput]:
+    """What training predicts at distances 1..depth from the last verified token, at length - 1."""
+    count = tokens.shape[1]
+    if model.config.settings.trunk.kind == "feedback":
+        starts = np.zeros(count, np.int64)
+        several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
+        anchors = torch.stack(several)
+    else:  # one pass has all distances: position length + d - 1 is d away from its anchor
+        anchors = torch.arange(count).clamp(max=length - 1)
+    batch = one_document(tokens, anchors)
+    reader = TargetReader(target, model, count, torch.float32)
+    view = reader.view(batch)
+    outputs = list(draft_all_positions(model, view, batch))
+    if reader.tail is not None:
+        outputs = [through_tail(outputs[0], reader.tail, view, batch, 0)]
+    return outputs if len(outputs) > 1 else outputs * depth
+
+
+def assert_training_equals_drafting(
+    target: TargetAdapter, model: JakiroDrafter, length: int, depth: int
+) -> None:
+    """Compare a masked pass with cached drafting along one path, at every depth."""
+    parallel = model.config.settings.schedule.parallel_levels
+    tokens = torch.randint(0, target.spec.vocab_size, (1, length + depth + parallel))
+    trained = trained_outputs(target, model, tokens, length, depth)
+    shape = TreeShape(autoregressive_levels=depth, parallel_levels=parallel, breadth=1)
+    drafter = TrainedDrafter(model, target, shape)
+    source = prefilled(drafter, tokens, length)[0].start_tree()
+    weights = trained[0].log_weights
+    for step in range(1, depth + parallel + 1):
+        frontier = None if step == 1 else chain_frontier(int(tokens[0, length + step - 1]))
+        got = source.joint(step, frontier)
+        level, pass_ = max(0, step - depth), min(step, depth)
+        output, place = trained[pass_ - 1], length + pass_ - 1
+        laws = drafter.head.log_probs(output.features[:, place : place + 1, level])
+        prior = weights if level else output.log_weights[:, place : place + 1]
+        expected = laws + prior.unsqueeze(-1)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        if step >= depth:
+            follows = tokens[0, min(length + step, tokens.shape[1] - 1)]
+            weights = posterior_log_weights(expected[..., follows], prior)
+
+
+def assert_tree_equals_paths(
+    target: TargetAdapter, model: JakiroDrafter, length: int, passes: int
+) -> None:
+    """Compare the score of every node of a tree with a linear pass along its path."""
+    parallel = model.config.settings.schedule.parallel_levels
+    levels = {"autoregressive_levels": passes, "parallel_levels": parallel}
+    shape = TreeShape(**levels, breadth=3, children=3, num_nodes=99)
+    tokens = torch.randint(0, target.spec.vocab_size, (1, length + 1))
+    session, _ = prefilled(TrainedDrafter(model, target, shape), tokens, length)
+    tree = session.propose(Budget(99), [])
+    row = tree.row()
+    assert tree.num_nodes == 3 + 9 * (passes + parallel - 1)
+    linear = TrainedDrafter(model, target, TreeShape(**levels, breadth=1))
+    fresh, _ = prefilled(linear, tokens, length)
+    for node in range(tree.num_nodes):
+        path = [row.token_ids[index] for index in row.path(node)]
+        expected = score_of_path(fresh.start_tree(), path)
+        assert tree.score[0, node].item() == pytest.approx(expected, abs=1e-4)
+
+
+def score_of_path(source: TreePass, path: Sequence[int]) -> float:
+    """The log-probability of a path under the drafter."""
+    score, frontier = 0.0, None
+    for depth, token in enumerate(path, start=1):
+        joint = source.joint(depth, frontier)
+        score += joint[0, 0, :, token].logsumexp(0).item()
+        frontier = chain_frontier(token)
+    return score
+
+
+def chain_frontier(token: int) -> Frontier:
+    """The frontier that is one token below the only node of the one before."""
+    return Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))

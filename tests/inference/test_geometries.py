@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.drafting import drafted_chain, trained_chain
+from helpers.chains import drafted_chain, trained_chain
 from helpers.families import tiny_model
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import random_batch

@@ -1,0 +1,78 @@
+"""Drafters of every kind that settings offer, as small as can be."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from helpers.models import tiny_settings
+
+from jakiro.config import DrafterSettings
+
+FEEDBACK = {"kind": "feedback"}
+PUBLISHED = FEEDBACK | {"input_norms": False}
+FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
+
+# At least one of each kind.
+VARIANTS = {
+    "E2-mixture-P2": tiny_settings(parallel_levels=2),
+    "E2-sum-P1": tiny_settings(combine="sum"),
+    "E4-sum-P2-no-contrast": tiny_settings(
+        num_experts=4, combine="sum", parallel_levels=2, contrastive_head=False
+    ),
+    "E1-P1": tiny_settings(num_experts=1),
+    "kv-subset-projected": tiny_settings(layers=(0, 2), common_width=12),
+    "hidden": tiny_settings(source="hidden"),
+    "last-feature": tiny_settings(source="hidden", layer_attention=False),
+    "hidden-unordered": tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
+    "hidden-projected": tiny_settings(source="hidden", layers=(0, 2), common_width=12),
+    "kv-side-by-side": tiny_settings(layers=(2, 0), layer_attention=False),
+    "tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1),
+    "tail-2-E1": tiny_settings(1, "sum", parallel_levels=0, tail_layers=2),
+    "draft-vocabulary": tiny_settings(draft_vocab_size=23, parallel_levels=2),
+    "feedback-E1-P0": tiny_settings(1, parallel_levels=0, trunk=FEEDBACK),
+    "feedback-sum-P1": tiny_settings(combine="sum", trunk=PUBLISHED),
+    "feedback-mixture-P2": tiny_settings(parallel_levels=2, trunk=FEEDBACK),
+    "feedback-fused": tiny_settings(trunk=FUSED),
+}
+
+
+def _banks() -> Iterator[dict[str, Any]]:
+    """Arguments of every bank and every number of parallel levels."""
+    for experts, combine, contrast, parallel in itertools.product(
+        (1, 2, 4), ("sum", "mixture"), (False, True), (0, 1, 2, 3)
+    ):
+        if contrast or (experts > 1 and parallel > 0):  # else it has no effect
+            yield {
+                "num_experts": experts,
+                "combine": combine,
+                "contrastive_head": contrast,
+                "parallel_levels": parallel,
+            }
+
+
+def _grid() -> Iterator[tuple[str, DrafterSettings]]:
+    trunks = {"moa": {}, "feedback": FEEDBACK}
+    for (name, trunk), bank in itertools.product(trunks.items(), _banks()):
+        experts, combine, contrast, parallel = bank.values()
+        contrasting = "contrast" if contrast else "plain"
+        label = f"{name}-E{experts}-{combine}-{contrasting}-P{parallel}"
+        yield label, tiny_settings(**bank, trunk=trunk)
+    for experts, tail, source in itertools.product((1, 2, 4), (1, 2), ("kv", "hidden")):
+        tailed = {"combine": "sum", "parallel_levels": 0, "tail_layers": tail, "source": source}
+        yield f"tail-{tail}-E{experts}-{source}", tiny_settings(experts, **tailed)
+    for (name, trunk), combine in itertools.product(trunks.items(), ("sum", "mixture")):
+        drafted = {"combine": combine, "parallel_levels": 2, "draft_vocab_size": 23}
+        yield f"{name}-{combine}-draft-vocabulary", tiny_settings(**drafted, trunk=trunk)
+    yield (
+        "tail-draft-vocabulary",
+        tiny_settings(combine="sum", parallel_levels=0, tail_layers=1, draft_vocab_size=23),
+    )
+    for combine, norms in itertools.product(("sum", "mixture"), (False, True)):
+        trunk = FUSED | {"input_norms": norms}
+        label = "normed" if norms else "bare"
+        yield f"fused-{combine}-{label}", tiny_settings(combine=combine, trunk=trunk)
+    yield "published-P2", tiny_settings(combine="sum", parallel_levels=2, trunk=PUBLISHED)
+
+
+# All that may differ in what is proven, each with each where they touch.
+GRID = VARIANTS | dict(_grid())
