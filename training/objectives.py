@@ -170,7 +170,7 @@ def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
     """Return `log(w_e p_e(t))` of one token per position; -inf for one that is never drafted."""
     places = tokens
     if drafted is not None:
-        places = torch.searchsorted(drafted, tokens).clamp(max=len(drafted) - 1)
+        places = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
     found = joint.gather(2, places[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
     if drafted is None:
         return found
