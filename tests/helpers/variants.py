@@ -14,6 +14,7 @@ FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 
 # At least one of each kind.
 VARIANTS = {
+    "E2-mixture-P1": tiny_settings(),
     "E2-mixture-P2": tiny_settings(parallel_levels=2),
     "E2-sum-P1": tiny_settings(combine="sum"),
     "E4-sum-P2-no-contrast": tiny_settings(

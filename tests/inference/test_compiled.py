@@ -10,14 +10,19 @@ import pytest
 TESTS = Path(__file__).resolve().parent.parent
 
 PROGRAM = """
+import sys
+
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.variants import VARIANTS
 from inference import SpeculativeDecoder
 from inference.tree_shape import TreeShape
 from jakiro.target import TargetAdapter
 
-model = tiny_llama(vocab=11, num_hidden_layers=2)
-drafter = tiny_drafter(TargetAdapter(model))
-tree = TreeShape(autoregressive_levels=2, children=2, breadth=2, num_nodes=6)
+model = tiny_llama(vocab=11, num_hidden_layers=3)
+settings = VARIANTS[sys.argv[1]]
+drafter = tiny_drafter(TargetAdapter(model), settings)
+parallel = settings.schedule.parallel_levels
+tree = TreeShape(autoregressive_levels=2, parallel_levels=parallel, children=2, breadth=2, num_nodes=6)
 plain = SpeculativeDecoder(model, drafter, tree=tree)
 expected = [plain.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
 drawn = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
@@ -37,14 +42,22 @@ assert not torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.coun
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a C++ compiler")
-def test_compiled_steps_give_the_same_tokens() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "E2-mixture-P1",
+        pytest.param("feedback-mixture-P2", marks=pytest.mark.slow),
+        pytest.param("tail-1", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_steps_give_the_same_tokens(name: str) -> None:
     environment = {
         **os.environ,
         "JAKIRO_RUNTIME_TYPECHECK": "0",
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
     }
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, name],
         env=environment,
         capture_output=True,
         text=True,

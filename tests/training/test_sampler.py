@@ -12,13 +12,16 @@ from training.data.sampler import Sampler
 from training.data.token_store import TokenStore
 
 
-def sampler(seed: int = 3, num_rows: int = 7, rows_per_step: int = 4) -> Sampler:
+def sampler(
+    seed: int = 3, num_rows: int = 7, rows_per_step: int = 4, narrow_steps: int = 0
+) -> Sampler:
     token_ids = np.arange(8 * num_rows, dtype=np.int32)
     starts = np.arange(0, 8 * num_rows + 1, 8)
     store = TokenStore(token_ids, np.ones(len(token_ids), np.bool_), starts, "any")
     rows = PackedRows(store, range(num_rows), 8)
     rule = AnchorRule("drafting", num_levels=2, draws=2)
-    return Sampler(rows, rows_per_step=rows_per_step, rule=rule, seed=seed)
+    keys = {"seed": seed, "narrow_steps": narrow_steps}
+    return Sampler(rows, rows_per_step=rows_per_step, rule=rule, **keys)
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
@@ -60,3 +63,12 @@ def test_a_row_gets_other_anchors_in_every_epoch_and_draw() -> None:
 
 def test_another_seed_gives_another_order() -> None:
     assert numbers(sampler(seed=1).batch(0, 0, 4)) != numbers(sampler(seed=2).batch(0, 0, 4))
+
+
+def test_the_first_steps_are_narrow_and_else_the_same() -> None:
+    plain, narrow = sampler(), sampler(narrow_steps=2)
+    kinds = [narrow.batch(step, 0, 4).is_narrow.tolist() for step in range(4)]
+    assert kinds == [[True] * 4] * 2 + [[False] * 4] * 2
+    assert narrow.batch(1, 2, 3).is_narrow.tolist() == [True]
+    assert not plain.batch(0, 0, 4).is_narrow.any()
+    assert torch.equal(plain.batch(1, 0, 4).anchors, narrow.batch(1, 0, 4).anchors)

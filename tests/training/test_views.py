@@ -63,3 +63,39 @@ def test_the_target_reads_each_document_as_if_it_were_alone(tiny: TinyTraining) 
     view = tiny.view(alone)
     torch.testing.assert_close(packed.features[:1, 10:21], view.features)
     torch.testing.assert_close(packed.state[:1, 10:21], view.state)
+
+
+NARROW = Batch(**(vars(BATCH) | {"is_narrow": torch.tensor([True, False])}))
+
+
+@pytest.mark.parametrize("place", [0, 3, 12, 20])
+def test_in_a_narrow_row_only_tokens_behind_the_anchor_are_seen(
+    tiny: TinyTraining, place: int
+) -> None:
+    view = tiny.view(NARROW)
+    other = view.embeddings.clone()
+    other[:, place] += 1.0
+    before = features(tiny, view, NARROW)
+    assert before.isfinite().all()  # also where the anchor is the position itself
+    changed = changed_positions(
+        before, features(tiny, view._replace(embeddings=other), NARROW)
+    ).transpose(0, 1)
+    index = torch.arange(24)
+    same = (NARROW.documents == NARROW.documents[:, place, None])[:, None]
+    narrow = same & (index >= place) & ((place > NARROW.anchors) | (index == place))
+    assert torch.equal(changed[0], narrow[0])
+    assert torch.equal(changed[1], (same[1] & (index >= place)).expand_as(changed[1]))
+
+
+def test_a_narrow_row_still_sees_all_memory_up_to_its_anchor(tiny: TinyTraining) -> None:
+    view = tiny.view(NARROW)
+    other = view._replace(state=view.state.clone())
+    other.state[:, 3] += 1.0
+    changed = changed_positions(features(tiny, view, NARROW), features(tiny, other, NARROW))
+    same = NARROW.documents == NARROW.documents[:, 3, None]
+    assert torch.equal(changed, ((NARROW.anchors >= 3) & same[:, None]).transpose(0, 1))
+
+
+def test_narrow_rows_are_trained_without_a_nan(tiny: TinyTraining) -> None:
+    gradients = tiny.gradients(tiny.loss(NARROW).total)
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)

@@ -1,0 +1,115 @@
+"""Some tokens are drafted, the rest never: their law, and the table of them in a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from jakiro import JakiroDrafter
+from jakiro.draft_head import DraftHead
+from jakiro.errors import CheckpointError
+from jakiro.target import TargetAdapter
+
+IDS = torch.tensor([1, 4, 5, 17, 40, 60])
+FAMILIES = ["llama, grouped heads", "llama, tied", "phi", "granite", "cohere", "gemma2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_logits_of_drafted_tokens_are_those_of_the_whole_head(family: str) -> None:
+    target = TargetAdapter(tiny_family(family))
+    features = torch.randn(2, 3, target.spec.hidden_size)
+    if family == "phi":
+        nn.init.normal_(target.head.bias)
+    whole = target.logits(features)
+    head = DraftHead(target, IDS)
+    torch.testing.assert_close(head.logits(features), whole[..., IDS])
+    assert torch.equal(DraftHead(target, None).logits(features), whole)
+
+
+class _Quantised(nn.Linear):
+    """Stands for a head whose weight is no plain matrix."""
+
+
+@torch.no_grad()
+def test_a_head_that_is_no_plain_layer_computes_all_logits() -> None:
+    model = tiny_llama()
+    model.lm_head.__class__ = _Quantised
+    target = TargetAdapter(model)
+    head = DraftHead(target, IDS)
+    assert head._rows is None
+    features = torch.randn(2, 3, 32)
+    torch.testing.assert_close(head.logits(features), target.logits(features)[..., IDS])
+
+
+@torch.no_grad()
+def test_tokens_outside_have_no_probability_and_those_inside_sum_to_one() -> None:
+    target = TargetAdapter(tiny_llama())
+    features = torch.randn(2, 3, 32)
+    law = DraftHead(target, IDS).log_probs(features)
+    assert law.shape == (2, 3, 61)
+    assert law.dtype == torch.float32
+    outside = torch.ones(61, dtype=torch.bool).index_fill(0, IDS, False)
+    assert law[..., outside].isneginf().all()
+    expected = target.logits(features)[..., IDS].softmax(-1)
+    torch.testing.assert_close(law[..., IDS].exp(), expected)
+    whole = DraftHead(target, None).log_probs(features)
+    torch.testing.assert_close(whole, target.logits(features).log_softmax(-1))
+
+
+def _saved(folder: Path) -> TargetAdapter:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, tiny_settings(draft_vocab_size=len(IDS)))
+    assert drafter.draft_ids is not None
+    drafter.draft_ids.copy_(IDS)
+    drafter.save_pretrained(folder)
+    return target
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_table_of_drafted_tokens_survives_a_checkpoint(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    _saved(tmp_path)
+    loaded = JakiroDrafter.from_pretrained(tmp_path, dtype=dtype)
+    assert loaded.dtype == dtype
+    assert loaded.draft_ids is not None
+    assert loaded.draft_ids.dtype == torch.int64
+    assert torch.equal(loaded.draft_ids, IDS)
+
+
+def test_a_drafter_of_all_tokens_has_no_table(tmp_path: Path) -> None:
+    tiny_drafter(TargetAdapter(tiny_llama())).save_pretrained(tmp_path)
+    assert "draft_ids" not in load_file(tmp_path / "model.safetensors")
+    assert JakiroDrafter.from_pretrained(tmp_path).draft_ids is None
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[1, 5, 4, 17, 40, 60], [1, 4, 4, 17, 40, 60], [1, 4, 5, 17, 40, 61], [-1, 4, 5, 6, 7, 8]],
+)
+def test_a_damaged_table_is_refused(tmp_path: Path, ids: list[int]) -> None:
+    _saved(tmp_path)
+    _replace(tmp_path, torch.tensor(ids))
+    with pytest.raises(CheckpointError, match=r"table of drafted tokens .* ids from 0 to 60"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [None, [1, 4, 5]], ids=["missing", "too short"])
+def test_a_missing_or_misshapen_table_is_refused(tmp_path: Path, ids: list[int] | None) -> None:
+    _saved(tmp_path)
+    _replace(tmp_path, None if ids is None else torch.tensor(ids))
+    with pytest.raises(CheckpointError, match="draft_ids"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def _replace(folder: Path, ids: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["draft_ids"]
+    if ids is not None:
+        weights["draft_ids"] = ids
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

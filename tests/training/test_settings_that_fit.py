@@ -1,0 +1,142 @@
+"""Settings that contradict each other are refused at once, in the words of the settings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.models import tiny_llama, tiny_settings
+from helpers.training import tiny_run
+from helpers.variants import FEEDBACK
+
+from jakiro.config import DrafterSettings, JakiroConfig, config_for
+from jakiro.errors import ConfigError
+from jakiro.settings import validate_settings
+from jakiro.target import TargetAdapter
+from jakiro.target_record import TargetRecord, record_target
+from training.config import TrainSettings, anchor_rule
+
+FED_BACK = {"trunk": FEEDBACK}
+SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ({"trunk": {"fusion_layers": [1]}}, "fusion_layers only with trunk.kind feedback"),
+        ({"trunk": {"rollout_steps": 2}}, "rollout_steps only with trunk.kind feedback"),
+        ({"trunk": {"input_norms": False}}, "input_norms only with trunk.kind feedback"),
+        (
+            {"trunk": {"input_norms": False, "fusion_layers": [1]}},
+            "fusion_layers, input_norms only with",
+        ),
+        ({"trunk": {"num_heads": 3}}, "num_heads must be a multiple of num_kv_heads"),
+        ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
+        ({"trunk": FEEDBACK | {"rollout_steps": 9}}, r"'trunk\.rollout_steps'"),
+        (FED_BACK | {"memory": {"source": "hidden"}}, "with trunk.kind feedback, which has none"),
+        (FED_BACK | {"memory": {"layers": [1]}}, "with trunk.kind feedback, which has none"),
+        (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
+        ({"tail_layers": 1}, "bank.combine sum, schedule.parallel_levels 0 and trunk.kind moa"),
+        (SUMMED | {"bank": {}, "tail_layers": 1}, "bank.combine sum"),
+        (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels 0"),
+        (SUMMED | FED_BACK | {"tail_layers": 2}, "trunk.kind moa with tail_layers"),
+        ({"bank": {"num_experts": 3}}, r"'bank\.num_experts'"),
+        ({"schedule": {"parallel_levels": 4}}, r"'schedule\.parallel_levels'"),
+        ({"draft_vocab_size": 0}, "'draft_vocab_size'"),
+    ],
+)
+def test_drafters_that_cannot_be_are_refused(drafter: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate_settings(DrafterSettings, drafter, source="the test")
+
+
+def test_those_that_can_be_are_not() -> None:
+    fused = FEEDBACK | {"fusion_layers": [1], "rollout_steps": 8, "input_norms": False}
+    for drafter in ({"trunk": fused}, SUMMED | {"tail_layers": 2}, {"draft_vocab_size": 1}):
+        validate_settings(DrafterSettings, drafter, source="the test")
+
+
+@pytest.fixture(scope="module")
+def record() -> TargetRecord:
+    return record_target(TargetAdapter(tiny_llama()).spec, "tiny")
+
+
+TAIL = {"combine": "sum", "parallel_levels": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (tiny_settings(trunk=FEEDBACK | {"fusion_layers": (4,)}), r"trunk\.fusion_layers .* to 3"),
+        (tiny_settings(trunk=FEEDBACK | {"fusion_layers": (-1,)}), r"trunk\.fusion_layers"),
+        (tiny_settings(trunk=FEEDBACK | {"fusion_layers": ()}), "one or more indices"),
+        (tiny_settings(layers=()), r"memory\.layers .* one or more"),
+        (tiny_settings(draft_vocab_size=62), r"at most 61; got: 62; remedy: lower it"),
+    ],
+)
+def test_what_the_target_does_not_have_is_refused(
+    record: TargetRecord, settings: DrafterSettings, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_for(settings, record)
+
+
+@pytest.mark.parametrize("tail_layers", [1, 2])
+def test_a_tail_leaves_at_least_one_layer_before_it(tail_layers: int) -> None:
+    small = TargetAdapter(tiny_llama(num_hidden_layers=tail_layers))
+    settings = tiny_settings(**TAIL, tail_layers=tail_layers)
+    with pytest.raises(ConfigError, match=f"fewer than its {tail_layers} layers"):
+        config_for(settings, record_target(small.spec, "tiny"))
+    larger = TargetAdapter(tiny_llama(num_hidden_layers=tail_layers + 1))
+    config = config_for(settings, record_target(larger.spec, "tiny"))
+    assert isinstance(config, JakiroConfig)
+
+
+@pytest.mark.parametrize(
+    "settings", [tiny_settings(trunk=FEEDBACK), tiny_settings(**TAIL, tail_layers=1)]
+)
+def test_a_target_without_hidden_states_is_refused_with_what_it_can_have(
+    record: TargetRecord, settings: DrafterSettings
+) -> None:
+    old = record.model_copy(update={"num_hidden_states": None})
+    with pytest.raises(ConfigError, match=r"trunk\.kind moa, .* and drafter\.tail_layers 0"):
+        config_for(settings, old)
+
+
+def _run(**changes: Any) -> TrainSettings:
+    return tiny_run(Path(), **changes)
+
+
+def _fed_back(**changes: Any) -> TrainSettings:
+    plain = _run(**changes).model_dump()
+    plain["drafter"] = {"trunk": FEEDBACK | {"rollout_steps": 3}}
+    return validate_settings(TrainSettings, plain, source="the test")
+
+
+@pytest.mark.parametrize("batch", [{"draws": 2}, {"anchors": "blocks"}, {"curriculum": 0.1}])
+def test_a_feedback_trunk_has_steps_of_rollout_instead_of_anchors(batch: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"no batch\.{next(iter(batch))} with drafter.trunk.kind feedback"
+    ):
+        _fed_back(batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "key"),
+    [({"curriculum": 1.5}, "curriculum"), ({"anchors": "rollout"}, "anchors"), ({"draws": 9}, "d")],
+)
+def test_unknown_ways_to_draw_anchors_are_refused(batch: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'batch\.{key}"):
+        _run(batch=batch)
+
+
+def test_the_rule_of_anchors_follows_from_the_drafter() -> None:
+    kinds = {"drafting": "drafting", "blocks": "blocks", "previous": "previous"}
+    for given, kind in kinds.items():
+        assert anchor_rule(_run(batch={"anchors": given})).kind == kind
+    tail = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}, "tail_layers": 1}
+    assert anchor_rule(_run(drafter=tail)).kind == "blocks"
+    assert anchor_rule(_run(drafter=tail, batch={"anchors": "previous"})).kind == "previous"
+    rule = anchor_rule(_fed_back())
+    assert (rule.kind, rule.draws) == ("rollout", 3)
+    assert anchor_rule(_run(batch={"draws": 4})).draws == 4
+    assert anchor_rule(_run(batch={"draws": 4}), draws=1).draws == 1
