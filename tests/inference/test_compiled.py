@@ -22,7 +22,8 @@ model = tiny_llama(vocab=11, num_hidden_layers=3)
 settings = VARIANTS[sys.argv[1]]
 drafter = tiny_drafter(TargetAdapter(model), settings)
 parallel = settings.schedule.parallel_levels
-tree = TreeShape(autoregressive_levels=2, parallel_levels=parallel, children=2, breadth=2, num_nodes=6)
+levels = {"autoregressive_levels": 2, "parallel_levels": parallel}
+tree = TreeShape(**levels, children=2, breadth=2, num_nodes=6)
 plain = SpeculativeDecoder(model, drafter, tree=tree)
 expected = [plain.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
 drawn = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)

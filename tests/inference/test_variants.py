@@ -30,6 +30,11 @@ KINDS = {
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
 }
+# In what a session keeps; the others in the slow tier.
+MOST_UNLIKE = [
+    name if name in ("feedback", "tail-1") else pytest.param(name, marks=pytest.mark.slow)
+    for name in KINDS
+]
 
 
 def _decoder(
@@ -81,13 +86,13 @@ def test_greedy_tokens_are_the_targets_for_all_that_is_offered(name: str) -> Non
     assert_greedy_tokens_are_the_targets(tiny_llama(vocab=11), settings)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+@pytest.mark.parametrize("family", [pytest.param("mistral", marks=pytest.mark.slow), "gemma3"])
 def test_a_tail_with_a_window_drafts_losslessly_beyond_it(family: str) -> None:
     settings = tiny_settings(**TAIL, tail_layers=2)
     assert_greedy_tokens_are_the_targets(tiny_family(family, vocab_size=11), settings)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MOST_UNLIKE)
 def test_turns_of_a_conversation_are_fresh_starts(name: str) -> None:
     model = tiny_llama(vocab=11)
     decoder, prompt, outputs = _decoder(model, KINDS[name]), [5], []
@@ -104,7 +109,7 @@ def test_turns_of_a_conversation_are_fresh_starts(name: str) -> None:
     assert _accepted(outputs) > 0
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MOST_UNLIKE)
 def test_prompts_read_in_chunks_give_the_same_drafts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +123,7 @@ def test_prompts_read_in_chunks_give_the_same_drafts(
         assert [one.depths for one in chunked] == [one.depths for one in whole]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MOST_UNLIKE)
 def test_the_end_of_the_context_is_reached_and_not_passed(name: str) -> None:
     model = tiny_llama(vocab=11, max_position_embeddings=24)
     decoder = _decoder(model, KINDS[name])
@@ -143,19 +148,19 @@ def test_automatic_trees_change_no_token_of_a_drafter_that_feeds_back(tmp_path: 
         assert got.sequences.tolist() == _alone(model, prompt)
 
 
-BATCH = 2_000
+BATCH = 2_500
 
 
 @pytest.mark.parametrize(("name", "sampled"), [("feedback", False), ("draft-vocabulary", True)])
 def test_sampled_sequences_follow_the_target_law(name: str, sampled: bool) -> None:
-    assert_law_is_the_targets(name, sampled, batches=2, threshold=0.001 / 2)
+    assert_law_is_the_targets(name, sampled, batches=1, threshold=0.001 / 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True], ids=["deterministic", "sampled"])
 @pytest.mark.parametrize("name", KINDS)
 def test_sampled_sequences_of_every_kind_follow_the_target_law(name: str, sampled: bool) -> None:
-    assert_law_is_the_targets(name, sampled, batches=8, threshold=0.001 / (2 * len(KINDS)))
+    assert_law_is_the_targets(name, sampled, batches=6, threshold=0.001 / (2 * len(KINDS)))
 
 
 def assert_law_is_the_targets(name: str, sampled: bool, batches: int, threshold: float) -> None:
