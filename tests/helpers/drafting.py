@@ -49,7 +49,7 @@ def trained_outputs(
 ) -> list[BankOutput]:
     """What training predicts at distances 1..depth from the last verified token, at length - 1."""
     count = tokens.shape[1]
-    if model.config.settings.trunk.kind == "feedback":
+    if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
         several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
         anchors = torch.stack(several)

@@ -47,7 +47,7 @@ def tiny_settings(
     **memory: object,
 ) -> DrafterSettings:
     """Settings of a drafter of a few thousand parameters."""
-    is_feedback = trunk is not None and trunk.get("kind") == "feedback"
+    is_feedback = (trunk or {}).get("kind") == "feedback"
     sizes = {"num_heads": 2, "head_dim": 8, "mlp_width": 16}
     return DrafterSettings(
         trunk=TrunkSettings(num_heads=4, num_kv_heads=2, head_dim=8, **(trunk or {})),

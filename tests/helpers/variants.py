@@ -9,6 +9,7 @@ from helpers.models import tiny_settings
 from jakiro.config import DrafterSettings
 
 FEEDBACK = {"kind": "feedback"}
+HYBRID = {"kind": "hybrid"}
 PUBLISHED = FEEDBACK | {"input_norms": False}
 FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 
@@ -34,6 +35,10 @@ VARIANTS = {
     "feedback-sum-P1": tiny_settings(combine="sum", trunk=PUBLISHED),
     "feedback-mixture-P2": tiny_settings(parallel_levels=2, trunk=FEEDBACK),
     "feedback-fused": tiny_settings(trunk=FUSED),
+    "hybrid-mixture-P2": tiny_settings(parallel_levels=2, trunk=HYBRID),
+    "hybrid-sum-hidden-fused": tiny_settings(
+        combine="sum", trunk=HYBRID | {"fusion_layers": (0, 2)}, source="hidden", layers=(3, 1)
+    ),
 }
 
 
@@ -52,7 +57,7 @@ def _banks() -> Iterator[dict[str, Any]]:
 
 
 def _grid() -> Iterator[tuple[str, DrafterSettings]]:
-    trunks = {"moa": {}, "feedback": FEEDBACK}
+    trunks = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
     for (name, trunk), bank in itertools.product(trunks.items(), _banks()):
         experts, combine, contrast, parallel = bank.values()
         contrasting = "contrast" if contrast else "plain"

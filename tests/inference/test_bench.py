@@ -18,6 +18,7 @@ from inference.bench.oracle import OracleDrafter
 from inference.bench.subject import start
 from jakiro.drafter import JakiroDrafter
 from jakiro.target import TargetAdapter, chain_step
+from jakiro.target_state import TargetState
 
 HEADLINES = {
     "plain_vs_transformers": 1.05,
@@ -117,7 +118,7 @@ def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None
         with watched(target, drafter, around), torch.inference_mode():
             output = target.forward(chain_step(torch.tensor([[1, 2]]), 0), cache)
             logits = target.logits(output.features)
-            _remember(drafter, cache.state(torch.tensor([[0, 1]]), drafter.state_source))
+            _remember(drafter, drafter.state_sources.read(cache, torch.tensor([[0, 1]])))
     assert set(stopwatch.seconds) == {"target", "logits", "memory"}
     assert len(recorder.calls) == 3
     with torch.inference_mode():
@@ -125,7 +126,7 @@ def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None
     assert "logits" not in vars(target)
 
 
-def _remember(drafter: JakiroDrafter, state: torch.Tensor) -> None:
+def _remember(drafter: JakiroDrafter, state: TargetState) -> None:
     drafter.remember(state, torch.tensor([[0, 1]]))
 
 

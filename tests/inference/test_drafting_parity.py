@@ -115,7 +115,7 @@ def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
     """Everything that a session keeps of tokens."""
     rows = session.rows
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
-    return [rows.own.prefix(12), rows.memory.prefix(12), *((one.keys, one.values) for one in tail)]
+    return [rows.own.prefix(12), rows.kept.prefix(12), *((one.keys, one.values) for one in tail)]
 
 
 @pytest.mark.parametrize("name", SESSIONS)

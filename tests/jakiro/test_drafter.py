@@ -10,10 +10,11 @@ from helpers.training import one_document
 from safetensors.torch import load_file, save_file
 
 from jakiro import JakiroConfig, JakiroDrafter
-from jakiro.config import config_for, state_source
+from jakiro.config import config_for, state_sources
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
+from jakiro.target_state import TargetState
 from training.drafting import draft_all_positions
 from training.target_reader import TargetReader
 
@@ -31,7 +32,7 @@ def test_saving_and_loading_keeps_weights_settings_and_outputs(
     loaded = JakiroDrafter.from_pretrained(tmp_path)
     assert loaded.config.settings == drafter.config.settings
     assert loaded.config.target_record == drafter.config.target_record
-    state = torch.randn(1, 4, 3, 32)
+    state = TargetState(torch.randn(1, 4, 3, 32), None)
     positions = torch.arange(4)[None]
     for got, kept in zip(
         loaded.remember(state, positions), drafter.remember(state, positions), strict=True
@@ -93,8 +94,8 @@ def test_which_hidden_states_are_read_by_default(target: TargetAdapter) -> None:
         tiny_settings(source="hidden", layer_attention=layer_attention)
         for layer_attention in (True, False)
     )
-    assert state_source(several, record).layers == (1, 1, 3)
-    assert state_source(last, record).layers == (3,)
+    assert state_sources(several, record).memory.layers == (1, 1, 3)
+    assert state_sources(last, record).memory.layers == (3,)
 
 
 def test_a_config_without_a_target_is_refused() -> None:
@@ -111,16 +112,16 @@ def test_nothing_beyond_anchor_or_position_reaches_a_prediction(target: TargetAd
     view = TargetReader(target, drafter, count, torch.float32).view(batch)
     before = next(iter(draft_all_positions(drafter, view, batch))).features[0, place]
 
-    later_memory = view.state.clone()
+    later_memory = view.state.memory.clone()
     later_memory[:, anchor + 1 :] += 1.0
     later_tokens = view.embeddings.clone()
     later_tokens[:, place + 1 :] += 1.0
-    blind = view._replace(state=later_memory, embeddings=later_tokens)
+    blind = view._replace(state=TargetState(later_memory, None), embeddings=later_tokens)
     after = next(iter(draft_all_positions(drafter, blind, batch))).features[0, place]
     torch.testing.assert_close(after, before, atol=0, rtol=0)
 
-    seen = view.state.clone()
+    seen = view.state.memory.clone()
     seen[:, anchor] += 1.0
-    changed = view._replace(state=seen)
+    changed = view._replace(state=TargetState(seen, None))
     other = next(iter(draft_all_positions(drafter, changed, batch))).features[0, place]
     assert not torch.allclose(other, before)

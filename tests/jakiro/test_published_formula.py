@@ -55,7 +55,10 @@ class Reference:
 
     def trunk(self, tokens: Sequence[Vector], previous: Sequence[Vector]) -> list[Vector]:
         weight = self.weight
-        join, bias = weight["trunk.join.weight"], weight["trunk.join.bias"]
+        join, bias = (
+            weight["trunk.feature_input.join.weight"],
+            weight["trunk.feature_input.join.bias"],
+        )
         stream = [
             join @ torch.cat(self._normed(*pair)) + bias
             for pair in zip(tokens, previous, strict=True)
@@ -67,7 +70,7 @@ class Reference:
         return [stream[i] + output @ self._mixed(heads, i) for i in range(len(stream))]
 
     def _normed(self, token: Vector, feature: Vector) -> tuple[Vector, Vector]:
-        if "trunk.token_norm.weight" not in self.weight:
+        if "trunk.feature_input.token_norm.weight" not in self.weight:
             return token, feature
         gains = (self.weight[f"trunk.{half}_norm.weight"] for half in ("token", "feature"))
         return rms_norm(token, next(gains)), rms_norm(feature, next(gains))

@@ -17,7 +17,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.settings import dump_settings
 from jakiro.target import TargetAdapter
-from moa.trunk import MoaTrunk
+from moa.trunk import Trunk
 from training.ablation.study import Study, StudySettings
 from training.initialization import check_initialization, initialize, start_from
 from training.target_attention import read_attention
@@ -78,7 +78,7 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     settings = _trunk_for(target, layer=1, base=_base_of(model))
     attention = read_attention(target, 1, settings)
     assert attention.has_same_base
-    trunk = MoaTrunk(hidden=32, **settings.geometry)
+    trunk = Trunk(hidden=32, **settings.geometry)
     start_from(trunk, attention)
     stream = torch.randn(2, 9, 32)
     stream -= stream.mean(dim=-1, keepdim=True)  # which is all that layer norms do beyond ours

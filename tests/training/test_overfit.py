@@ -35,7 +35,7 @@ VARIETY = {
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:
     """What training would draw for the only row; [draws, rows]."""
     kind, draws = "drafting", 2
-    if settings.trunk.kind == "feedback":
+    if settings.trunk.reads_features:
         kind, draws = "rollout", LEVELS
     elif settings.tail_layers:
         kind = "blocks"

@@ -49,8 +49,8 @@ def test_memory_changes_only_positions_whose_anchor_it_does_not_follow(
     tiny: TinyTraining, place: int
 ) -> None:
     view = tiny.view(BATCH)
-    other = view._replace(state=view.state.clone())
-    other.state[:, place] += 1.0
+    other = view._replace(state=view.state._replace(memory=view.state.memory.clone()))
+    other.state.memory[:, place] += 1.0
     changed = changed_positions(features(tiny, view), features(tiny, other))
     same = BATCH.documents == BATCH.documents[:, place, None]
     visible = (BATCH.anchors >= place) & same[:, None]
@@ -62,7 +62,7 @@ def test_the_target_reads_each_document_as_if_it_were_alone(tiny: TinyTraining) 
     alone = cropped(Batch(*(part[:1] for part in vars(BATCH).values())), 10, 21)
     view = tiny.view(alone)
     torch.testing.assert_close(packed.features[:1, 10:21], view.features)
-    torch.testing.assert_close(packed.state[:1, 10:21], view.state)
+    torch.testing.assert_close(packed.state.memory[:1, 10:21], view.state.memory)
 
 
 NARROW = Batch(**(vars(BATCH) | {"is_narrow": torch.tensor([True, False])}))
@@ -89,8 +89,8 @@ def test_in_a_narrow_row_only_tokens_behind_the_anchor_are_seen(
 
 def test_a_narrow_row_still_sees_all_memory_up_to_its_anchor(tiny: TinyTraining) -> None:
     view = tiny.view(NARROW)
-    other = view._replace(state=view.state.clone())
-    other.state[:, 3] += 1.0
+    other = view._replace(state=view.state._replace(memory=view.state.memory.clone()))
+    other.state.memory[:, 3] += 1.0
     changed = changed_positions(features(tiny, view, NARROW), features(tiny, other, NARROW))
     same = NARROW.documents == NARROW.documents[:, 3, None]
     assert torch.equal(changed, ((NARROW.anchors >= 3) & same[:, None]).transpose(0, 1))

@@ -6,10 +6,11 @@ import pytest
 import torch
 from helpers.models import tiny_settings
 from helpers.training import TinyTraining, cropped, random_batch, tiny_training
-from helpers.variants import FEEDBACK, GRID, VARIANTS
+from helpers.variants import FEEDBACK, GRID, HYBRID, VARIANTS
 from torch import Tensor
 
 from jakiro.config import DrafterSettings
+from jakiro.target_state import TargetState
 from training.anchors import AnchorRule
 from training.batch import Batch
 from training.drafting import draft_all_positions, through_tail
@@ -21,13 +22,14 @@ STEPS = 3
 ROLLOUT = {"rollout_steps": STEPS}
 TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
 FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
+BOTH = tiny_settings(trunk=HYBRID | ROLLOUT)
 
 
 def batch_for(settings: DrafterSettings, *rows: list[int], seed: int = 0) -> Batch:
     """Packed documents with the anchors that training draws for such a drafter."""
     batch = random_batch(*rows, row_length=ROW, seed=seed)
     trunk, kind, draws = settings.trunk, "drafting", 2
-    if trunk.kind == "feedback":
+    if trunk.reads_features:
         kind, draws = "rollout", STEPS
     elif settings.tail_layers:
         kind = "blocks"
@@ -60,7 +62,8 @@ def with_tokens(view: TargetView, place: int) -> TargetView:
 
 
 def with_state(view: TargetView, place: int) -> TargetView:
-    return view._replace(state=moved(view.state, place))
+    parts = (None if part is None else moved(part, place) for part in view.state)
+    return view._replace(state=TargetState(*parts))
 
 
 def with_tail_rows(view: TargetView, place: int) -> TargetView:
@@ -100,6 +103,8 @@ CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[...,
     "tail, rows of the target": (TAIL, with_tail_rows, anchored_beyond),
     "feedback, tokens": (FED_BACK, with_tokens, token_reaches),
     "feedback, features": (FED_BACK, with_state, feature_reaches),
+    "hybrid, tokens": (BOTH, with_tokens, token_reaches),
+    "hybrid, memory and features": (BOTH, with_state, feature_reaches),
 }
 
 
