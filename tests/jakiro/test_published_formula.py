@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.target import TargetAdapter
+from moa.trunk import Evidence
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, COUNT = 4, 2, 8, 32, 24, 6
 BASE, EPS = 10_000.0, 1e-6
@@ -72,7 +73,9 @@ class Reference:
     def _normed(self, token: Vector, feature: Vector) -> tuple[Vector, Vector]:
         if "trunk.feature_input.token_norm.weight" not in self.weight:
             return token, feature
-        gains = (self.weight[f"trunk.{half}_norm.weight"] for half in ("token", "feature"))
+        gains = (
+            self.weight[f"trunk.feature_input.{half}_norm.weight"] for half in ("token", "feature")
+        )
         return rms_norm(token, next(gains)), rms_norm(feature, next(gains))
 
     def _mixed(self, heads: Sequence[Tensor], i: int) -> Vector:
@@ -120,7 +123,7 @@ def test_both_features_equal_the_closed_form(trunk: dict[str, object]) -> None:
     tokens, features = torch.randn(2, COUNT, HIDDEN, dtype=torch.float64)
     previous = torch.cat((torch.zeros(1, HIDDEN), features[:-1])).double()
     mask = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()[None, None]
-    output = drafter(tokens[None], torch.arange(COUNT)[None], mask, previous[None])
+    output = drafter(tokens[None], torch.arange(COUNT)[None], mask, Evidence(previous[None]))
     reference = Reference(drafter)
     expected = [reference.bank(x) for x in reference.trunk(list(tokens), list(previous))]
     for i, (first, second) in enumerate(expected):
@@ -139,10 +142,10 @@ def test_the_second_step_reads_the_feature_that_the_first_one_predicted() -> Non
     first, _ = reference.bank(reference.trunk(list(tokens[:2]), known)[1])
     second, _ = reference.bank(reference.trunk(list(tokens), [*known, first])[2])
     mask = torch.ones(2, 2, dtype=torch.bool).tril()[None, None]
-    one = drafter(tokens[None, :2], torch.arange(2)[None], mask, torch.stack(known)[None])
+    one = drafter(tokens[None, :2], torch.arange(2)[None], mask, Evidence(torch.stack(known)[None]))
     previous = torch.stack([*known, one.expected[0, 1]])[None]
     mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-    two = drafter(tokens[None], torch.arange(3)[None], mask, previous)
+    two = drafter(tokens[None], torch.arange(3)[None], mask, Evidence(previous))
     assert (two.features[0, 2, 0, 0] - second).abs().max() < 1e-6
 
 
