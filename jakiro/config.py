@@ -121,7 +121,7 @@ class DrafterSettings(Settings):
 
     Attributes:
         trunk: the first half of the drafter.
-        memory: for the trunk's cross-attention; a feedback trunk has none.
+        memory: for the trunk's cross-attention; a feedback trunk has none, whatever stands here.
         bank: the second half.
         schedule: how deep it drafts.
         tail_layers: target layer inference (arXiv 2410.03804): how many of the target's own last
@@ -135,12 +135,6 @@ class DrafterSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     tail_layers: Literal[0, 1, 2] = 0
     draft_vocab_size: int | None = Field(None, ge=1)
-
-    @model_validator(mode="after")
-    def _feedback_has_no_memory(self) -> "DrafterSettings":
-        if self.trunk.kind == "feedback" and self.memory != MemorySettings():
-            raise ValueError("memory as it is by default with trunk.kind feedback, which has none")
-        return self
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":

@@ -18,6 +18,7 @@ from training.train import train
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
+ARMS = sorted((CONFIGS / "arms").glob("*.yaml"))
 REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
 TARGET = TargetRecord(
     name_or_path="any",
@@ -65,6 +66,11 @@ def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository
     widths = {arm.name: arm.width for arm in arms}
     assert widths["experts-1"] == 2 * widths["base"] == 4 * widths["experts-4"]
     assert widths["contrast-loss-off"] == widths["base"]
+
+
+def test_all_arms_of_the_study_of_drafters_are_equally_large() -> None:
+    arms = equally_sized(read_arms(CONFIGS / "demo.yaml", ARMS, REQUIRED), TARGET)
+    assert len(arms) == len(ARMS) + 1
 
 
 def test_parameters_are_counted_as_the_drafter_has_them() -> None:

@@ -32,8 +32,6 @@ SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         ({"trunk": {"num_heads": 3}}, "num_heads must be a multiple of num_kv_heads"),
         ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
         ({"trunk": FEEDBACK | {"rollout_steps": 9}}, r"'trunk\.rollout_steps'"),
-        (FED_BACK | {"memory": {"source": "hidden"}}, "with trunk.kind feedback, which has none"),
-        (FED_BACK | {"memory": {"layers": [1]}}, "with trunk.kind feedback, which has none"),
         (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
         ({"tail_layers": 1}, "bank.combine sum, schedule.parallel_levels 0 and trunk.kind moa"),
         (SUMMED | {"bank": {}, "tail_layers": 1}, "bank.combine sum"),

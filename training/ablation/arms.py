@@ -15,7 +15,10 @@ from training.config import TrainSettings
 BASE = "base"
 # What an arm may change. Data, order, steps and optimizer stay those of the base, and the expert
 # width is what makes arms equally large.
-_OPEN = ("drafter", "initialize", "objective", "batch.anchors", "batch.draws")
+_OPEN = (
+    *("drafter", "initialize", "objective"),
+    *("batch.anchors", "batch.curriculum", "batch.draws"),
+)
 _WIDTH = "drafter.bank.expert_width"
 
 
