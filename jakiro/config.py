@@ -139,10 +139,8 @@ class DrafterSettings(Settings):
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
         fits = self.bank.combine == "sum" and not self.schedule.parallel_levels
-        if self.tail_layers and not (fits and self.trunk.kind == "moa"):
-            raise ValueError(
-                "bank.combine sum, schedule.parallel_levels 0 and trunk.kind moa with tail_layers"
-            )
+        if self.tail_layers and not fits:
+            raise ValueError("bank.combine sum and schedule.parallel_levels 0 with tail_layers")
         return self
 
 

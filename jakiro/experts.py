@@ -22,6 +22,11 @@ class BankOutput(NamedTuple):
     features: Float[Tensor, "*batch levels components hidden"]
     log_weights: Float[Tensor, "*batch components"]  # of the law, normalised
     gate: Float[Tensor, "*batch experts"]  # the router's own weights, for balance and statistics
+    state: Float[Tensor, "*batch hidden"] | None = None  # of which the target's tail made features
+
+    def behind(self, features: Float[Tensor, "*batch hidden"]) -> "BankOutput":
+        """Return the output with what the target's last layers made of its only feature."""
+        return self._replace(features=features[..., None, None, :], state=self.expected)
 
     @property
     def expected(self) -> Float[Tensor, "*batch hidden"]:

@@ -112,7 +112,7 @@ class TargetTail:
 
 
 class JoinedCache(Cache):
-    """Shows given rows before those that a single forward writes; gradients pass through both.
+    """Shows given rows before all those that forwards write; gradients pass through both.
 
     Args:
         rows: keys and values of each layer.
@@ -137,9 +137,10 @@ class _JoinedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the given rows and the new ones behind them; nothing is kept."""
-        keys = torch.cat((self.keys.to(key_states.dtype), key_states), dim=2)
-        return keys, torch.cat((self.values.to(value_states.dtype), value_states), dim=2)
+        """Add rows and return all of them; nothing is overwritten."""
+        self.keys = torch.cat((self.keys.to(key_states.dtype), key_states), dim=2)
+        self.values = torch.cat((self.values.to(value_states.dtype), value_states), dim=2)
+        return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the rows are given."""

@@ -17,19 +17,27 @@ from training.views import TargetView
 
 
 def draft_all_positions(
-    drafter: JakiroDrafter, view: TargetView, batch: Batch
+    drafter: JakiroDrafter, view: TargetView, batch: Batch, tail: TargetTail | None = None
 ) -> Iterator[BankOutput]:
     """Yield the drafter's output at every position, once per draw of anchors.
 
     Position i sees tokens up to i and what is verified up to its anchor, both of its own document
     only. What the target's state is encoded to is shared by all draws.
+
+    Args:
+        drafter: at work.
+        view: of the target, with `tail_rows` if there is a tail.
+        batch: the packed rows.
+        tail: the target's last layers, if the drafter's output goes through them.
     """
     if drafter.trunk.feature_input is None:
-        return _from_memory(drafter, view, batch)
-    return _rolled_out(drafter, view, batch)
+        return _from_memory(drafter, view, batch, tail)
+    return _rolled_out(drafter, view, batch, tail)
 
 
-def _from_memory(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iterator[BankOutput]:
+def _from_memory(
+    drafter: JakiroDrafter, view: TargetView, batch: Batch, tail: TargetTail | None
+) -> Iterator[BankOutput]:
     """Draft each draw's positions, all at once: they do not depend on each other."""
     kept = drafter.remember(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
@@ -39,10 +47,12 @@ def _from_memory(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iter
         own = torch.where(batch.is_narrow[:, None, None], recent, causal).unsqueeze(1)
         evidence = _memory(drafter, kept, batch, draw)
         output: BankOutput = drafter(view.embeddings, batch.positions, own, evidence)
-        yield output
+        yield output if tail is None else through_tail(output, tail, view, batch, draw)
 
 
-def _rolled_out(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Iterator[BankOutput]:
+def _rolled_out(
+    drafter: JakiroDrafter, view: TargetView, batch: Batch, tail: TargetTail | None
+) -> Iterator[BankOutput]:
     """Draft distance 1 from the target's features, then each next one from the drafter's own.
 
     This is the training-time test of EAGLE-3 (arXiv 2503.01840). At distance k, position i sees the
@@ -57,10 +67,13 @@ def _rolled_out(drafter: JakiroDrafter, view: TargetView, batch: Batch) -> Itera
     kept = drafter.remember(view.state, batch.positions)
     previous = _shifted(kept[-1].squeeze(1), batch)
     rows = _EarlierRows()
+    predicted = None if tail is None else JoinedCache(view.tail_rows, tail.input_state)
     for draw in range(batch.anchors.shape[1]):
         mask = _rollout_mask(batch, num_passes=draw + 1).unsqueeze(1)
         evidence = _memory(drafter, kept, batch, draw)._replace(previous=previous)
         output: BankOutput = drafter(view.embeddings, batch.positions, mask, evidence, rows)
+        if tail is not None and predicted is not None:
+            output = _rolled_through_tail(output, tail, batch, draw, predicted)
         yield output
         previous = _shifted(output.expected, batch)
 
@@ -93,10 +106,16 @@ def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch rows key
     """Return which rows of `num_passes` passes each position sees in the last of them."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     same = same_document(batch.documents)
+    first = same & (index[:, None] - index >= num_passes - 1)
+    return torch.cat([first, *_own_passes(batch, num_passes)[1:]], dim=2)
+
+
+def _own_passes(batch: Batch, num_passes: int) -> list[Bool[Tensor, "batch rows rows"]]:
+    """Return for each pass which of its rows lie on a position's own way in the last pass."""
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     behind = index[:, None] - index  # how far a row lies behind the query
-    parts = [same & (behind >= num_passes - 1)]
-    parts += [same & (behind == num_passes - later) for later in range(2, num_passes + 1)]
-    return torch.cat(parts, dim=2)
+    same = same_document(batch.documents)
+    return [same & (behind == num_passes - one) for one in range(1, num_passes + 1)]
 
 
 def _shifted(
@@ -126,12 +145,23 @@ def through_tail(
     same = same_document(batch.documents)
     anchors = batch.anchors[:, draw, :, None]
     predicted = same & (index > anchors) & (index <= index[:, None])
-    visible = torch.cat((same & (index <= anchors), predicted), dim=2)
-    features = tail.forward(
-        output.features[:, :, 0, 0],
-        batch.positions,
-        visible,
-        batch.positions.repeat(1, 2),
-        JoinedCache(view.tail_rows, tail.input_state),
-    )
-    return output._replace(features=features[:, :, None, None])
+    rows = JoinedCache(view.tail_rows, tail.input_state)
+    return _behind(output, tail, batch, [same & (index <= anchors), predicted], rows)
+
+
+def _rolled_through_tail(
+    output: BankOutput, tail: TargetTail, batch: Batch, draw: int, rows: JoinedCache
+) -> BankOutput:
+    """Return the output of a rollout's step behind the tail, whose rows are those of all steps."""
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    verified = same_document(batch.documents) & (index <= batch.anchors[:, draw, :, None])
+    return _behind(output, tail, batch, [verified, *_own_passes(batch, draw + 1)], rows)
+
+
+def _behind(
+    output: BankOutput, tail: TargetTail, batch: Batch, visible: list[Tensor], rows: JoinedCache
+) -> BankOutput:
+    positions = batch.positions
+    seen_positions = positions.repeat(1, len(visible))
+    seen = torch.cat(visible, dim=2)
+    return output.behind(tail.forward(output.expected, positions, seen, seen_positions, rows))

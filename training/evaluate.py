@@ -60,7 +60,7 @@ class Evaluation:
             view = self._reader.view(batch)
             terms = module(view, batch, self._reader)
             meter.add(terms, int((batch.documents >= 0).sum()))
-            outputs = draft_all_positions(drafter, view, batch)
+            outputs = draft_all_positions(drafter, view, batch, self._reader.tail)
             for output, chosen in zip(outputs, drafted(batch), strict=True):
                 diversity.add(output, chosen, self._reader.heads.draft)
         return {"held_out": meter.read(), "experts": diversity.read()}

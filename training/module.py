@@ -4,9 +4,8 @@ import torch
 from torch import nn
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import BankOutput
 from training.batch import Batch
-from training.drafting import draft_all_positions, through_tail
+from training.drafting import draft_all_positions
 from training.objectives import Goals, LossTerms, ObjectiveSettings, drafter_loss
 from training.target_reader import TargetReader
 from training.views import TargetView
@@ -33,18 +32,17 @@ class TrainingModule(nn.Module):
             batch: the packed rows.
             reader: of the target; passed in so that no target weight is registered here.
         """
+        outputs = draft_all_positions(self.drafter, view, batch, reader.tail)
         terms = [
-            self._loss_of(output, view, batch, draw, reader)
-            for draw, output in enumerate(draft_all_positions(self.drafter, view, batch))
+            # Behind the target's last layers, their input is what is regressed.
+            drafter_loss(
+                output,
+                Goals(view.features, view.tail_input, output.state),
+                batch,
+                draw,
+                reader.heads,
+                self.settings,
+            )
+            for draw, output in enumerate(outputs)
         ]
         return LossTerms(*(torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True)))
-
-    def _loss_of(
-        self, output: BankOutput, view: TargetView, batch: Batch, draw: int, reader: TargetReader
-    ) -> LossTerms:
-        goals = Goals(view.features)
-        if reader.tail is not None:
-            # What is regressed is the input of the target's last layers, not what they make of it.
-            goals = goals._replace(state=view.tail_input, predicted=output.expected)
-            output = through_tail(output, reader.tail, view, batch, draw)
-        return drafter_loss(output, goals, batch, draw, reader.heads, self.settings)

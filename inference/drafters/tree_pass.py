@@ -113,8 +113,7 @@ class TreePass:
         cache.aim(slots, mask.shape[2])
         written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
         seen = positions_in_slots(written, self.positions, mask.shape[2])
-        features = tail.forward(output.features[:, :, 0, 0], positions, mask, seen, cache)
-        return output._replace(features=features[:, :, None, None])
+        return output.behind(tail.forward(output.expected, positions, mask, seen, cache))
 
     def _extend_seen(self, count: int, frontier: Frontier | None) -> None:
         """Let each new query see what its parent saw, and itself."""

@@ -20,7 +20,7 @@ from jakiro.experts import BankOutput
 from jakiro.mixture import posterior_log_weights
 from jakiro.target import StepOutput, TargetAdapter, chain_step
 from training.anchors import rollout_anchors
-from training.drafting import draft_all_positions, through_tail
+from training.drafting import draft_all_positions
 from training.target_reader import TargetReader
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
@@ -58,9 +58,7 @@ def trained_outputs(
     batch = one_document(tokens, anchors)
     reader = TargetReader(target, model, count, torch.float32)
     view = reader.view(batch)
-    outputs = list(draft_all_positions(model, view, batch))
-    if reader.tail is not None:
-        outputs = [through_tail(outputs[0], reader.tail, view, batch, 0)]
+    outputs = list(draft_all_positions(model, view, batch, reader.tail))
     return outputs if len(outputs) > 1 else outputs * depth
 
 

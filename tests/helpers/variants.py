@@ -30,6 +30,10 @@ VARIANTS = {
     "kv-side-by-side": tiny_settings(layers=(2, 0), layer_attention=False),
     "tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1),
     "tail-2-E1": tiny_settings(1, "sum", parallel_levels=0, tail_layers=2),
+    "feedback-tail-1": tiny_settings(
+        combine="sum", parallel_levels=0, tail_layers=1, trunk=FEEDBACK
+    ),
+    "hybrid-tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1, trunk=HYBRID),
     "draft-vocabulary": tiny_settings(draft_vocab_size=23, parallel_levels=2),
     "feedback-E1-P0": tiny_settings(1, parallel_levels=0, trunk=FEEDBACK),
     "feedback-sum-P1": tiny_settings(combine="sum", trunk=PUBLISHED),

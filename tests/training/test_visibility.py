@@ -22,6 +22,7 @@ STEPS = 3
 ROLLOUT = {"rollout_steps": STEPS}
 TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
 FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
+FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | ROLLOUT)
 BOTH = tiny_settings(trunk=HYBRID | ROLLOUT)
 
 
@@ -42,11 +43,7 @@ def batch_for(settings: DrafterSettings, *rows: list[int], seed: int = 0) -> Bat
 @torch.no_grad()
 def drafted(tiny: TinyTraining, view: TargetView, batch: Batch) -> Tensor:
     """What is predicted, behind the tail if there is one; [draws, batch, rows, ...]."""
-    tail = tiny.reader(ROW).tail
-    outputs = list(draft_all_positions(tiny.drafter, view, batch))
-    if tail is not None:
-        pairs = enumerate(outputs)
-        outputs = [through_tail(output, tail, view, batch, draw) for draw, output in pairs]
+    outputs = list(draft_all_positions(tiny.drafter, view, batch, tiny.reader(ROW).tail))
     return torch.stack([output.features for output in outputs])
 
 
@@ -105,6 +102,8 @@ CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[...,
     "feedback, features": (FED_BACK, with_state, feature_reaches),
     "hybrid, tokens": (BOTH, with_tokens, token_reaches),
     "hybrid, memory and features": (BOTH, with_state, feature_reaches),
+    "feedback with a tail, features": (FED_TAIL, with_state, feature_reaches),
+    "feedback with a tail, rows of the target": (FED_TAIL, with_tail_rows, feature_reaches),
 }
 
 
