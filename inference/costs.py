@@ -25,7 +25,7 @@ from jakiro.settings import Settings
 from jakiro.target import TargetAdapter, chain_step
 
 NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # trees whose verification is timed
-TIMED_PASSES = 3  # trunk passes whose drafting is timed
+FEWEST_PASSES = 3  # trunk passes whose drafting is timed, however few the drafter was trained for
 CONTEXT = 128  # verified tokens while timing
 REPEATS = 9
 
@@ -83,6 +83,11 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
     )
 
 
+def timed_passes(model: JakiroDrafter) -> int:
+    """Return how many trunk passes trees are considered with: as deep as was trained, or deeper."""
+    return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
+
+
 def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
     """Return costs from the cache, or measure them (seconds) and keep them there.
 
@@ -97,7 +102,7 @@ def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None
         return Costs.model_validate_json(place.read_text())
     except (OSError, ValueError):
         pass
-    costs = measure_costs(target, model, TIMED_PASSES)
+    costs = measure_costs(target, model, timed_passes(model))
     try:
         write_atomically(place, costs.model_dump_json())
     except OSError:
@@ -112,7 +117,12 @@ def _identity(target: TargetAdapter, model: JakiroDrafter) -> str:
     machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
     settings = model.config.settings.model_dump(mode="json")
     return fingerprint(
-        machine, target.spec.fingerprint, settings, str(target.dtype), target.is_compiled
+        timed_passes(model),
+        machine,
+        target.spec.fingerprint,
+        settings,
+        str(target.dtype),
+        target.is_compiled,
     )
 
 

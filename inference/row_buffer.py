@@ -48,12 +48,11 @@ class RowBuffer:
         count = min(bucketed(count), self.capacity)
         return tuple(buffer[:, :, :count] for buffer in self._tensors)
 
-    def at(self, slots: Int[Tensor, "batch rows"]) -> tuple[Float[Tensor, "batch _ rows _"], ...]:
-        """Return the rows at `slots`, copied."""
-        index = slots[:, None, :, None]
-        return tuple(
-            one.gather(2, index.expand(-1, one.shape[1], -1, one.shape[3])) for one in self._tensors
-        )
+    def last_at(self, slots: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch _ rows _"]:
+        """Return the rows at `slots` of the last tensor, copied."""
+        last = self._tensors[-1]
+        index = slots[:, None, :, None].expand(-1, last.shape[1], -1, last.shape[3])
+        return last.gather(2, index)
 
     def write_through(self, slots: Int[Tensor, "batch rows"], count: int) -> "WriteThrough":
         """Return a store that keeps new keys and values at `slots` and shows the first `count`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from inference.costs import NODE_COUNTS, TIMED_PASSES, Costs, measure_costs
+from inference.costs import NODE_COUNTS, Costs, measure_costs, timed_passes
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.preparation import prepare_requests
@@ -63,7 +63,7 @@ def choose_plan(
         drawn: whether random decoding draws its candidates.
         costs: of this machine; None to measure them.
     """
-    costs = costs or measure_costs(target, model, TIMED_PASSES)
+    costs = costs or measure_costs(target, model, timed_passes(model))
     runs = _Runs(target, model, prompts, max_new_tokens)
     random = runs.drawn_taus(temperature) if drawn else runs.chosen_taus(temperature)
     return PlanChoice(
@@ -96,7 +96,7 @@ class _Runs:
 
     def chosen_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
         """Yield every tree of chosen candidates up to the largest ones, and its tau."""
-        for passes in range(1, TIMED_PASSES + 1):
+        for passes in range(1, timed_passes(self.model) + 1):
             shape = TreeShape(
                 autoregressive_levels=passes,
                 parallel_levels=self.levels,
@@ -112,7 +112,7 @@ class _Runs:
 
     def drawn_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
         """Yield every tree of drawn candidates that is worth trying, and its tau."""
-        for shape in _sampled_shapes(self.levels):
+        for shape in _sampled_shapes(timed_passes(self.model), self.levels):
             drafter = TrainedDrafter(self.model, self.target, shape)
             yield shape, self._decode(drafter, temperature).tau
 
@@ -132,7 +132,7 @@ class _Runs:
         return DecodeStats.pooled(stats)
 
 
-def _sampled_shapes(levels: int) -> list[TreeShape]:
+def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
     """Return the drawn trees worth trying: few passes, few children, not too many nodes."""
     shapes = [
         TreeShape(
@@ -142,7 +142,7 @@ def _sampled_shapes(levels: int) -> list[TreeShape]:
             breadth=breadth,
             sampled=True,
         )
-        for passes in range(1, TIMED_PASSES + 1)
+        for passes in range(1, max_passes + 1)
         for children, breadth in ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2))
     ]
     return [shape for shape in shapes if shape.max_nodes <= MAX_NODES // 2]

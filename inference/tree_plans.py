@@ -2,7 +2,7 @@
 
 from math import isqrt
 
-from inference.costs import TIMED_PASSES
+from inference.costs import timed_passes
 from inference.protocol import Budget
 from inference.tree_budget import MAX_NODES
 from inference.tree_shape import TreePlan, TreeShape
@@ -38,7 +38,7 @@ def trees_of_size(drafter: JakiroDrafter, num_nodes: int) -> TreePlan:
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:
     """Return the trees that `tree="auto"` cuts to size."""
     levels = {
-        "autoregressive_levels": TIMED_PASSES,
+        "autoregressive_levels": timed_passes(drafter),
         "parallel_levels": drafter.config.settings.schedule.parallel_levels,
     }
     return TreePlan(

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from jakiro.slots import bucketed, grown, in_place, kept, write_rows
@@ -204,7 +205,10 @@ class SlotCache(Cache):
     def rows(
         self, slots: Int[Tensor, "batch rows"], layers: tuple[int, ...]
     ) -> Float[Tensor, "batch rows layers width"]:
-        """Return keys and values of `layers` at `slots`, flattened to one width per layer."""
+        """Return keys and values of `layers` at `slots`, flattened to one width per layer.
+
+        Layers that are narrower than the widest one are filled up with zeros.
+        """
         if len(self._blocks) == 2:
             gathered = [_rows_of(block, slots, layers) for block in self._blocks]
             return torch.cat(gathered, dim=-1)
@@ -213,7 +217,8 @@ class SlotCache(Cache):
             layer = self.slot_layers[index]
             pair = [_rows_of(part[None], slots, (0,)) for part in (layer.keys, layer.values)]
             parts.append(torch.cat(pair, dim=-1))
-        return torch.cat(parts, dim=2)
+        widest = max(part.shape[-1] for part in parts)
+        return torch.cat([pad(part, (0, widest - part.shape[-1])) for part in parts], dim=2)
 
 
 def _rows_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:

@@ -256,6 +256,8 @@ def _check_sources(settings: DrafterSettings, target: TargetRecord) -> None:
     for name, source in named.items():
         if source is not None:
             _check_source(name, source, target)
+    if sources.memory is not None and settings.memory.common_width is None:
+        _check_widths(sources.memory, target)
 
 
 def _check_source(name: str, source: StateSource, target: TargetRecord) -> None:
@@ -266,12 +268,15 @@ def _check_source(name: str, source: StateSource, target: TargetRecord) -> None:
             expected=f"one or more indices from 0 to {count - 1}",
             got=list(source.layers),
         )
+
+
+def _check_widths(source: StateSource, target: TargetRecord) -> None:
     if len(widths := set(state_widths(source, target))) > 1:
         raise ConfigError(
             "the target's layers differ in the width of their keys and values",
-            expected="memory layers of one width",
+            expected="memory layers of one width, or a width to bring them to",
             got=sorted(widths),
-            remedy="choose drafter.memory.layers of equal width, or drafter.memory.source hidden",
+            remedy="set drafter.memory.common_width, or choose drafter.memory.layers of one width",
         )
 
 

@@ -10,8 +10,9 @@ from jakiro.target import TargetAdapter
 class DraftHead:
     """The target's head, or the rows of it that belong to the drafted tokens.
 
-    The rows are copied once, so that the others need not be read for each draft. A head that is no
-    plain linear layer, such as a quantised one, computes all logits.
+    The rows are copied when they are first used, so that the others need not be read for each
+    draft, and again when the target's head has changed. A head that is no plain linear layer, such
+    as a quantised one, computes all logits.
 
     Args:
         target: whose head it is.
@@ -22,12 +23,7 @@ class DraftHead:
         self.target = target
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
         self._rows: tuple[Tensor, Tensor | None] | None = None
-        if self.token_ids is not None and type(target.head) is nn.Linear:
-            weight, bias = target.head.weight.detach(), target.head.bias
-            self._rows = (
-                weight[self.token_ids],
-                None if bias is None else bias.detach()[self.token_ids],
-            )
+        self._copied_from: tuple[object, ...] | None = None
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch drafted"]:
         """Return the logits of the drafted tokens, in the target's dtype."""
@@ -35,9 +31,9 @@ class DraftHead:
         features = features.to(self.target.dtype).contiguous()
         if self.token_ids is None:
             return self.target.logits(features)
-        if self._rows is None:
+        if type(self.target.head) is not nn.Linear:
             return self.target.logits(features)[..., self.token_ids]
-        return self.target.adjusted(linear(features, *self._rows))
+        return self.target.adjusted(linear(features, *self._rows_of(self.target.head)))
 
     def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return log-probabilities of all tokens in float32, those never drafted at -inf."""
@@ -47,3 +43,19 @@ class DraftHead:
         whole = law.new_full((*law.shape[:-1], self.target.spec.vocab_size), float("-inf"))
         whole[..., self.token_ids] = law
         return whole
+
+    def _rows_of(self, head: nn.Linear) -> tuple[Tensor, Tensor | None]:
+        state = _identity(head.weight)
+        if self._rows is None or state != self._copied_from:
+            assert self.token_ids is not None
+            self.token_ids = self.token_ids.to(head.weight.device)
+            bias = None if head.bias is None else head.bias.detach()[self.token_ids]
+            self._rows = head.weight.detach()[self.token_ids], bias
+            self._copied_from = state
+        return self._rows
+
+
+def _identity(weight: Tensor) -> tuple[object, ...]:
+    """Return what tells a tensor from another, and from itself before it was written to."""
+    version = 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), version, weight.device, weight.dtype

@@ -20,11 +20,12 @@ from moa.trunk import Evidence, Trunk
 
 
 class JakiroDrafter(PreTrainedModel):
-    """Guesses the target's next features from tokens and from memory of verified positions.
+    """Guesses the target's next features from tokens and what is known of verified positions.
 
     One `forward` serves training, evaluation and decoding. The output at position i predicts the
     target's feature at i (whose logits are the law of token i + 1) from tokens up to i and from
-    memory of verified positions only; parallel level k predicts the feature at i + k.
+    the target's state at verified positions only, perhaps with what the drafter itself predicted
+    since; parallel level k predicts the feature at i + k.
 
     Embeddings and logits are the target's: the caller passes embedded tokens in and turns features
     into laws with a `DraftHead`, so no target weight is ever part of the drafter.
@@ -141,11 +142,12 @@ def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryE
     settings, target = config.settings, config.target_record
     sizes = settings.memory.model_dump(exclude={"source", "layers"})
     fused = sizes | {"layer_attention": False, "common_width": None}
+    fused["always_project"] = settings.trunk.fusion_layers is not None
 
     def build(source: StateSource | None, sizes: dict[str, Any]) -> MemoryEncoder | None:
         if source is None:
             return None
-        width = state_widths(source, target)[0]
+        width = max(state_widths(source, target))
         return MemoryEncoder(len(source.layers), width, target.hidden_size, **sizes)
 
     memory, features = state_sources(settings, target)

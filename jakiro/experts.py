@@ -135,7 +135,10 @@ class ExpertBank(nn.Module):
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
     """Return `v_top E_top - sum_{e != top} v_e E_e`."""
-    top = weights == weights.amax(dim=-1, keepdim=True)
+    # One of them, even where several weigh the same.
+    top = torch.zeros_like(weights, dtype=torch.bool).scatter_(
+        -1, weights.argmax(dim=-1, keepdim=True), True
+    )
     return torch.einsum("...e,...eh->...h", torch.where(top, weights, -weights), outputs)
 
 

@@ -240,8 +240,8 @@ class TargetAdapter:
         """Return what makes the attention masks of layers of these kinds."""
         return TargetMasks(
             layer_kinds,
-            getattr(self.config, "sliding_window", None),
-            getattr(self.config, "attention_chunk_size", None),
+            self.spec.window,
+            self.spec.chunk,
             self._table,
         )
 

@@ -44,6 +44,7 @@ class MemoryEncoder(nn.Module):
         mlp_width: inner width of its feed-forward part.
         common_width: if given, each layer is first projected to this width.
         layer_attention: whether layers attend to each other.
+        always_project: project even a single state that is as wide as memory.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MemoryEncoder(nn.Module):
         mlp_width: int,
         common_width: int | None = None,
         layer_attention: bool = True,
+        always_project: bool = False,
     ) -> None:
         super().__init__()
         inner = width if common_width is None else common_width
@@ -68,7 +70,7 @@ class MemoryEncoder(nn.Module):
             LayerSelfAttention(inner, num_heads, head_dim, mlp_width) if layer_attention else None
         )
         total = inner if layer_attention else num_layers * inner
-        is_memory = not layer_attention and common_width is None and total == hidden
+        is_memory = not (layer_attention or common_width or always_project) and total == hidden
         self.output = nn.Identity() if is_memory else nn.Linear(total, hidden)
 
     def forward(

@@ -1,4 +1,4 @@
-"""Causal self-attention over token embeddings, the first half of the trunk (arXiv 2410.03804)."""
+"""Causal self-attention over tokens, the first half of the trunk (arXiv 2410.03804)."""
 
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
@@ -12,8 +12,8 @@ from moa.rows import Rows, RowStore, only_these
 class SelfAttention(nn.Module):
     """Pre-norm grouped-query attention with a residual connection.
 
-    The rows depend on a token and its position alone, never on a drafted feature, so rows of
-    accepted tokens stay valid and rows of rejected ones are simply forgotten.
+    Where its input is the token embedding, rows depend on a token and its position alone, so those
+    of accepted tokens stay valid and those of rejected ones are simply forgotten.
 
     Args:
         hidden: width of the residual stream.

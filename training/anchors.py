@@ -27,11 +27,13 @@ class AnchorRule:
             "previous" takes the position before, and "rollout" makes distance 1, 2, ... one draw.
         num_levels: autoregressive levels A of the schedule.
         draws: how many anchors each position gets.
+        near_share: of the anchors that are drawn, those at a distance that decoding has.
     """
 
     kind: Literal["drafting", "blocks", "previous", "rollout"]
     num_levels: int
     draws: int = 1
+    near_share: float = NEAR_SHARE
 
     def anchors(self, document_starts: Indices, seed: tuple[int, ...]) -> Indices:
         """Return anchors of shape [draws, rows].
@@ -45,19 +47,24 @@ class AnchorRule:
     def _draw(self, starts: Indices, seed: tuple[int, ...], draw: int) -> Indices:
         match self.kind:
             case "drafting":
-                return draw_anchors(starts, self.num_levels, (*seed, draw))
+                return draw_anchors(starts, self.num_levels, (*seed, draw), self.near_share)
             case "blocks":
-                return draw_blocks(starts, self.num_levels, (*seed, draw))
+                return draw_blocks(starts, self.num_levels, (*seed, draw), self.near_share)
             case "previous":
                 return previous_anchors(starts)
             case "rollout":
                 return rollout_anchors(starts, 1 + draw)
 
 
-def draw_anchors(document_starts: Indices, num_levels: int, seed: tuple[int, ...]) -> Indices:
+def draw_anchors(
+    document_starts: Indices,
+    num_levels: int,
+    seed: tuple[int, ...],
+    near_share: float = NEAR_SHARE,
+) -> Indices:
     """Draw for each row index i the index `max(document start, i - d)` of its anchor.
 
-    d is uniform on 1..num_levels for 85% of the positions and log-uniform up to 512 for the rest.
+    d is uniform on 1..num_levels for most positions (85%) and log-uniform up to 512 for the rest.
     At a document's first token the anchor is the token itself (d = 0), which never occurs when
     decoding; no loss is taken there.
 
@@ -65,31 +72,38 @@ def draw_anchors(document_starts: Indices, num_levels: int, seed: tuple[int, ...
         document_starts: row index of the first token of each position's document, shape [rows].
         num_levels: autoregressive levels A of the schedule.
         seed: key of the draw, such as (seed, epoch, row, draw); the same on every process.
+        near_share: of the positions, those of the first kind.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     count = len(document_starts)
     near = random.integers(1, num_levels, size=count, endpoint=True)
     far = np.exp(random.uniform(0.0, np.log(LONGEST), size=count)).round().astype(np.int64)
-    distance = np.where(random.random(count) < NEAR_SHARE, near, far)
+    distance = np.where(random.random(count) < near_share, near, far)
     return np.maximum(document_starts, np.arange(count) - distance)
 
 
-def draw_blocks(document_starts: Indices, num_levels: int, seed: tuple[int, ...]) -> Indices:
+def draw_blocks(
+    document_starts: Indices,
+    num_levels: int,
+    seed: tuple[int, ...],
+    near_share: float = NEAR_SHARE,
+) -> Indices:
     """Draw for each document a period and a phase; positions of one period share their anchor.
 
     The anchor is the index before the period, so distances run from 1 to the period: to num_levels
-    for 85% of the documents, log-uniform from there up to 512 for the rest.
+    for most documents (85%), log-uniform from there up to 512 for the rest.
 
     Args:
         document_starts: row index of the first token of each position's document, shape [rows].
         num_levels: autoregressive levels A of the schedule.
         seed: key of the draw, as for `draw_anchors`.
+        near_share: of the documents, those of the first kind.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     firsts, document = np.unique(document_starts, return_inverse=True)
     count = len(firsts)
     far = np.exp(random.uniform(np.log(num_levels), np.log(LONGEST), size=count)).round()
-    period = np.where(random.random(count) < NEAR_SHARE, num_levels, far).astype(np.int64)
+    period = np.where(random.random(count) < near_share, num_levels, far).astype(np.int64)
     phase = random.integers(0, period)
     offset = np.arange(len(document_starts)) - document_starts + phase[document]
     begin = np.arange(len(document_starts)) - offset % period[document]

@@ -222,17 +222,23 @@ class TrainSettings(Settings):
         return self
 
 
-def anchor_rule(settings: TrainSettings, draws: int | None = None) -> AnchorRule:
-    """Return how the anchors of a run are chosen.
-
-    Args:
-        settings: of the run.
-        draws: how many, if not as in the settings.
-    """
+def anchor_rule(settings: TrainSettings) -> AnchorRule:
+    """Return how the anchors of a run are chosen."""
     levels = settings.drafter.schedule.autoregressive_levels
     if settings.drafter.trunk.reads_features:
         return AnchorRule("rollout", levels, settings.drafter.trunk.rollout_steps)
     kind = settings.batch.anchors
     if settings.drafter.tail_layers and kind == "drafting":
         kind = "blocks"
-    return AnchorRule(kind, levels, draws or settings.batch.draws)
+    return AnchorRule(kind, levels, settings.batch.draws)
+
+
+def decoding_rule(settings: DrafterSettings) -> AnchorRule:
+    """Return anchors at the distances that decoding has, each as often as the others.
+
+    However a drafter was trained, this is what it is measured with.
+    """
+    levels = settings.schedule.autoregressive_levels
+    if settings.tail_layers and not settings.trunk.reads_features:
+        return AnchorRule("blocks", levels, near_share=1.0)  # in one row positions share anchors
+    return AnchorRule("rollout", levels, draws=levels)

@@ -9,7 +9,7 @@ from inference.decoder import SpeculativeDecoder
 from inference.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
 from training.batch import Batch
-from training.config import anchor_rule
+from training.config import decoding_rule
 from training.data.sampler import Sampler
 from training.diversity import Diversity, drafted
 from training.drafting import draft_all_positions
@@ -38,8 +38,8 @@ class Evaluation:
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return what is known of a drafter.
 
-        `held_out` are mean losses, `experts` says how different they are, and `decoding` has tau
-        and acceptance per temperature.
+        `held_out` are mean losses at the distances that decoding has, `experts` says how different
+        these are, and `decoding` has tau and acceptance per temperature.
 
         What there is nothing held out for is left out. All processes must call it.
         """
@@ -79,7 +79,7 @@ class Evaluation:
         sampler = Sampler(
             rows,
             rows_per_step=len(rows),
-            rule=anchor_rule(self._settings, draws=1),
+            rule=decoding_rule(self._settings.drafter),
             seed=self._settings.seed,
         )
         return sampler, min(self._settings.evaluation.held_out_rows, len(rows))

@@ -18,6 +18,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
+from jakiro.target_tail import TargetTail
 from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
 from training.data.packing import PackedRows
 from training.data.token_store import TokenStore, open_tokens
@@ -80,6 +81,7 @@ def prepare(
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     _check_row_length(settings.data.row_length, target.spec.max_position)
     check_initialization(settings, target)
+    check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
     return Prepared(
         settings=settings,
@@ -92,6 +94,31 @@ def prepare(
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target),
     )
+
+
+def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
+    """Refuse another drafter, for the same target and data, that cannot be trained.
+
+    Raises:
+        ConfigError: its attention cannot start as it is told to.
+        TargetNotSupported: it needs the target's last layers, which cannot be had alone.
+        DataError: it wants to draft more tokens than there are.
+    """
+    check_initialization(settings, inputs.target)
+    check_tail(settings, inputs.target)
+    store = inputs.rows.store
+    train, _ = choose_held_out(store, settings.data.held_out)
+    _draft_ids(settings, store, train, inputs.target)
+
+
+def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
+    """Refuse a target whose last layers are wanted, but cannot be had alone.
+
+    Raises:
+        TargetNotSupported: as `TargetTail`.
+    """
+    if settings.drafter.tail_layers:
+        TargetTail(target, settings.drafter.tail_layers)
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:

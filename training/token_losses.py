@@ -20,8 +20,9 @@ def token_losses(
     - "reverse_kl": `sum q (log q - log p)`: seeks a mode instead of covering all
     - "total_variation": `sum |p - q| / 2`: the share of single drafts that would be rejected
 
-    Where only some tokens are drafted the sums run over these; what p gives to the others counts
-    only as rejected.
+    Where only some tokens are drafted the sums run over these, and what p gives to the others
+    counts as rejected only. With m what p gives to those drafted, "kl" is then at least m log m,
+    and "reverse_kl" -log m.
 
     Args:
         kind: which of them.

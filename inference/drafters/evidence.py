@@ -68,5 +68,5 @@ def previous_features(
     kept: RowBuffer, positions: Int[Tensor, "batch rows"]
 ) -> Float[Tensor, "batch rows hidden"]:
     """Return the kept features of the tokens before `positions`; zeros before the first."""
-    *_, features = kept.at((positions - 1).clamp(min=0))
+    features = kept.last_at((positions - 1).clamp(min=0))
     return torch.where(positions[:, :, None] > 0, features.squeeze(1), 0.0)

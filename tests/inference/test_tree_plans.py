@@ -5,7 +5,7 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference.decoder import SpeculativeDecoder
-from inference.tree_plans import trees_of_size
+from inference.tree_plans import largest_trees, trees_of_size
 from inference.tree_shape import TreeShape
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
@@ -69,3 +69,10 @@ def test_trees_of_sixty_are_drafted_and_verified(temperature: float) -> None:
     proposed = sum(output.stats.proposed_by_proposer.values())
     full_rounds = output.stats.target_forwards - 2  # the last ones may have had less room
     assert proposed >= full_rounds * shape.max_nodes
+
+
+@pytest.mark.parametrize(("levels", "passes"), [((4, 0), 4), ((2, 1), 3), ((6, 2), 6)])
+def test_trees_that_adapt_are_as_deep_as_was_trained(levels: tuple[int, int], passes: int) -> None:
+    plan = largest_trees(_drafter(*levels))
+    assert {shape.autoregressive_levels for shape in plan.shapes} == {passes}
+    assert {shape.parallel_levels for shape in plan.shapes} == {levels[1]}

@@ -41,9 +41,9 @@ def test_a_head_that_is_no_plain_layer_computes_all_logits() -> None:
     model.lm_head.__class__ = _Quantised
     target = TargetAdapter(model)
     head = DraftHead(target, IDS)
-    assert head._rows is None
     features = torch.randn(2, 3, 32)
     torch.testing.assert_close(head.logits(features), target.logits(features)[..., IDS])
+    assert head._rows is None
 
 
 @torch.no_grad()
@@ -113,3 +113,16 @@ def _replace(folder: Path, ids: torch.Tensor | None) -> None:
     if ids is not None:
         weights["draft_ids"] = ids
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def test_a_head_that_has_changed_is_read_again() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    head, features = DraftHead(target, IDS), torch.randn(2, 3, 32)
+    before = head.logits(features)
+    model.lm_head.weight.mul_(2)
+    torch.testing.assert_close(head.logits(features), 2 * before)
+    model.to(torch.bfloat16)
+    got, expected = head.logits(features), target.logits(features.bfloat16())[..., IDS]
+    torch.testing.assert_close(got, expected)

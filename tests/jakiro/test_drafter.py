@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import one_document
 from safetensors.torch import load_file, save_file
@@ -125,3 +126,31 @@ def test_nothing_beyond_anchor_or_position_reaches_a_prediction(target: TargetAd
     changed = view._replace(state=TargetState(seen, None))
     other = next(iter(draft_all_positions(drafter, changed, batch))).features[0, place]
     assert not torch.allclose(other, before)
+
+
+@torch.no_grad()
+def test_layers_of_unequal_width_are_brought_to_a_common_one() -> None:
+    target = TargetAdapter(tiny_family("gemma4, heads of two widths"))
+    record = record_target(target.spec, "tiny")
+    assert len(set(record.kv_widths)) == 2
+    with pytest.raises(ConfigError, match="differ in the width"):
+        config_for(tiny_settings(), record)
+    drafter = tiny_drafter(target, tiny_settings(common_width=12))
+    reader = TargetReader(target, drafter, 8, torch.float32)
+    tokens = torch.randint(0, target.spec.vocab_size, (1, 8))
+    view = reader.view(one_document(tokens, torch.arange(8) - 1))
+    narrow = min(range(len(record.kv_widths)), key=record.kv_widths.__getitem__)
+    state = view.state.memory
+    assert state is not None
+    assert state.shape[2:] == (len(record.kv_widths), max(record.kv_widths))
+    assert state[:, :, narrow, min(record.kv_widths) :].eq(0).all()
+    assert state[:, :, narrow, : min(record.kv_widths)].ne(0).all()
+
+
+def test_a_single_fused_state_is_projected_and_the_last_one_alone_is_not(
+    target: TargetAdapter,
+) -> None:
+    fused = tiny_drafter(target, tiny_settings(trunk={"kind": "feedback", "fusion_layers": (1,)}))
+    plain = tiny_drafter(target, tiny_settings(trunk={"kind": "feedback"}))
+    assert isinstance(fused.feature_encoder.output, torch.nn.Linear)
+    assert isinstance(plain.feature_encoder.output, torch.nn.Identity)

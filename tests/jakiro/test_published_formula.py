@@ -167,3 +167,14 @@ def test_the_contrast_adds_the_top_expert_and_takes_all_others_away(num_experts:
         tops.add(top)
         assert (features[1, 0] - expected).abs().max() < 1e-6
     assert len(tops) > 1
+
+
+@torch.no_grad()
+def test_of_experts_that_weigh_the_same_only_one_is_on_top() -> None:
+    bank = _published(PUBLISHED).bank
+    bank.router.weight.zero_()  # all scores are equal
+    x = torch.randn(3, HIDDEN, dtype=torch.float64)
+    inner = bank._inner(bank.norm(x))
+    outputs = torch.einsum("...ew,ewh->...eh", inner, bank.down)
+    expected = x + (outputs[:, 0] - outputs[:, 1]) / 2
+    torch.testing.assert_close(bank(x).features[:, 1, 0], expected)

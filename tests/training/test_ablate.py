@@ -157,6 +157,27 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
     assert not (workshop / "study" / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("delta", "expected"),
+    [
+        ("drafter: {draft_vocab_size: 290}", "larger than what the responses are written in"),
+        ("drafter: {tail_layers: 3, bank: {combine: sum}, schedule: {parallel_levels: 0}}", "tail"),
+        ("initialize: {attention_layer: 9}", "a layer that the target does not have"),
+    ],
+)
+def test_an_arm_that_cannot_be_trained_is_refused_before_any_other_is(
+    command: list[str],
+    workshop: Path,
+    delta: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (workshop / "delta.yaml").write_text(delta)
+    assert main([*command, "--config", str(workshop / "delta.yaml")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (workshop / "study" / "runs").exists()
+
+
 @pytest.mark.slow
 def test_arms_are_trained_through_the_launcher(command: list[str], workshop: Path) -> None:
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--launcher", "deepspeed"]

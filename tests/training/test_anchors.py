@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jakiro.config import DrafterSettings
+from jakiro.settings import validate_settings
 from training.anchors import (
     LONGEST,
     NEAR_SHARE,
@@ -14,6 +16,7 @@ from training.anchors import (
     previous_anchors,
     rollout_anchors,
 )
+from training.config import decoding_rule
 
 
 @given(
@@ -141,3 +144,34 @@ def test_a_rule_draws_as_often_as_asked_each_time_by_a_key_of_its_own(kind: str)
     assert (draws == np.stack(expected[kind])).all()
     if kind != "previous":
         assert len({tuple(draw) for draw in draws}) == 3
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind", "draws"),
+    [
+        ({"schedule": {"autoregressive_levels": 3}}, "rollout", 3),
+        ({"trunk": {"kind": "feedback"}, "schedule": {"autoregressive_levels": 4}}, "rollout", 4),
+        (
+            {
+                "tail_layers": 1,
+                "bank": {"combine": "sum"},
+                "schedule": {"autoregressive_levels": 4, "parallel_levels": 0},
+            },
+            "blocks",
+            1,
+        ),
+    ],
+)
+def test_drafters_are_measured_at_each_distance_of_decoding_equally_often(
+    drafter: dict[str, object], kind: str, draws: int
+) -> None:
+    settings = validate_settings(DrafterSettings, drafter, source="the test")
+    rule = decoding_rule(settings)
+    assert (rule.kind, rule.draws) == (kind, draws)
+    starts = np.zeros(400, np.int64)
+    distance = (np.arange(400) - rule.anchors(starts, (0,)))[:, 20:]
+    counts = np.bincount(distance.ravel())
+    levels = settings.schedule.autoregressive_levels
+    assert counts[0] == 0
+    assert len(counts) == levels + 1
+    assert counts[1:].max() - counts[1:].min() <= 1

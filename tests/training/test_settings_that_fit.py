@@ -136,4 +136,3 @@ def test_the_rule_of_anchors_follows_from_the_drafter() -> None:
     rule = anchor_rule(_fed_back())
     assert (rule.kind, rule.draws) == ("rollout", 3)
     assert anchor_rule(_run(batch={"draws": 4})).draws == 4
-    assert anchor_rule(_run(batch={"draws": 4}), draws=1).draws == 1

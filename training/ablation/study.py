@@ -28,8 +28,7 @@ from training.ablation.sweep import parse_sweep
 from training.ablation.tables import to_csv, to_markdown, to_terminal
 from training.ablation.trees import parse_trees, prompts_to_choose_on
 from training.config import TrainSettings
-from training.initialization import check_initialization
-from training.preparation import load_model, load_tokenizer, prepare
+from training.preparation import check_arm, load_model, load_tokenizer, prepare
 
 _logger = get_logger(__name__)
 
@@ -63,7 +62,7 @@ class Study:
         with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
         self.inputs = prepare(with_prompts, model, tokenizer)
         for arm in self.arms:  # the base's inputs serve all arms
-            check_initialization(arm.arm.settings, self.inputs.target)
+            check_arm(arm.arm.settings, self.inputs)
         self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
 
     def estimate(self) -> None:
