@@ -16,7 +16,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.settings import validate_settings
 from jakiro.target import TargetAdapter
 from jakiro.yaml_layers import merge
-from training.anchors import draw_anchors
+from training.anchors import AnchorRule, draw_anchors
 from training.batch import Batch
 from training.config import TrainSettings
 from training.data.packing import PackedRow, collate
@@ -34,6 +34,9 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+ROLLED_OUT = 3  # steps of a rollout in `batch_for`
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
@@ -83,6 +86,22 @@ def random_batch(
         keys = [(seed, number, draw) for draw in range(draws)]
         batch.append((row, np.stack([draw_anchors(row.document_starts, 2, key) for key in keys])))
     return collate(batch)
+
+
+def batch_for(
+    settings: DrafterSettings, *rows: Sequence[int], row_length: int = 24, seed: int = 0
+) -> Batch:
+    """Packed documents with the anchors that training draws for such a drafter."""
+    batch = random_batch(*rows, row_length=row_length, seed=seed)
+    kind, draws = "drafting", 2
+    if settings.trunk.reads_features:
+        kind, draws = "rollout", ROLLED_OUT
+    elif settings.tail_layers:
+        kind = "blocks"
+    rule = AnchorRule(kind, num_levels=3, draws=draws)
+    starts = (torch.arange(row_length) - batch.positions).numpy()
+    anchors = [torch.from_numpy(rule.anchors(one, (seed, n))) for n, one in enumerate(starts)]
+    return Batch(**(vars(batch) | {"anchors": torch.stack(anchors)}))
 
 
 def one_document(tokens: Tensor, anchors: Tensor) -> Batch:
