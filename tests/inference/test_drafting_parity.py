@@ -49,6 +49,8 @@ TREES = {
     "tail-2": (3, tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)),
     "feedback-A3-P1": (3, tiny_settings(trunk=FEEDBACK)),
     "feedback-A2-P2": (2, tiny_settings(combine="sum", parallel_levels=2, trunk=FEEDBACK)),
+    "hybrid-A2-P2": (2, VARIANTS["hybrid-mixture-P2"]),
+    "hybrid-tail-1": (3, VARIANTS["hybrid-tail-1"]),
 }
 
 
@@ -74,6 +76,8 @@ SESSIONS = {
     "tail-2": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2),
     "feedback": tiny_settings(trunk=FEEDBACK),
     "feedback-fused": tiny_settings(trunk=FEEDBACK | {"fusion_layers": (0, 2)}),
+    "hybrid-P2": VARIANTS["hybrid-mixture-P2"],
+    "hybrid-tail-1": VARIANTS["hybrid-tail-1"],
     "draft-vocabulary": tiny_settings(draft_vocab_size=7),
 }
 

@@ -1,5 +1,6 @@
 """Targets of any geometry: a drafter with heads of its own trains, drafts and decodes exactly."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.chains import drafted_chain, trained_chain
+from helpers.drafting import assert_training_equals_drafting
 from helpers.families import tiny_model
 from helpers.tokenizers import tiny_tokenizer
-from helpers.training import random_batch
+from helpers.training import batch_for
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -82,7 +84,7 @@ def _steps(drafter: JakiroDrafter, target: TargetAdapter) -> Iterator[list[torch
     optimizer = build_optimizer(module, OptimizerSettings())
     reader = TargetReader(target, drafter, 24, torch.float32)
     for seed in range(2):
-        batch = random_batch([10, 11], [24], vocab=VOCAB, seed=seed)
+        batch = batch_for(drafter.config.settings, [10, 11], [24], seed=seed)
         optimizer.zero_grad()
         terms = module(reader.view(batch), batch, reader)
         (terms.total / terms.num_positions).backward()
@@ -129,6 +131,36 @@ def test_a_drafter_with_heads_of_its_own_trains_drafts_and_decodes(name: str) ->
     output = decoder.generate(PROMPT, max_new_tokens=NEW_TOKENS)
     assert output.sequences[0].tolist() == _greedy(model)
     assert decoder.generate(PROMPT, temperature=1.0, seed=0, max_new_tokens=9).new_token_ids
+
+
+TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+KINDS: dict[str, dict[str, Any]] = {
+    "feedback": {"trunk": {"kind": "feedback"}},
+    "hybrid": {"trunk": {"kind": "hybrid"}},
+    "tail-1": TAIL,
+    "draft-vocabulary": {"draft_vocab_size": 30},
+}
+QUICK = [("28-4", "hybrid"), ("24-24", "tail-1"), ("24-24", "feedback")]
+HEADS = {"28-4": _heads(28, 4, hidden=56), "24-24": _heads(24, 24, hidden=48)}
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+    for pair in itertools.product(HEADS, KINDS)
+]
+
+
+@pytest.mark.parametrize(("heads", "kind"), PAIRS)
+def test_drafters_of_every_kind_fit_targets_of_many_heads(heads: str, kind: str) -> None:
+    model = _llama(**HEADS[heads])
+    target = TargetAdapter(model)
+    drafter = _trained(target, **KINDS[kind])
+    with torch.no_grad():
+        assert_training_equals_drafting(target, drafter, length=7, depth=3)
+    parallel = drafter.config.settings.schedule.parallel_levels
+    tree = TREE.model_copy(update={"parallel_levels": parallel})
+    output = SpeculativeDecoder(model, drafter, tree=tree).generate(
+        PROMPT, max_new_tokens=NEW_TOKENS
+    )
+    assert output.sequences[0].tolist() == _greedy(model)
 
 
 PADDING = [61, 62, 63]  # ids that no tokenizer knows

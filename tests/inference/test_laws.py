@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.drafting import chain_frontier, prefilled
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.variants import FEEDBACK
+from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
 
 from inference.drafters.trained import TrainedDrafter
@@ -17,7 +17,7 @@ from inference.tree_shape import TreeShape
 from jakiro.config import DrafterSettings
 from jakiro.target import TargetAdapter
 
-TRUNKS = {"moa": {}, "feedback": FEEDBACK}
+TRUNKS = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
 
 
 @pytest.mark.parametrize("parallel_levels", [0, 1, 2])
@@ -53,6 +53,7 @@ LAWS = {
         for experts, parallel in itertools.product((1, 2, 4), (1, 2, 3))
     },
     "feedback-E2-P2": _settings(2, 2, trunk=FEEDBACK),
+    "hybrid-E4-P2": _settings(4, 2, trunk=HYBRID),
     "E4-P2-draft-vocabulary": _settings(4, 2, draft_vocab_size=5),
 }
 

@@ -8,7 +8,7 @@ import torch
 from helpers.chi_square import law_of_continuations, p_value
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.variants import FEEDBACK, GRID
+from helpers.variants import FEEDBACK, GRID, HYBRID
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,6 +27,7 @@ TAIL = {"combine": "sum", "parallel_levels": 0}
 KINDS = {
     "feedback": tiny_settings(trunk=FEEDBACK),
     "feedback-fused": tiny_settings(combine="sum", trunk=FEEDBACK | {"fusion_layers": (0, 2, 3)}),
+    "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
 }
