@@ -86,6 +86,13 @@ def parse(arguments: Sequence[str] | None) -> Any:
         "this option measures and writes the results",
     )
     parser.add_argument("--rerun", metavar="ARM", help="train this arm again")
+    _add_sweep(parser)
+    _add_measuring(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser.parse_args(arguments)
+
+
+def _add_sweep(parser: ArgumentParser) -> None:
     sweeping = parser.add_argument_group("choosing a setting for each arm")
     sweeping.add_argument(
         "--sweep",
@@ -98,6 +105,9 @@ def parse(arguments: Sequence[str] | None) -> Any:
         "--dev-prompts", type=Path, help="prompts to choose on, none of them a test prompt"
     )
     sweeping.add_argument("--dev-num-prompts", type=int, help="by default as many as --num-prompts")
+
+
+def _add_measuring(parser: ArgumentParser) -> None:
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument(
         "--prompts",
@@ -118,8 +128,6 @@ def parse(arguments: Sequence[str] | None) -> Any:
         "prompts are not reported on); a sweep chooses with --candidates",
     )
     measuring.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
