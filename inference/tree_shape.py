@@ -62,11 +62,19 @@ def _cut(shape: TreeShape, budget: Budget) -> TreeShape | None:
 
 
 def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
-    """Return the widest shape of this depth whose draws fit; None where not even a chain."""
+    """Return the widest shape of this depth whose draws fit; None where not even a chain.
+
+    Wide means many children under many nodes: of trees with 60 nodes, 4 under 5 are accepted far
+    more often than 6 under 3.
+    """
     sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
     shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
     fitting = [one for one in shapes if one.max_nodes <= num_nodes]
-    return max(fitting, key=lambda one: (one.max_nodes, one.children), default=None)
+    return max(fitting, key=_width, default=None)
+
+
+def _width(shape: TreeShape) -> tuple[int, int, int]:
+    return min(shape.children, shape.breadth), shape.max_nodes, shape.children
 
 
 class TreePlan(Settings):

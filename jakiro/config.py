@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from transformers import PreTrainedConfig
 
+from jakiro.attention_shape import AttentionShape, usual_shape
 from jakiro.cache import StateSource
 from jakiro.errors import ConfigError
 from jakiro.settings import Settings, validate_settings
@@ -25,7 +26,7 @@ class TrunkSettings(Settings):
         kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
             features beside tokens, its own where the target's are not known yet; "hybrid" does
             both.
-        num_heads: of each attention, as the other sizes.
+        num_heads: of each attention, as the next three; None for those of the target's last layer.
         fusion_layers: the hidden states that are fused into the features that are read (0: the
             embedding, k: behind layer k); None for the last one as it is. This and what follows is
             not for "moa".
@@ -35,10 +36,10 @@ class TrunkSettings(Settings):
     """
 
     kind: Literal["moa", "feedback", "hybrid"] = "moa"
-    num_heads: int = Field(4, ge=1)
-    num_kv_heads: int = Field(2, ge=1)
-    head_dim: int = Field(64, ge=2, multiple_of=2)
-    rope_base: float = Field(10_000.0, gt=0)
+    num_heads: int | None = Field(None, ge=1)
+    num_kv_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=2, multiple_of=2)
+    rope_base: float | None = Field(None, gt=0)
     fusion_layers: tuple[int, ...] | None = None
     rollout_steps: int = Field(1, ge=1, le=8)
     input_norms: bool = True
@@ -56,11 +57,28 @@ class TrunkSettings(Settings):
     @property
     def geometry(self) -> dict[str, Any]:
         """The arguments that all attention modules share."""
-        return self.model_dump(include={"num_heads", "num_kv_heads", "head_dim", "rope_base"})
+        return self.model_dump(include=set(AttentionShape.model_fields))
+
+    def heads_for(self, attention: AttentionShape) -> AttentionShape:
+        """Return the geometry for a target, whose own `attention` stands for what is left open.
+
+        Raises:
+            ConfigError: the heads do not fit together.
+        """
+        given = {name: value for name, value in self.geometry.items() if value is not None}
+        heads = attention.model_copy(update=given)
+        if heads.num_heads % heads.num_kv_heads:
+            raise ConfigError(
+                "drafter.trunk.num_heads and num_kv_heads do not fit together",
+                expected=f"a multiple of {heads.num_kv_heads} heads",
+                got=heads.num_heads,
+                remedy="set both, or leave out both to have those of the target",
+            )
+        return heads
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "TrunkSettings":
-        if self.num_heads % self.num_kv_heads:
+        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError("num_heads must be a multiple of num_kv_heads")
         return self
 
@@ -190,16 +208,19 @@ class JakiroConfig(PreTrainedConfig):
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
-    """Return the config of a drafter with `settings` for `target`.
+    """Return the config of a drafter for `target`; heads that are left open are the target's.
 
     Raises:
-        ConfigError: a memory layer lies outside the target, or widths of layers differ; or there
-            are fewer layers or tokens than the drafter wants of them.
+        ConfigError: heads do not fit together, a memory layer lies outside the target, or widths of
+            layers differ; or there are fewer layers or tokens than the drafter wants of them.
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
+    heads = settings.trunk.heads_for(target.attention or usual_shape(target.hidden_size))
+    trunk = settings.trunk.model_copy(update=heads.model_dump())
+    completed = settings.model_copy(update={"trunk": trunk})
     return JakiroConfig(
-        drafter=settings.model_dump(mode="json"), target=target.model_dump(mode="json")
+        drafter=completed.model_dump(mode="json"), target=target.model_dump(mode="json")
     )
 
 

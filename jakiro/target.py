@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from jakiro.attention_shape import AttentionShape, attention_shape_of
 from jakiro.cache import HeadShape, SlotCache
 from jakiro.files import fingerprint
 from jakiro.masks import ancestor_matrix, same_document, slot_mask
@@ -38,6 +39,7 @@ class TargetSpec:
     max_position: int
     fingerprint: str
     num_hidden_states: int | None  # the embedding, one behind each layer; None: there are others
+    attention: AttentionShape  # of the last layer
 
     @property
     def num_layers(self) -> int:
@@ -197,18 +199,18 @@ class TargetAdapter:
             input_ids=token_ids, past_key_values=own_cache, output_hidden_states=True
         )
         expected = output.logits
+        shapes = tuple(head_shape_of(layer) for layer in storing_layers(own_cache, self.config))
         spec = TargetSpec(
             hidden_size=self._table.shape[1],
             vocab_size=expected.shape[-1],
-            head_shapes=tuple(
-                head_shape_of(layer) for layer in storing_layers(own_cache, self.config)
-            ),
+            head_shapes=shapes,
             layer_kinds=kinds,
             window=getattr(self.config, "sliding_window", None),
             chunk=getattr(self.config, "attention_chunk_size", None),
             max_position=max_position_of(self.config),
             fingerprint=self._fingerprint(expected.shape[-1]),
             num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
+            attention=attention_shape_of(self.config, shapes[-1], self._table.shape[1]),
         )
         self.spec = spec
         self._masks = self.masks_of(kinds)

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from jakiro.attention_shape import AttentionShape
 from jakiro.errors import TargetMismatch
 from jakiro.files import fingerprint
 from jakiro.logs import get_logger
@@ -22,6 +23,7 @@ class TargetRecord(Settings):
     kv_widths: tuple[int, ...]
     fingerprint: str
     num_hidden_states: int | None = None  # None: unknown, as to earlier versions
+    attention: AttentionShape | None = None  # likewise
     tokenizer_fingerprint: str | None = None
     template_fingerprint: str | None = None
 
@@ -37,6 +39,7 @@ def record_target(
         kv_widths=spec.kv_widths,
         fingerprint=spec.fingerprint,
         num_hidden_states=spec.num_hidden_states,
+        attention=spec.attention,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
         template_fingerprint=None if tokenizer is None else template_fingerprint(tokenizer),
     )

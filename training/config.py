@@ -165,11 +165,11 @@ class InitializeSettings(Settings):
 
     Attributes:
         attention_layer: the layer of the target, negative from the end, at whose attention weights
-            the trunk's attention starts; None for a random start. The trunk then needs that
-            layer's heads.
+            the trunk's attention starts, for which the trunk needs that layer's heads; "auto" for
+            the last one if it can be, else and with None at random.
     """
 
-    attention_layer: int | None = None
+    attention_layer: int | Literal["auto"] | None = "auto"
 
 
 class TrainSettings(Settings):

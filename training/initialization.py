@@ -2,7 +2,9 @@
 
 import torch
 
+from jakiro.attention_shape import AttentionShape
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from moa.trunk import Trunk
@@ -18,9 +20,8 @@ def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None
     Raises:
         ConfigError: as `read_attention`.
     """
-    index = settings.initialize.attention_layer
-    if index is not None:
-        read_attention(target, index, settings.drafter.trunk)
+    heads = settings.drafter.trunk.heads_for(target.spec.attention)
+    _attention_to_start_from(settings, target, heads)
 
 
 def initialize(drafter: JakiroDrafter, settings: TrainSettings, target: TargetAdapter) -> None:
@@ -29,12 +30,26 @@ def initialize(drafter: JakiroDrafter, settings: TrainSettings, target: TargetAd
     Raises:
         ConfigError: as `read_attention`.
     """
+    heads = settings.drafter.trunk.heads_for(target.spec.attention)
+    attention = _attention_to_start_from(settings, target, heads)
+    if attention is not None:
+        _warn(attention, heads.rope_base, target)
+        start_from(drafter.trunk, attention)
+
+
+def _attention_to_start_from(
+    settings: TrainSettings, target: TargetAdapter, heads: AttentionShape
+) -> LayerAttention | None:
     index = settings.initialize.attention_layer
     if index is None:
-        return
-    attention = read_attention(target, index, settings.drafter.trunk)
-    _warn(attention, settings.drafter.trunk.rope_base, target)
-    start_from(drafter.trunk, attention)
+        return None
+    if index != "auto":
+        return read_attention(target, index, heads)
+    try:
+        return read_attention(target, -1, heads)
+    except ConfigError as error:
+        _logger.info(f"attention starts at random: {error}")
+        return None
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from jakiro.config import TrunkSettings
+from jakiro.attention_shape import AttentionShape
 from jakiro.errors import ConfigError
 from jakiro.target import TargetAdapter
 from training.target_rotation import Rotation, in_halves, rotation_of
@@ -39,13 +39,13 @@ class LayerAttention(NamedTuple):
 
 
 @torch.no_grad()
-def read_attention(target: TargetAdapter, index: int, trunk: TrunkSettings) -> LayerAttention:
+def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> LayerAttention:
     """Return the attention weights of a layer of the target, as views of it where possible.
 
     Args:
         target: the frozen target.
         index: of the layer; negative from the end.
-        trunk: what the weights are for.
+        heads: of the trunk that the weights are for.
 
     Raises:
         ConfigError: there is no such layer, its weights are not four plain matrices, its heads are
@@ -55,19 +55,19 @@ def read_attention(target: TargetAdapter, index: int, trunk: TrunkSettings) -> L
     layer = _layers_of(target)[number]
     attention = _attention_in(layer, number)
     query, key, value, output = (getattr(attention, name).weight for name in _PROJECTIONS)
-    _check_heads(target, number, trunk, (query, key, value, output))
+    _check_heads(target, number, heads, (query, key, value, output))
     rotation = _rotation_of(target, number)
     if rotation.is_interleaved:
-        query, key = (_rows_in_halves(part, trunk.head_dim) for part in (query, key))
+        query, key = (_rows_in_halves(part, heads.head_dim) for part in (query, key))
     norm = next((getattr(layer, name) for name in _NORMS if hasattr(layer, name)), None)
     return LayerAttention(
-        query=query * _score_factor(attention, trunk.head_dim),
+        query=query * _score_factor(attention, heads.head_dim),
         key=key,
         value=value,
         output=output,
         gain=_gain_of(norm, query),
         left_behind=_left_behind(attention, norm),
-        has_same_base=rotation.has_base(trunk.rope_base),
+        has_same_base=rotation.has_base(heads.rope_base),
     )
 
 
@@ -106,7 +106,7 @@ def _attention_in(layer: nn.Module, number: int) -> nn.Module:
 
 
 def _check_heads(
-    target: TargetAdapter, number: int, trunk: TrunkSettings, matrices: tuple[Tensor, ...]
+    target: TargetAdapter, number: int, trunk: AttentionShape, matrices: tuple[Tensor, ...]
 ) -> None:
     """Refuse matrices that are not those of heads like the trunk's."""
     shape = target.spec.head_shapes[number]

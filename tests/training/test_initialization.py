@@ -12,7 +12,7 @@ from helpers.training import tiny_run
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from jakiro.config import TrunkSettings
+from jakiro.attention_shape import AttentionShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.settings import dump_settings
@@ -25,6 +25,7 @@ from training.target_rotation import rotation_of
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+SHAPE = AttentionShape(**HEADS, rope_base=10_000.0)
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama, grouped heads": {},
     "llama, one head for each query head": {},
@@ -39,10 +40,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> TrunkSettings:
-    """Settings with a layer's own heads."""
+def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> AttentionShape:
+    """A layer's own heads."""
     shape = target.spec.head_shapes[layer]
-    return TrunkSettings(
+    return AttentionShape(
         num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_base=base
     )
 
@@ -78,7 +79,7 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     settings = _trunk_for(target, layer=1, base=_base_of(model))
     attention = read_attention(target, 1, settings)
     assert attention.has_same_base
-    trunk = Trunk(hidden=32, **settings.geometry)
+    trunk = Trunk(hidden=32, **settings.model_dump())
     start_from(trunk, attention)
     stream = torch.randn(2, 9, 32)
     stream -= stream.mean(dim=-1, keepdim=True)  # which is all that layer norms do beyond ours
@@ -97,7 +98,7 @@ def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
     model = _with_random_norms(tiny_llama())
     target = TargetAdapter(model)
     trunk = tiny_drafter(target, tiny_settings()).trunk
-    start_from(trunk, read_attention(target, -2, TrunkSettings(**HEADS)))
+    start_from(trunk, read_attention(target, -2, SHAPE))
     layer = model.model.layers[1]
     parts = [getattr(layer.self_attn, name).weight for name in ("q_proj", "k_proj", "v_proj")]
     own, cross = trunk.self_attention, trunk.cross_attention
@@ -149,13 +150,13 @@ def test_a_layer_that_attention_cannot_start_from_is_refused(
     family: str, index: int, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_attention(TargetAdapter(tiny_family(family)), index, TrunkSettings(**HEADS))
+        read_attention(TargetAdapter(tiny_family(family)), index, SHAPE)
 
 
 @pytest.mark.parametrize("change", [{"num_heads": 2}, {"num_kv_heads": 4}, {"head_dim": 16}])
 def test_other_heads_than_the_layers_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="expected: num_heads 4, num_kv_heads 2, head_dim 8; got"):
-        read_attention(TargetAdapter(tiny_llama()), 0, TrunkSettings(**{**HEADS, **change}))
+        read_attention(TargetAdapter(tiny_llama()), 0, SHAPE.model_copy(update=change))
 
 
 def test_weights_that_are_no_plain_matrices_are_refused() -> None:
@@ -164,7 +165,7 @@ def test_weights_that_are_no_plain_matrices_are_refused() -> None:
     projection = model.model.layers[0].self_attn.q_proj
     projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
     with pytest.raises(ConfigError, match=r"plain matrices .* got: \(32, 32\) of torch\.int8"):
-        read_attention(target, 0, TrunkSettings(**HEADS))
+        read_attention(target, 0, SHAPE)
 
 
 def test_what_is_left_behind_and_another_base_are_warned_of(
@@ -192,6 +193,33 @@ def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
         states.append(drafter.trunk.state_dict())
     one, other = states
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_heads_that_are_left_open_are_those_of_the_last_layer_which_is_the_start(
+    workshop: Path,
+) -> None:
+    trunk = dict.fromkeys(HEADS, None)
+    settings = tiny_run(workshop, drafter={"trunk": trunk}, optimizer={"warmup_steps": 1}, steps=1)
+    drafter = JakiroDrafter.from_pretrained(train(settings))
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+    own = TargetAdapter(model).spec.attention
+    assert drafter.config.settings.trunk.geometry == own.model_dump()
+    start = model.model.layers[-1].self_attn.o_proj.weight
+    torch.testing.assert_close(
+        drafter.trunk.cross_attention.output.weight, start, atol=0.01, rtol=0.1
+    )
+
+
+def test_auto_starts_at_random_where_no_layer_will_do(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = TargetAdapter(tiny_family("phi3"))
+    drafter = tiny_drafter(target, tiny_settings())
+    before = {name: one.clone() for name, one in drafter.state_dict().items()}
+    with caplog.at_level(logging.INFO):
+        initialize(drafter, tiny_run(workshop, drafter={"trunk": HEADS}), target)
+    assert "attention starts at random: " in caplog.text
+    assert all(torch.equal(before[name], one) for name, one in drafter.state_dict().items())
 
 
 def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:

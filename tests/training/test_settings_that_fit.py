@@ -29,7 +29,10 @@ SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
             {"trunk": {"input_norms": False, "fusion_layers": [1]}},
             "fusion_layers, input_norms only with",
         ),
-        ({"trunk": {"num_heads": 3}}, "num_heads must be a multiple of num_kv_heads"),
+        (
+            {"trunk": {"num_heads": 3, "num_kv_heads": 2}},
+            "num_heads must be a multiple of num_kv_heads",
+        ),
         ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
         ({"trunk": FEEDBACK | {"rollout_steps": 9}}, r"'trunk\.rollout_steps'"),
         (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
