@@ -35,7 +35,7 @@ class TrunkSettings(Settings):
         input_norms: whether tokens and features are normalised when read.
     """
 
-    kind: Literal["moa", "feedback", "hybrid"] = "moa"
+    kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
     num_heads: int | None = Field(None, ge=1)
     num_kv_heads: int | None = Field(None, ge=1)
     head_dim: int | None = Field(None, ge=2, multiple_of=2)

@@ -52,9 +52,9 @@ class Goals(NamedTuple):
 class ObjectiveSettings(Settings):
     """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project)."""
 
-    token_weight: float = Field(1.0, ge=0)
+    token_weight: float = Field(0.1, ge=0)
     token_loss: TokenLoss = "cross_entropy"
-    feature_weight: float = Field(0.0, ge=0)
+    feature_weight: float = Field(1.0, ge=0)
     contrast_weight: float = Field(0.1, ge=0)
     balance_weight: float = Field(0.01, ge=0)
     parallel_weight: float = Field(0.5, ge=0)  # of every level after the first

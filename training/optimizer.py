@@ -31,6 +31,14 @@ class MuonBesideAdamW(AdamW):
         finally:
             self.param_groups = groups
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; AdamW would look for its own step count in that of Muon."""
+        groups = state["param_groups"]
+        super().__setstate__(
+            state | {"param_groups": [group for group in groups if not group.get("muon")]}
+        )
+        self.param_groups = groups
+
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
     """Return the optimizer of all parameters; with AdamW only matrices decay."""

@@ -161,12 +161,9 @@ def _random_llama() -> PreTrainedModel:
 def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
     torch.manual_seed(1)
     config = target.config
-    heads = int(config.num_attention_heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    num_kv_heads = target.spec.head_shapes[0].num_kv_heads
     width = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     settings = DrafterSettings(
-        trunk=TrunkSettings(num_heads=heads, num_kv_heads=num_kv_heads, head_dim=head_dim),
+        trunk=TrunkSettings(kind="moa"),
         memory=MemorySettings(layers=_alike(target.spec), common_width=64),
         bank=BankSettings(expert_width=max(width // 4, 1)),
     )

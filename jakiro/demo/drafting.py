@@ -11,7 +11,6 @@ from jakiro.config import (
     DrafterSettings,
     MemorySettings,
     ScheduleSettings,
-    TrunkSettings,
 )
 from jakiro.files import fingerprint
 from jakiro.settings import Settings
@@ -35,13 +34,11 @@ class DrafterRecipe(Settings):
     Attributes:
         steps: optimizer steps.
         rows: packed rows of a step, of 256 tokens.
-        draws: times that anchors are drawn for a row.
         learning_rate: at the peak.
     """
 
     steps: PositiveInt
     rows: PositiveInt = 4
-    draws: PositiveInt = 1
     learning_rate: PositiveFloat = 0.02
 
 
@@ -51,14 +48,11 @@ def drafter_settings(hidden_size: int) -> DrafterSettings:
     It has what the demo is to show: layer self-attention over all layers' keys and values, two
     experts, and one parallel level that sees the contrast between them.
     """
-    head_dim = 32 if hidden_size < 512 else 64
-    num_heads = max(2, hidden_size // head_dim // 2 * 2)  # even, for half as many KV heads
     return DrafterSettings(
-        trunk=TrunkSettings(num_heads=num_heads, num_kv_heads=num_heads // 2, head_dim=head_dim),
         memory=MemorySettings(
             common_width=hidden_size // 2,
             num_heads=2,
-            head_dim=head_dim,
+            head_dim=32 if hidden_size < 512 else 64,
             mlp_width=hidden_size,
         ),
         bank=BankSettings(num_experts=2, expert_width=2 * hidden_size),
@@ -95,7 +89,7 @@ def train_drafter(
                 paths=(str(texts),), row_length=256, held_out=8, cache_folder=folder / "tokens"
             ),
             "drafter": drafter_settings(int(model.config.get_text_config().hidden_size)),
-            "batch": BatchSettings(rows=recipe.rows, micro_batch=recipe.rows, draws=recipe.draws),
+            "batch": BatchSettings(rows=recipe.rows, micro_batch=recipe.rows),
             "optimizer": OptimizerSettings(
                 kind="muon",
                 learning_rate=recipe.learning_rate,

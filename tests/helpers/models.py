@@ -50,7 +50,9 @@ def tiny_settings(
     is_feedback = (trunk or {}).get("kind") == "feedback"
     sizes = {"num_heads": 2, "head_dim": 8, "mlp_width": 16}
     return DrafterSettings(
-        trunk=TrunkSettings(num_heads=4, num_kv_heads=2, head_dim=8, **(trunk or {})),
+        trunk=TrunkSettings(
+            **{"kind": "moa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **(trunk or {})}
+        ),
         memory=MemorySettings() if is_feedback else MemorySettings(**sizes, **memory),
         tail_layers=tail_layers,
         draft_vocab_size=draft_vocab_size,

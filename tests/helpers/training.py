@@ -56,10 +56,12 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
             "cache_folder": str(folder / "cache"),
         },
         "drafter": {
-            "trunk": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+            "trunk": {"kind": "moa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
             "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
             "bank": {"expert_width": 32},
         },
+        "initialize": {"attention_layer": None},
+        "objective": {"token_weight": 1.0, "feature_weight": 0.0},
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
         "batch": {"rows": 4, "micro_batch": 2},
         "evaluation": {"num_prompts": 2, "prompt_tokens": 8, "max_new_tokens": 8},

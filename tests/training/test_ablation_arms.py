@@ -34,7 +34,7 @@ TARGET = TargetRecord(
 def base(workshop: Path) -> Path:
     """A base for two steps, with the heads of the target's layers."""
     path = workshop / "base.yaml"
-    trunk = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     drafter = {"trunk": trunk, "bank": {"expert_width": 256}}
     settings = tiny_run(workshop, steps=2, drafter=drafter)
     path.write_text(dump_settings(settings))
@@ -69,7 +69,7 @@ def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository
 
 
 def test_all_arms_of_the_study_of_drafters_are_equally_large() -> None:
-    arms = equally_sized(read_arms(CONFIGS / "demo.yaml", ARMS, REQUIRED), TARGET)
+    arms = equally_sized(read_arms(CONFIGS / "study.yaml", ARMS, REQUIRED), TARGET)
     assert len(arms) == len(ARMS) + 1
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from jakiro.attention_shape import AttentionShape
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.settings import load_settings
@@ -58,6 +59,8 @@ def test_the_drafter_for_an_8b_target_has_264_million_parameters() -> None:
         vocab_size=128_256,
         kv_widths=(2048,) * 32,
         fingerprint="any",
+        num_hidden_states=33,
+        attention=AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_base=500_000.0),
     )
     with torch.device("meta"):
         drafter = JakiroDrafter(config_for(settings.drafter, record))

@@ -199,7 +199,13 @@ def test_heads_that_are_left_open_are_those_of_the_last_layer_which_is_the_start
     workshop: Path,
 ) -> None:
     trunk = dict.fromkeys(HEADS, None)
-    settings = tiny_run(workshop, drafter={"trunk": trunk}, optimizer={"warmup_steps": 1}, steps=1)
+    settings = tiny_run(
+        workshop,
+        drafter={"trunk": trunk},
+        initialize={"attention_layer": "auto"},
+        optimizer={"warmup_steps": 1},
+        steps=1,
+    )
     drafter = JakiroDrafter.from_pretrained(train(settings))
     model = AutoModelForCausalLM.from_pretrained(workshop / "target")
     own = TargetAdapter(model).spec.attention
@@ -217,7 +223,11 @@ def test_auto_starts_at_random_where_no_layer_will_do(
     drafter = tiny_drafter(target, tiny_settings())
     before = {name: one.clone() for name, one in drafter.state_dict().items()}
     with caplog.at_level(logging.INFO):
-        initialize(drafter, tiny_run(workshop, drafter={"trunk": HEADS}), target)
+        initialize(
+            drafter,
+            tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": "auto"}),
+            target,
+        )
     assert "attention starts at random: " in caplog.text
     assert all(torch.equal(before[name], one) for name, one in drafter.state_dict().items())
 

@@ -15,6 +15,7 @@ from jakiro.target import TargetAdapter
 from jakiro.target_record import TargetRecord, record_target
 from training.config import TrainSettings, anchor_rule
 
+MOA = {"kind": "moa"}
 FED_BACK = {"trunk": FEEDBACK}
 SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 
@@ -22,11 +23,11 @@ SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ({"trunk": {"fusion_layers": [1]}}, "fusion_layers only with trunk.kind feedback"),
-        ({"trunk": {"rollout_steps": 2}}, "rollout_steps only with trunk.kind feedback"),
-        ({"trunk": {"input_norms": False}}, "input_norms only with trunk.kind feedback"),
+        ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers only with trunk.kind feedback"),
+        ({"trunk": MOA | {"rollout_steps": 2}}, "rollout_steps only with trunk.kind feedback"),
+        ({"trunk": MOA | {"input_norms": False}}, "input_norms only with trunk.kind feedback"),
         (
-            {"trunk": {"input_norms": False, "fusion_layers": [1]}},
+            {"trunk": MOA | {"input_norms": False, "fusion_layers": [1]}},
             "fusion_layers, input_norms only with",
         ),
         (

@@ -111,12 +111,14 @@ def test_a_given_target_is_used_and_left_as_it_was(workshop: Path) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_interrupted_run_goes_on_bit_by_bit(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    whole = tiny_run(workshop, run_folder=str(workshop / "whole"))
+    kind = {"kind": optimizer}
+    whole = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "whole"))
     train(whole)
-    halved = tiny_run(workshop, run_folder=str(workshop / "halved"))
+    halved = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
         interrupt_after(patched, step=5)
         with pytest.raises(PowerCutError):
