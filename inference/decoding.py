@@ -15,14 +15,18 @@ from inference.loading import tokenizer_at
 from inference.policy import AlwaysDraft, DraftPolicy
 from inference.preparation import prepare_requests
 from inference.prompts import Prompt, encode_prompt
+from inference.protocol import Drafter
 from inference.request import Request
 from inference.tau_watch import TauWatch
 from inference.tree_plans import default_tree, largest_trees
 from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.target import TargetAdapter, compile_mode
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import check_target, check_tokenizer
+
+Trees = TreeShape | TreePlan | Literal["auto"]
 
 
 class Decoding:
@@ -31,9 +35,9 @@ class Decoding:
     def __init__(
         self,
         target: CausalLM,
-        drafter: JakiroDrafter | None = None,
+        drafter: JakiroDrafter | Drafter | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        tree: TreeShape | TreePlan | Literal["auto"] | None = None,
+        tree: Trees | None = None,
         *,
         compiled: bool = False,
     ) -> None:
@@ -41,29 +45,24 @@ class Decoding:
         if compiled:
             self.target.compile()
         self.tokenizer = tokenizer
-        self.drafter: TrainedDrafter | None = None
-        if drafter is not None and tokenizer is None:
-            self.tokenizer = tokenizer_at(drafter.config.target_record.name_or_path)
-        if drafter is not None:
-            check_target(drafter.config.target_record, self.target.spec)
-            if self.tokenizer is not None:
-                check_tokenizer(drafter.config.target_record, self.tokenizer)
-            model = drafter.eval().to(device=self.target.device, dtype=self.target.dtype)
-            if compiled:
-                model.compile(mode=compile_mode(self.target.device))
-            plan = largest_trees(model) if tree == "auto" else tree or default_tree(model)
-            self.drafter = TrainedDrafter(model, self.target, plan)
+        self.drafter: Drafter | None = None
+        if isinstance(drafter, JakiroDrafter):
+            self.drafter = self._trained(drafter, tree, compiled)
+        elif drafter is not None:
+            _refuse_tree(tree)
+            self.drafter = drafter
         self.policy = self._policy(is_auto=tree == "auto")
         # Only the trees of the evaluation have its tau.
-        record = drafter.config.record if drafter is not None and tree is None else None
+        is_as_evaluated = isinstance(drafter, JakiroDrafter) and tree is None
+        record = drafter.config.record if is_as_evaluated else None
         self._watch = TauWatch(record)
 
     @property
     def plan(self) -> TreePlan | None:
-        """The trees of every round; None without a drafter, or where each round chooses its own."""
-        if self.drafter is None or isinstance(self.policy, AutoTree):
-            return None
-        return self.drafter.plan
+        """The trees of every round; None without a drafter, or where each round has its own."""
+        if isinstance(self.drafter, TrainedDrafter) and not isinstance(self.policy, AutoTree):
+            return self.drafter.plan
+        return None
 
     @property
     def bytes_per_token(self) -> int:
@@ -90,11 +89,29 @@ class Decoding:
         return self._run(requests, record_for(config, False))
 
     def reset(self) -> None:
-        """Forget what earlier requests have taught about which trees pay."""
+        """Forget what earlier requests have taught: which trees pay, and what texts are like."""
         self.policy.reset()
+        if self.drafter is not None:
+            self.drafter.reset()
+
+    def _trained(
+        self, drafter: JakiroDrafter, tree: Trees | None, compiled: bool
+    ) -> TrainedDrafter:
+        """Return a drafter that was checked and brought to the target's device and dtype."""
+        record = drafter.config.target_record
+        if self.tokenizer is None:
+            self.tokenizer = tokenizer_at(record.name_or_path)
+        check_target(record, self.target.spec)
+        if self.tokenizer is not None:
+            check_tokenizer(record, self.tokenizer)
+        model = drafter.eval().to(device=self.target.device, dtype=self.target.dtype)
+        if compiled:
+            model.compile(mode=compile_mode(self.target.device))
+        plan = largest_trees(model) if tree == "auto" else tree or default_tree(model)
+        return TrainedDrafter(model, self.target, plan)
 
     def _policy(self, is_auto: bool) -> DraftPolicy:
-        if self.drafter is None or not is_auto:
+        if not is_auto or not isinstance(self.drafter, TrainedDrafter):
             return AlwaysDraft(self.drafter)
         return AutoTree(self.drafter.plan, known_costs(self.target, self.drafter.model))
 
@@ -127,3 +144,13 @@ class Decoding:
         if self.tokenizer is None:
             return None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _refuse_tree(tree: Trees | None) -> None:
+    if tree is not None:
+        raise ConfigError(
+            "only the trees of a trained drafter have a shape",
+            expected="no tree= with a drafter that needs no training",
+            got=tree,
+            remedy="set num_nodes and depth in the drafter's own settings",
+        )

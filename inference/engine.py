@@ -245,6 +245,7 @@ class DecodeRun:
             next_token=[verdict.next_token for verdict in verdicts],
             finished=[one.finished for one in rounds],
             laws=lambda sequence, node: laws[sequence](node),
+            logits=lambda sequence, nodes: laws[sequence].logits[[node + 1 for node in nodes]],
         )
         self.context.session.feedback(result)
 

@@ -10,28 +10,52 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from inference.drafters.untrained import UntrainedName, build_untrained
+from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, ConfigError
 
 
 def load_parts(
     drafter: str | Path, target: str | Path | None, **load: Any
-) -> tuple[PreTrainedModel, JakiroDrafter, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, JakiroDrafter | Drafter, PreTrainedTokenizerBase]:
     """Return target, drafter and tokenizer.
 
     Args:
-        drafter: folder or hub name of the drafter.
+        drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`.
         target: where the target is now, if not where the drafter's config says.
         **load: for `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
         CheckpointError: one of them cannot be loaded.
+        ConfigError: the drafter names no target, and none is given.
+        TargetMismatch: a table of trigrams was made with another tokenizer.
     """
+    if (untrained := UntrainedName.parse(str(drafter))) is not None:
+        if target is None:
+            raise ConfigError(
+                f"the drafter {drafter} serves any target and names none",
+                expected="the place of a target",
+                got="none",
+                remedy="pass target=, or --target on the command line",
+            )
+        target_model, tokenizer = _load_target(str(target), load)
+        return target_model, build_untrained(untrained, tokenizer), tokenizer
     model = JakiroDrafter.from_pretrained(drafter)
-    place = str(target or model.config.target_record.name_or_path)
+    target_model, tokenizer = _load_target(
+        str(target or model.config.target_record.name_or_path), load
+    )
+    return target_model, model, tokenizer
+
+
+def _load_target(
+    place: str, load: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
-        target_model = AutoModelForCausalLM.from_pretrained(place, **load)
-        tokenizer = AutoTokenizer.from_pretrained(place)
+        return (
+            AutoModelForCausalLM.from_pretrained(place, **load),
+            AutoTokenizer.from_pretrained(place),
+        )
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"cannot load the target {place}",
@@ -39,7 +63,6 @@ def load_parts(
             got=str(error).strip().splitlines()[0],
             remedy="pass target= with the place where it is now",
         ) from error
-    return target_model, model, tokenizer
 
 
 def tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
@@ -48,3 +71,20 @@ def tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(place, local_files_only=True)
     except (OSError, ValueError):
         return None
+
+
+def load_tokenizer(place: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder or of the hub.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot load a tokenizer from {place}",
+            expected="a folder or hub id of a causal LM with its tokenizer",
+            got=str(error).strip().splitlines()[0],
+            remedy="check the path",
+        ) from error

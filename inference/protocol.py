@@ -52,6 +52,8 @@ class VerifyResult:
     next_token: list[int]
     finished: list[bool]
     laws: Callable[[int, int], Float[Tensor, " vocab"]]  # (sequence, visited node) -> target's law
+    # (sequence, nodes) -> the target's own logits after them, before any processor
+    logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
 
 
 @runtime_checkable
@@ -128,8 +130,17 @@ class Drafter(Protocol):
         """The longest path that a tree can have."""
         ...
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a session takes for each token of a sequence."""
+        ...
+
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
         """Return a session for sequences of up to `capacity` tokens."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what was learnt from requests, if anything was."""
         ...
 
     def encode(

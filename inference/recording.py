@@ -32,6 +32,7 @@ class RecordingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
+        self.bytes_per_token = drafter.bytes_per_token
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth
         self.records: list[RoundRecord] = []
@@ -39,6 +40,10 @@ class RecordingDrafter:
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
         """Return a recorded session."""
         return RecordingSession(self.drafter.open(sampling, capacity, batch), self.records)
+
+    def reset(self) -> None:
+        """Pass on; the records stay."""
+        self.drafter.reset()
 
     def encode(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None

@@ -40,6 +40,7 @@ class OracleDrafter:
         self.needs: frozenset[str] = frozenset()
         self.hidden_states: tuple[int, ...] = ()
         self.version = "oracle"
+        self.bytes_per_token = 0
         self.max_nodes = num_nodes
         self.max_depth = num_right + 1
         below = num_nodes - 2 * num_right
@@ -55,6 +56,9 @@ class OracleDrafter:
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
         """Return a session."""
         return OracleSession(self, batch)
+
+    def reset(self) -> None:
+        """Nothing is learnt from requests."""
 
     def encode(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None

@@ -1,23 +1,25 @@
 """Methods as a caller names them: `plain`, or `drafter=PATH,tree=auto,name=mine`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from inference.drafters.untrained import ADED, UNTRAINED
 from jakiro.errors import ConfigError
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
 PLAIN, DRAFTER = "plain", "drafter"
-KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER)
+KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER, *UNTRAINED)
 WITH_PATH = (ASSISTED, DRAFTER)
+PERHAPS_WITH_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
-RESERVED = ("aded", "lookup", "small-lm", "combined")
+RESERVED = ("small-lm", "combined")
 
 Tree = Literal["trained", "auto", "chosen", "drawn"]
 Candidates = int | Literal["costs"]
 
-_OPTION = re.compile(r",(tree|candidates|name)=([^,]*)$")
+_OPTION = re.compile(r",(tree|candidates|settings|name)=([^,]*)$")
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,14 @@ class MethodName:
 
     Attributes:
         kind: which method it is.
-        path: of the model that drafts.
+        path: of the model that drafts, or of the table that `aded` begins with.
         name: what it is called in the results.
         tree: "trained" for the schedule of its training, "auto" for what pays in each round,
             "chosen" for trees of the best candidates at every temperature; "drawn" says that
             candidates are drawn where tokens are, as "trained" has it, too.
         candidates: nodes of a draft tree; "costs" for the trees that pay best by measured costs;
             None for the default.
+        settings: file with the settings of a drafter that needs no training.
     """
 
     kind: str
@@ -40,10 +43,11 @@ class MethodName:
     name: str = ""
     tree: Tree = "trained"
     candidates: Candidates | None = None
+    settings: str | None = None
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
-    """Return the methods named by `NAME[=PATH][,tree=...][,candidates=N][,name=...]`.
+    """Return the methods named by `NAME[=PATH]` and options, each `,tree=...` or another field.
 
     Raises:
         ConfigError: a name is unknown, reserved or malformed, or two methods have one name.
@@ -87,16 +91,24 @@ def _parse(text: str) -> MethodName:
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and "candidates" in options:
         raise _malformed(text, "tree=auto, which chooses its own size, or candidates=N", text)
-    drafting = {"tree", "candidates"} & options.keys()
-    if drafting and kind != DRAFTER:
-        raise _malformed(text, f"options of {DRAFTER}=PATH only", ", ".join(sorted(drafting)))
+    _check_options(kind, options, text)
     return MethodName(
         kind=kind,
         path=path or None,
         name=options.get("name") or kind,
         tree=_tree(options.get("tree", "trained"), text),
         candidates=_count(options.get("candidates"), text),
+        settings=options.get("settings"),
     )
+
+
+def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
+    if kind != DRAFTER and ("tree" in options or options.get("candidates") == "costs"):
+        raise _malformed(text, f"options of {DRAFTER}=PATH only", "tree or candidates=costs")
+    if kind not in (DRAFTER, *UNTRAINED) and "candidates" in options:
+        raise _malformed(text, f"options of {DRAFTER}=PATH and {', '.join(UNTRAINED)}", text)
+    if kind not in UNTRAINED and "settings" in options:
+        raise _malformed(text, f"settings of {', '.join(UNTRAINED)} only", text)
 
 
 def _check_kind(kind: str, path: str, text: str) -> None:
@@ -109,7 +121,7 @@ def _check_kind(kind: str, path: str, text: str) -> None:
         )
     if kind not in KINDS:
         raise _malformed(text, f"one of {', '.join(KINDS)}", kind)
-    if (kind in WITH_PATH) != bool(path):
+    if kind not in PERHAPS_WITH_PATH and (kind in WITH_PATH) != bool(path):
         raise _malformed(text, f"{kind}=PATH" if kind in WITH_PATH else kind, text)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from inference.comparison.sample import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
+from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.tree_shape import TreeShape
 
@@ -56,7 +57,7 @@ class OwnDecoding:
 
     Args:
         name: of the method.
-        kind: `plain` or `drafter`.
+        kind: `plain`, `drafter`, `aded` or `lookup`.
         decoder: with or without a drafter.
         note: what a reader should know.
     """
@@ -93,7 +94,7 @@ class OwnDecoding:
         )
 
     def reset(self) -> None:
-        """Forget which trees paid for earlier prompts."""
+        """Forget what was learnt from earlier prompts."""
         self.decoder.reset()
 
     def tree(self, temperature: float) -> TreeShape | None:
@@ -107,4 +108,4 @@ class OwnDecoding:
     def parameters(self) -> int | None:
         """Number of the drafter's parameters."""
         drafter = self.decoder.drafter
-        return None if drafter is None else drafter.model.num_parameters()
+        return drafter.model.num_parameters() if isinstance(drafter, TrainedDrafter) else None

@@ -1,6 +1,7 @@
 """Loads what is compared: the target, and the methods that decode with it."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.transformers_methods import TransformersDecoding
 from inference.comparison.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
+from inference.drafters.untrained import UNTRAINED, UntrainedName, build_untrained
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError
 
@@ -59,9 +61,9 @@ def build_methods(
         trial: needed where measured costs choose the trees, such as from `trial_for`.
 
     Raises:
-        CheckpointError: a drafting model cannot be loaded.
+        CheckpointError: a drafting model or table cannot be loaded.
         TargetMismatch: it belongs to another target.
-        ConfigError: it has another vocabulary.
+        ConfigError: it has another vocabulary, or settings that cannot be used.
     """
     trial = trial or Trial()
     return [method for one in names for method in _BUILDERS[one.kind](one, model, tokenizer, trial)]
@@ -106,6 +108,16 @@ def _drafted(
     return [OwnDecoding(one.name, one.kind, decoder, trial.note(one))]
 
 
+def _untrained(
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
+) -> list[Method]:
+    table, settings = (None if path is None else Path(path) for path in (one.path, one.settings))
+    assert one.candidates != "costs", "refused when the name was parsed"
+    name = UntrainedName(one.kind, table, settings, one.candidates)
+    decoder = SpeculativeDecoder(model, build_untrained(name, tokenizer), tokenizer)
+    return [OwnDecoding(one.name, one.kind, decoder)]
+
+
 def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
     assistant = _load_model(place, model.dtype, model.device, "the assistant")
     own, other = (one.config.get_text_config().vocab_size for one in (model, assistant))
@@ -144,4 +156,5 @@ _BUILDERS: dict[str, Callable[..., list[Method]]] = {
     ASSISTED: _assisted,
     PLAIN: _plain,
     DRAFTER: _drafted,
+    **dict.fromkeys(UNTRAINED, _untrained),
 }

@@ -69,6 +69,9 @@ class TrainedDrafter:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
 
+    def reset(self) -> None:
+        """Nothing is learnt from requests."""
+
     def embed(self, token_ids: Int[Tensor, "batch rows"]) -> Tensor:
         """Return the target's embeddings in the drafter's dtype."""
         return self.target.embed(token_ids).to(self.model.dtype)

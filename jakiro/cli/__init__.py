@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from jakiro import __version__
+from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
 from jakiro.cli.demo import demo
 from jakiro.cli.generate import generate
@@ -80,3 +81,4 @@ def _options(
 
 for _command in (demo, generate, verify, bench):
     app.command()(_command)
+app.add_typer(aded, name="aded")

@@ -22,7 +22,9 @@ plain: our loop alone; drafter=PATH: our loop with a drafter, and after commas t
 tree=auto, tree=chosen (the best candidates, also where tokens are drawn) or tree=drawn (candidates
 are drawn where tokens are, the default), and candidates=N, or candidates=costs for the trees that
 pay best by measured costs: they are chosen on the last 4 prompts of the file (of its categories in
-turns), which then are not measured. Every method can be called ,name=..."""
+turns), which then are not measured; lookup and aded: our loop with drafters that need no training,
+aded=TABLE with trigrams that `jakiro aded build` counted, and after commas candidates=N or
+settings=FILE.yaml. Every method can be called ,name=..."""
 
 
 def bench(

@@ -9,7 +9,12 @@ from jakiro.cli.output import say
 
 
 def generate(
-    drafter: Annotated[str, typer.Argument(help="Folder or hub id of a drafter.")],
+    drafter: Annotated[
+        str,
+        typer.Argument(
+            help="Folder or hub id of a drafter; or aded, aded=TABLE or lookup, with --target."
+        ),
+    ],
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     target: Annotated[
         str | None, typer.Option(help="Where the target is, if not where the drafter says.")

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def verify(
-    drafter: Annotated[str, typer.Option(help="Folder or hub id of a drafter.")],
+    drafter: Annotated[
+        str,
+        typer.Option(
+            help="Folder or hub id of a drafter; or aded, aded=TABLE or lookup, with --target."
+        ),
+    ],
     target: Annotated[
         str | None, typer.Option(help="Where the target is, if not where the drafter says.")
     ] = None,

@@ -80,6 +80,11 @@ class HubSource:
 Source = FileSource | HubSource
 
 
+def is_data(path: Path) -> bool:
+    """Return whether a file's name says that it holds rows of data."""
+    return path.suffix in _READERS
+
+
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
     """Return what the paths name; a folder stands for all data files below it, in order.
 
@@ -107,7 +112,7 @@ def _sources_at(name: str) -> list[Source]:
 
 
 def _sources_in(folder: Path) -> list[Source]:
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _READERS)
+    files = sorted(path for path in folder.rglob("*") if is_data(path))
     if not files:
         raise DataError(
             f"the folder {folder} holds no training data",

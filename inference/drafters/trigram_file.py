@@ -1,0 +1,118 @@
+"""Trigrams on disk: safetensors, with a record that says whose tokens they are."""
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors import numpy as safetensors
+from transformers import PreTrainedTokenizerBase
+
+from inference.drafters.trigram_index import (
+    MAX_VOCABULARY,
+    NO_SUCCESSOR,
+    TOKEN_BITS,
+    Successors,
+    TrigramIndex,
+)
+from jakiro.errors import CheckpointError, TargetMismatch
+from jakiro.files import write_atomically
+from jakiro.settings import Settings
+from jakiro.target_record import tokenizer_fingerprint
+
+_RECORD: Final = "trigrams"  # key of the file's metadata
+
+
+class TrigramRecord(Settings):
+    """What a file of trigrams says of itself."""
+
+    version: Literal[1] = 1
+    tokenizer_fingerprint: str
+    vocab_size: int
+    num_tokens: int  # of the corpus; 0: unknown
+
+
+def save_trigrams(
+    index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
+) -> None:
+    """Store an index as a safetensors file, whole or not at all.
+
+    Args:
+        index: such as `TrigramTable.frozen()` returns.
+        path: of the file.
+        tokenizer: whose tokens the trigrams are made of.
+        num_tokens: that were counted.
+    """
+    record = TrigramRecord(
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        vocab_size=len(tokenizer),
+        num_tokens=num_tokens,
+    )
+    tensors = {"keys": index.keys, "ids": index.rows.ids, "weights": index.rows.weights}
+    metadata = {_RECORD: record.model_dump_json()}
+    write_atomically(path, safetensors.save(tensors, metadata))
+
+
+def load_trigrams(path: Path, tokenizer: PreTrainedTokenizerBase) -> TrigramIndex:
+    """Read an index that `save_trigrams` has stored.
+
+    Args:
+        path: of the file.
+        tokenizer: of the target.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or something else.
+        TargetMismatch: the trigrams are made of another tokenizer's tokens.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            record = _record_of(file.metadata())
+            keys, ids, weights = (file.get_tensor(name) for name in ("keys", "ids", "weights"))
+    except (OSError, SafetensorError, ValidationError, ValueError) as error:
+        raise _damaged(path, str(error).strip().splitlines()[0]) from error
+    got = tokenizer_fingerprint(tokenizer)
+    if record.tokenizer_fingerprint != got:
+        raise TargetMismatch(
+            f"the trigrams in {path} are made of another tokenizer's tokens",
+            expected=f"a vocabulary of {record.vocab_size} tokens with the file's own hash",
+            got=f"{len(tokenizer)} tokens with another hash",
+            remedy="count the corpus with the target's own tokenizer: `jakiro aded build`",
+        )
+    if fault := _fault(keys, ids, weights, record.vocab_size):
+        raise _damaged(path, fault)
+    return TrigramIndex(keys, Successors(ids, weights))
+
+
+def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:
+    return TrigramRecord.model_validate(json.loads((metadata or {}).get(_RECORD, "null")))
+
+
+def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
+    """Return what is wrong with arrays that were read, or None."""
+    kinds = [(one.dtype, one.ndim) for one in (keys, ids, weights)]
+    if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
+        return "arrays of another kind"
+    if ids.shape != weights.shape or len(ids) != len(keys):
+        return "arrays that do not fit together"
+    tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
+    if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < NO_SUCCESSOR:
+        return "tokens that the vocabulary does not have"
+    if (np.diff(keys) <= 0).any():
+        return "bigrams that are not in order"
+    is_missing = weights == 0
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        return "weights that are none"
+    if (np.diff(is_missing.astype(np.int8), axis=1) < 0).any() or (ids[~is_missing] < 0).any():
+        return "gaps between successors"
+    return None
+
+
+def _damaged(path: Path, got: str) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load trigrams from {path}",
+        expected="a file that `jakiro aded build` wrote",
+        got=got,
+        remedy="check the path, or build the file again",
+    )

@@ -1,0 +1,77 @@
+"""From texts or training data to counts of their trigrams."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.drafters.trigram_counter import TrigramCounter
+from jakiro.errors import DataError
+from training.data.documents import encode_documents
+from training.data.sources import Record, find_sources, is_data
+
+_TEXTS: Final = (".txt", ".md", ".rst", ".py")
+
+
+def count_trigrams(
+    tokenizer: PreTrainedTokenizerBase,
+    records: Iterable[Record],
+    on_document: Callable[[int], None] = lambda _: None,
+) -> TrigramCounter:
+    """Return the counts of all documents' trigrams; none goes from one document to the next.
+
+    Args:
+        tokenizer: of the target.
+        records: such as from `corpus_records`.
+        on_document: told of the number of tokens so far, after each document.
+
+    Raises:
+        DataError: a row cannot be read, or there is no trigram at all.
+    """
+    counter = TrigramCounter()
+    for document in encode_documents(tokenizer, records):
+        counter.add(document.token_ids)
+        on_document(counter.num_tokens)
+    if counter.num_trigrams == 0:
+        raise DataError(
+            "the corpus holds no trigram",
+            expected="a document of at least three tokens",
+            got=f"{counter.num_tokens} tokens in all",
+            remedy="check the names given to --corpus",
+        )
+    return counter
+
+
+def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
+    """Yield texts and rows of data.
+
+    Args:
+        paths: training data as `data.paths` names it, text files, or folders with either.
+
+    Raises:
+        DataError: something is missing, unreadable, or of an unknown kind.
+    """
+    for name in paths:
+        path = Path(name).expanduser()
+        texts = _texts_at(path)
+        yield from map(_read_text, texts)
+        if not texts or (path.is_dir() and any(map(is_data, path.rglob("*")))):
+            for source in find_sources([name]):
+                yield from source.records()
+
+
+def _texts_at(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(one for one in path.rglob("*") if one.suffix in _TEXTS and one.is_file())
+    return [path] if path.suffix in _TEXTS else []
+
+
+def _read_text(path: Path) -> Record:
+    try:
+        return Record({"text": path.read_text(encoding="utf-8")}, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        got = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            f"cannot read the text {path}", expected="a file of UTF-8 text", got=got
+        ) from error
