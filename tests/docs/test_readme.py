@@ -44,7 +44,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"target_path": str(target_path), "drafter_path": str(drafter_path)}
 
 
-@pytest.mark.parametrize("block", _blocks("python"), ids=["decode", "ways to call", "own target"])
+@pytest.mark.parametrize(
+    "block", _blocks("python"), ids=["decode", "ways to call", "own target", "untrained"]
+)
 def test_python_blocks_of_the_readme_run(
     block: str, saved: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,102 @@
+"""Trigrams on disk: what was stored comes back, and nothing else is taken for it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.tokenizers import tiny_tokenizer
+from safetensors.numpy import save
+
+from inference.drafters.trigram_counter import TrigramCounter
+from inference.drafters.trigram_file import load_trigrams, save_trigrams
+from inference.drafters.trigram_index import Successors, TrigramIndex
+from inference.drafters.trigram_table import TrigramTable
+from jakiro.errors import CheckpointError, TargetMismatch
+
+
+def _index() -> TrigramIndex:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 3, 1, 2, 4, 299, 0, 5], np.int64))
+    return counter.index(100, 3)
+
+
+def test_an_index_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    index = _index()
+    save_trigrams(index, tmp_path / "table", tiny_tokenizer(), num_tokens=9)
+    loaded = load_trigrams(tmp_path / "table", tiny_tokenizer())
+    assert list(loaded.items()) == list(index.items())
+    assert loaded.row(1, 2) == index.row(1, 2)
+
+
+def test_what_a_table_has_learnt_can_be_stored(tmp_path: Path) -> None:
+    table = TrigramTable(64, below=_index())
+    table.add(np.array([(1 << 21) | 2]), np.array([7]), np.array([0.5], np.float32))
+    save_trigrams(table.frozen(), tmp_path / "table", tiny_tokenizer())
+    loaded = load_trigrams(tmp_path / "table", tiny_tokenizer())
+    assert dict(loaded.items()) == dict(table.frozen().items())
+    assert set(loaded.row(1, 2)[0]) == {3, 4, 7}
+
+
+def test_an_empty_index_can_be_stored(tmp_path: Path) -> None:
+    save_trigrams(TrigramIndex.empty(), tmp_path / "table", tiny_tokenizer())
+    assert load_trigrams(tmp_path / "table", tiny_tokenizer()).row(1, 2) == ([], [])
+
+
+def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
+    save_trigrams(_index(), tmp_path / "table", tiny_tokenizer())
+    foreign = tiny_tokenizer()
+    foreign.add_tokens(["<new>"])
+    with pytest.raises(TargetMismatch, match=r"another tokenizer's tokens.*jakiro aded build"):
+        load_trigrams(tmp_path / "table", foreign)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    with pytest.raises(CheckpointError, match="cannot load trigrams"):
+        load_trigrams(path, tiny_tokenizer())
+    save_trigrams(_index(), path, tiny_tokenizer())
+    whole = path.read_bytes()
+    for damaged in (b"", b"half of it", whole[: len(whole) // 2], whole[:-1], save({})):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="cannot load trigrams"):
+            load_trigrams(path, tiny_tokenizer())
+
+
+def _unusable(fault: str) -> TrigramIndex:
+    keys, (ids, weights) = _index().keys.copy(), (one.copy() for one in _index().rows)
+    match fault:
+        case "not in order":
+            keys = keys[::-1].copy()
+        case "does not have":
+            ids[0, 0] = 300
+        case "weights that are none":
+            weights[0, 0] = np.nan
+        case "gaps":
+            weights[:, 0], weights[:, 1] = 0.0, 1.0
+        case "do not fit together":
+            keys = keys[:-1]
+        case "another kind":
+            weights = weights.astype(np.float64)
+    index = TrigramIndex.empty()
+    index.keys, index.rows = keys, Successors(ids, weights)
+    return index
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "not in order",
+        "does not have",
+        "weights that are none",
+        "gaps",
+        "do not fit together",
+        "another kind",
+    ],
+)
+def test_arrays_that_cannot_be_used_are_refused(fault: str, tmp_path: Path) -> None:
+    index = _index()
+    wrong = _unusable(fault)
+    index.keys, index.rows = wrong.keys, wrong.rows
+    save_trigrams(index, tmp_path / "table", tiny_tokenizer())
+    with pytest.raises(CheckpointError, match=fault):
+        load_trigrams(tmp_path / "table", tiny_tokenizer())

@@ -1,0 +1,196 @@
+"""The table of trigrams: what it counts, what it forgets, and never more than its bound."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.drafters.trigram_counter import TrigramCounter
+from inference.drafters.trigram_index import TrigramIndex, check_vocabulary, packed
+from inference.drafters.trigram_table import TrigramTable, trigrams_of
+from jakiro.errors import ConfigError
+
+Known = dict[tuple[int, int], dict[int, float]]
+
+
+class Reference:
+    """The same in dictionaries, without a bound on bigrams."""
+
+    def __init__(self, successors: int, max_weight: float, decay: float) -> None:
+        self.successors, self.max_weight, self.decay = successors, max_weight, decay
+        self.rows: Known = defaultdict(dict)
+
+    def add(self, stream: list[int], step: float) -> None:
+        """Take in a text."""
+        met: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        for first, second, third in _triples(stream):
+            met[first, second][third] += 1
+        for bigram, counts in met.items():
+            row = {token: weight * self.decay for token, weight in self.rows[bigram].items()}
+            for token, count in counts.items():
+                row[token] = row.get(token, 0.0) + step * count
+            row = {token: min(weight, self.max_weight) for token, weight in row.items()}
+            order = sorted(row, key=lambda token: (token not in counts, -row[token], token))
+            self.rows[bigram] = {token: row[token] for token in order[: self.successors]}
+
+
+def _add(table: TrigramTable, stream: list[int], step: float = 0.25) -> None:
+    bigrams, successors = trigrams_of(np.array(stream, np.int64))
+    table.add(bigrams, successors, np.full(len(bigrams), step, np.float32))
+
+
+def _rows(index: TrigramIndex) -> Known:
+    return dict(index.items())
+
+
+def _assert_same(got: Known, expected: Known) -> None:
+    assert got.keys() == expected.keys()
+    for bigram, row in expected.items():
+        assert got[bigram] == pytest.approx(row, rel=1e-5)
+
+
+@given(
+    streams=st.lists(st.lists(st.integers(0, 6), max_size=40), max_size=6),
+    successors=st.integers(1, 5),
+    decay=st.sampled_from([1.0, 0.5, 0.9]),
+)
+def test_learning_equals_dictionaries(
+    streams: list[list[int]], successors: int, decay: float
+) -> None:
+    table = TrigramTable(4096, successors, max_weight=1.5, decay=decay)
+    reference = Reference(successors, 1.5, decay)
+    for stream in streams:
+        _add(table, stream)
+        reference.add(stream, 0.25)
+    _assert_same(_rows(table.frozen()), reference.rows)
+    for (first, second), row in reference.rows.items():
+        tokens, weights = table.row(first, second)
+        assert dict(zip(tokens, weights, strict=True)) == pytest.approx(row, rel=1e-5)
+
+
+@given(streams=st.lists(st.lists(st.integers(0, 9), max_size=60), max_size=4))
+def test_counting_equals_dictionaries(streams: list[list[int]]) -> None:
+    counter = TrigramCounter()
+    counts: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    for stream in streams:
+        counter.add(np.array(stream, np.int64))
+        for first, second, third in _triples(stream):
+            counts[first, second][third] += 1
+    shares = {
+        bigram: {token: count / row.total() for token, count in row.items()}
+        for bigram, row in counts.items()
+    }
+    _assert_same(_rows(counter.index(1000, 10)), shares)
+
+
+def test_counting_keeps_the_most_frequent_bigrams_and_successors() -> None:
+    counter = TrigramCounter(max_trigrams=3)
+    counter.add(np.array([1, 2, 3] * 9 + [1, 2, 4] * 3 + [7, 8, 9], np.int64))
+    known = _rows(counter.index(max_bigrams=2, num_successors=1))
+    assert len(known) == 2
+    assert all(len(row) == 1 for row in known.values())
+    assert 3 in known[1, 2]
+    assert (7, 8) not in known
+
+
+@pytest.mark.parametrize("bound", [1, 5, 8, 64])
+def test_a_table_never_holds_more_than_its_bound(bound: int) -> None:
+    table = TrigramTable(bound, num_successors=3)
+    num_bytes = table.num_bytes
+    draw = random.Random(bound)
+    for _ in range(200):
+        _add(table, [draw.randrange(50) for _ in range(30)])
+        assert 1 <= table.num_bigrams <= bound
+        assert all(len(row) <= 3 for row in _rows(table.frozen()).values())
+    assert table.num_bytes == num_bytes
+
+
+def test_the_bigram_that_was_learnt_from_the_longest_ago_makes_way() -> None:
+    table = TrigramTable(3)
+    for stream in ([1, 1, 5], [2, 2, 5], [3, 3, 5], [1, 1, 5], [4, 4, 5]):
+        _add(table, stream)
+    assert _rows(table.frozen()).keys() == {(1, 1), (3, 3), (4, 4)}
+
+
+def test_what_was_just_seen_takes_the_place_of_the_lightest_successor() -> None:
+    table = TrigramTable(8, num_successors=2)
+    for successor in (5, 5, 6, 7):
+        _add(table, [1, 2, successor])
+    assert _rows(table.frozen()) == {(1, 2): {5: 0.5, 7: 0.25}}
+
+
+def test_weights_stop_at_their_maximum_and_decay_when_others_are_seen() -> None:
+    table = TrigramTable(8, max_weight=1.0, decay=0.5)
+    for successor in (3, 3, 3, 3, 3, 3, 4):
+        _add(table, [1, 2, successor], step=0.75)
+    assert _rows(table.frozen())[1, 2] == pytest.approx({3: 0.5, 4: 0.75})
+
+
+def test_learning_goes_on_from_what_was_known_before_and_leaves_it_alone() -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 3, 1, 2, 4, 9, 9, 9], np.int64))
+    index = counter.index(100)
+    before = _rows(index)
+    table = TrigramTable(8, below=index)
+    _add(table, [1, 2, 3])
+    assert _rows(table.frozen()) == before | {(1, 2): {3: 0.75, 4: 0.5}}
+    assert table.row(9, 9) == index.row(9, 9)
+    assert _rows(index) == before
+    table.clear()
+    assert _rows(table.frozen()) == before
+
+
+def test_an_index_of_fewer_or_more_successors_fits_below() -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 3, 1, 2, 4, 1, 2, 3], np.int64))
+    for width, expected in ((1, {3: 1.0, 5: 0.25}), (5, {3: pytest.approx(2 / 3), 5: 0.25})):
+        table = TrigramTable(8, num_successors=2, below=counter.index(10, width))
+        _add(table, [1, 2, 5])
+        assert _rows(table.frozen())[1, 2].keys() == expected.keys()
+
+
+def test_nothing_is_known_at_first_and_short_texts_teach_nothing() -> None:
+    table = TrigramTable(8)
+    for stream in ([], [1], [1, 2]):
+        _add(table, stream)
+    assert table.num_bigrams == 0
+    assert table.row(1, 2) == ([], [])
+    assert TrigramIndex.empty().row(1, 2) == ([], [])
+    assert not len(TrigramCounter().index(10).keys)
+
+
+def test_many_threads_learn_into_one_table() -> None:
+    table = TrigramTable(256, num_successors=4, max_weight=1e9)
+
+    def learn(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(60):
+            _add(table, [1, 2, 3])
+            _add(table, [draw.randrange(30) + 4 for _ in range(12)])
+            table.row(draw.randrange(9), draw.randrange(9))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(learn, range(8)))
+    assert table.row(1, 2)[1] == pytest.approx([0.25 * 60 * 8])
+    assert table.num_bigrams <= 256
+
+
+def test_large_tokens_are_told_apart() -> None:
+    top = (1 << 21) - 1
+    table = TrigramTable(8)
+    _add(table, [top, top, top, 0, top])
+    known = {(top, top): {top: 0.25, 0: 0.25}, (top, 0): {top: 0.25}}
+    assert _rows(table.frozen()) == known
+    check_vocabulary(top + 1)
+    with pytest.raises(ConfigError, match="vocabulary is too large"):
+        check_vocabulary(top + 2)
+    assert packed(np.array([1]), np.array([2])) < packed(np.array([2]), np.array([0]))
+
+
+def _triples(stream: list[int]) -> Iterable[tuple[int, int, int]]:
+    return zip(stream, stream[1:], stream[2:], strict=False)

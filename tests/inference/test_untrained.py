@@ -1,0 +1,195 @@
+"""Drafters that need no training, in the engine: the target's own tokens and law, every way."""
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.chi_square import law_of_continuations, p_value
+from helpers.models import tiny_llama
+from helpers.tables import Tables, no_processors, two_round_error
+from transformers import LlamaForCausalLM, LogitsProcessorList
+
+from inference import Conversation, SpeculativeDecoder
+from inference.draft_tree import CandidateKind, DraftTree
+from inference.drafters.aded import AdedDrafter, AdedSettings
+from inference.drafters.candidates import chosen_tree
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.protocol import Budget, Committed, Drafter, DraftSession
+from inference.sampling import Sampling
+from inference.tree_shape import TreeShape
+from jakiro.errors import ConfigError
+
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
+    "aded": lambda: AdedDrafter(AdedSettings(num_nodes=12, depth=5)),
+    "aded with laws": lambda: AdedDrafter(AdedSettings(law_tokens=4, decay=0.9, num_nodes=12)),
+    "aded by request": lambda: AdedDrafter(AdedSettings(max_bigrams=64, reset_per_request=True)),
+    "lookup": lambda: LookupDrafter(LookupSettings(num_nodes=12, depth=5)),
+}
+
+
+@pytest.fixture(params=DRAFTERS)
+def drafter(request: pytest.FixtureRequest) -> Drafter:
+    return DRAFTERS[request.param]()
+
+
+def _by_transformers(model: LlamaForCausalLM, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    greedy = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
+    return model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
+
+
+def test_greedy_tokens_equal_those_of_transformers(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    accepted = 0
+    for prompt in PROMPTS:
+        output = decoder.generate(prompt, max_new_tokens=40)
+        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 40)
+        accepted += output.stats.accepted.total()
+    assert accepted > 0
+
+
+def test_generate_of_the_target_takes_the_decoder(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    ids = torch.tensor([[1, 2, 3, 1, 2], [4, 4, 5, 6, 7]])
+    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, max_new_tokens=20, **arguments)
+    decoder = SpeculativeDecoder(model, drafter)
+    got = model.generate(ids, max_new_tokens=20, custom_generate=decoder, **arguments)
+    assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rows_of_a_batch_equal_each_prompt_alone(name: str) -> None:
+    model = tiny_llama(vocab=11)
+    together = SpeculativeDecoder(model, DRAFTERS[name]()).generate_batch(
+        PROMPTS[:2], max_new_tokens=25
+    )
+    for prompt, output in zip(PROMPTS, together, strict=False):
+        alone = SpeculativeDecoder(model, DRAFTERS[name]()).generate(prompt, max_new_tokens=25)
+        assert output.new_token_ids == alone.new_token_ids
+        if name in ("aded by request", "lookup"):  # others learn from the rows beside them
+            assert output.depths == alone.depths
+
+
+@pytest.mark.parametrize("name", ["aded with laws", "lookup"])
+def test_sampled_sequences_follow_the_target_law(name: str) -> None:
+    model = tiny_llama(vocab=23, initializer_range=0.15)
+    decoder = SpeculativeDecoder(model, DRAFTERS[name]())
+    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for seed in range(4):
+        outputs = decoder.generate_batch([prompt] * 1000, seed=seed, max_new_tokens=3, **sampling)
+        counts.update(tuple(output.new_token_ids) for output in outputs)
+        accepted += sum(output.stats.accepted.total() for output in outputs)
+    law = law_of_continuations(model, prompt, 3, **sampling)
+    assert accepted > 100
+    assert set(counts) <= set(law)
+    assert p_value(counts, law) > 0.0005
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> None:
+    drafter = DRAFTERS[name]()
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
+    tokens = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3, 0, 1]
+    session.advance(_committed(tokens))
+    tree = session.propose(Budget(6, 2), [])
+    assert tree.num_nodes >= 3
+    assert tree.laws is None
+    assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
+
+    def ours(other: DraftTree) -> DraftTree:
+        guessed = session._proposed  # the same candidates below every root
+        return chosen_tree(guessed, other.base_length, 0)
+
+    shape = TreeShape(autoregressive_levels=1, parallel_levels=0, children=2, breadth=1)
+    assert two_round_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9
+
+
+def test_no_budget_means_no_candidates(drafter: Drafter) -> None:
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=64)
+    session.advance(_committed([1, 2, 3, 1, 2, 3, 1, 2]))
+    assert session.propose(Budget(0), []).num_nodes == 0
+    assert session.propose(Budget(4, 0), []).num_nodes == 0
+    tree = session.propose(Budget(2, 1), [])
+    assert 1 <= tree.num_nodes <= 2
+    assert tree.depth.max() == 1
+
+
+def test_a_session_takes_news_once_and_refuses_gaps(drafter: Drafter) -> None:
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=8)
+    assert isinstance(session, DraftSession)
+    tokens = [1, 2, 3, 1, 2, 3, 1]
+    for _ in range(2):
+        session.advance(_committed(tokens))
+    assert session.lengths == (6,)
+    with pytest.raises(ValueError, match="session ends at"):
+        session.advance(Committed((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
+    session.rollback(2)
+    assert session.lengths == (2,)
+    more = torch.tensor([[3, 1, 2]])
+    session.advance(Committed((5,), (3,), more, torch.tensor([[3]]), None))
+    assert session.propose(Budget(4), []).token_ids[0, 0] == 1
+    session.close()
+
+
+def test_a_conversation_goes_on_where_it_was(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    with Conversation() as conversation:
+        first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
+        longer = [*first.sequences[0].tolist(), 5, 5]
+        second = decoder.generate(longer, max_new_tokens=30, conversation=conversation)
+        other = decoder.generate([1, 2, 4], max_new_tokens=9, conversation=conversation)
+    assert second.sequences[0].tolist() == _by_transformers(model, longer, 30)
+    assert other.sequences[0].tolist() == _by_transformers(model, [1, 2, 4], 9)
+
+
+def test_what_was_learnt_is_kept_until_it_is_reset() -> None:
+    model = tiny_llama(vocab=11)
+    aded = DRAFTERS["aded"]()
+    decoder = SpeculativeDecoder(model, aded)
+    taus = [decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
+    assert taus[1] > taus[0]
+    decoder.reset()
+    assert decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau == taus[0]
+    by_request = SpeculativeDecoder(model, DRAFTERS["aded by request"]())
+    same = [by_request.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
+    assert same[0] == same[1]
+
+
+def test_the_targets_laws_teach_what_was_not_written() -> None:
+    model = tiny_llama(vocab=11)
+    aded = AdedDrafter(AdedSettings(law_tokens=3))
+    SpeculativeDecoder(model, aded).generate([1, 2, 3], max_new_tokens=8)
+    assert any(len(row) >= 3 for _, row in aded.table.frozen().items())
+
+
+def test_threads_share_a_decoder(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    with ThreadPoolExecutor(3) as threads:
+        outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 12)
+
+
+def test_only_trained_drafters_have_trees_to_choose(drafter: Drafter) -> None:
+    decoder = SpeculativeDecoder(tiny_llama(), drafter)
+    assert decoder.plan is None
+    assert decoder.bytes_per_token > SpeculativeDecoder(tiny_llama()).bytes_per_token
+    for tree in (TreeShape(), "auto"):
+        with pytest.raises(ConfigError, match="only the trees of a trained drafter"):
+            SpeculativeDecoder(tiny_llama(), drafter, tree=tree)
+
+
+def _committed(tokens: list[int]) -> Committed:
+    count = len(tokens) - 1
+    verified = torch.tensor([tokens[:count]])
+    return Committed((count,), (count,), verified, torch.tensor([tokens[count:]]), None)

@@ -1,0 +1,103 @@
+"""`jakiro aded build`, and decoding with drafters that need no training from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_llama
+from helpers.tokenizers import TEXT, tiny_tokenizer
+
+from inference.comparison.document import read_document
+from inference.drafters.trigram_file import load_trigrams
+from jakiro.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, prompts and a corpus."""
+    place = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
+    tiny_llama(vocab=len(tokenizer)).save_pretrained(place / "target")
+    tokenizer.save_pretrained(place / "target")
+    rows = [{"prompt": text} for text in ("def main(", "print(", "return 41")]
+    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "corpus").mkdir()
+    (place / "corpus" / "a.py").write_text(TEXT)
+    (place / "corpus" / "rows.jsonl").write_text(json.dumps({"text": TEXT * 2}) + "\n")
+    return place
+
+
+def _run(*words: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(words))
+    return int(exit_info.value.code or 0)
+
+
+def _build(folder: Path, out: Path, *words: str, corpus: str = "corpus") -> int:
+    places = ["--corpus", str(folder / corpus), "--tokenizer", str(folder / "target")]
+    return _run("aded", "build", *places, "--out", str(out), *words)
+
+
+def test_a_corpus_becomes_a_table_that_decoding_begins_with(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, settings, figures = (tmp_path / name for name in ("table", "own.yaml", "figures.json"))
+    assert _build(folder, table) == 0
+    assert "bigrams of " in capsys.readouterr().err
+    tokenizer = tiny_tokenizer()
+    first, second, third = tokenizer.encode(TEXT)[:3]
+    assert third in load_trigrams(table, tokenizer).row(first, second)[0]
+
+    settings.write_text("depth: 3\nreset_per_request: true\n")
+    methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
+    words = [word for one in [*methods, "lookup,candidates=6"] for word in ("--method", one)]
+    words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
+    words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
+    assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
+    document = read_document(figures)
+    for name in ("aded", "own", "lookup"):
+        assert document.figures(name, 0.0).identical_to_target
+    assert {tree.method for tree in document.trees} <= {"aded", "own", "lookup"}
+
+
+def test_text_is_continued_without_training(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--target", str(folder / "target"), "--max-new-tokens", "9"]
+    texts = []
+    for drafter in ("aded", "lookup"):
+        assert _run("generate", drafter, "def main(", *target) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "aded", "def"], "names none"),
+        (["generate", "aded=nowhere", "def", "--target", "target"], "cannot load trigrams"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [str(folder / word) if word == "target" else word for word in words]
+    assert _run(*places) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_counted_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert _build(tmp_path, tmp_path / "new", corpus="empty.txt") == 2
+    assert "cannot load a tokenizer" in capsys.readouterr().err
+    (folder / "empty.txt").write_text("")
+    assert _build(folder, tmp_path / "new", corpus="empty.txt") == 2
+    assert "holds no trigram" in capsys.readouterr().err
+    assert _build(folder, tmp_path / "new", corpus="nowhere.jsonl") == 2
+    assert "there is no file or folder" in capsys.readouterr().err
+    (tmp_path / "taken").touch()
+    assert _build(folder, tmp_path / "taken") == 2
+    assert "choose another name for --out" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
