@@ -52,15 +52,14 @@ def search(
     waiting: list[tuple[float, int, int, int, int, int]] = []
     turn = 0
     node, level, visits = ROOT, 0, settings.visits
-    while True:
+    while len(chosen) < num_nodes:
         if level < depth:
             tokens, weights = trigrams.row(first, second)
-            shares = share_visits(visits, weights, settings)
-            for token, share in zip(tokens, shares, strict=True):
+            for token, share in zip(tokens, share_visits(visits, weights, settings), strict=True):
                 if share > 0:
                     heappush(waiting, (-share, turn, node, level + 1, second, token))
                     turn += 1
-        if not waiting or len(chosen) == num_nodes:
+        if not waiting:
             break
         negative_visits, _, parent, level, first, second = heappop(waiting)
         visits = -negative_visits

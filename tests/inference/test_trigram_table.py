@@ -148,10 +148,10 @@ def test_learning_goes_on_from_what_was_known_before_and_leaves_it_alone() -> No
 def test_an_index_of_fewer_or_more_successors_fits_below() -> None:
     counter = TrigramCounter()
     counter.add(np.array([1, 2, 3, 1, 2, 4, 1, 2, 3], np.int64))
-    for width, expected in ((1, {3: 1.0, 5: 0.25}), (5, {3: pytest.approx(2 / 3), 5: 0.25})):
+    for width in (1, 5):
         table = TrigramTable(8, num_successors=2, below=counter.index(10, width))
         _add(table, [1, 2, 5])
-        assert _rows(table.frozen())[1, 2].keys() == expected.keys()
+        assert _rows(table.frozen())[1, 2] == pytest.approx({3: 2 / 3, 5: 0.25})
 
 
 def test_nothing_is_known_at_first_and_short_texts_teach_nothing() -> None:
@@ -165,7 +165,7 @@ def test_nothing_is_known_at_first_and_short_texts_teach_nothing() -> None:
 
 
 def test_many_threads_learn_into_one_table() -> None:
-    table = TrigramTable(256, num_successors=4, max_weight=1e9)
+    table = TrigramTable(4096, num_successors=4, max_weight=1e9)
 
     def learn(seed: int) -> None:
         draw = random.Random(seed)
@@ -177,7 +177,7 @@ def test_many_threads_learn_into_one_table() -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(learn, range(8)))
     assert table.row(1, 2)[1] == pytest.approx([0.25 * 60 * 8])
-    assert table.num_bigrams <= 256
+    assert all(len(row) <= 4 for row in _rows(table.frozen()).values())
 
 
 def test_large_tokens_are_told_apart() -> None:
