@@ -83,12 +83,12 @@ def test_sampled_sequences_follow_the_target_law(name: str) -> None:
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = 0
-    for seed in range(4):
-        outputs = decoder.generate_batch([prompt] * 1000, seed=seed, max_new_tokens=3, **sampling)
+    for seed in range(2):
+        outputs = decoder.generate_batch([prompt] * 500, seed=seed, max_new_tokens=3, **sampling)
         counts.update(tuple(output.new_token_ids) for output in outputs)
         accepted += sum(output.stats.accepted.total() for output in outputs)
     law = law_of_continuations(model, prompt, 3, **sampling)
-    assert accepted > 100
+    assert accepted > 20
     assert set(counts) <= set(law)
     assert p_value(counts, law) > 0.0005
 
