@@ -71,6 +71,8 @@ class TokenSession:
         starts = tuple(end - count for end, count in pairs)
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
+        # A context asks for room by its cache's capacity, which may have been larger than asked for.
+        self.reserve(max(committed.base_length))
         verified, roots = committed.token_ids.tolist(), committed.root[:, 0].tolist()
         for place, (start, end) in enumerate(zip(starts, committed.base_length, strict=True)):
             self._tokens[place, start:end] = verified[place][: end - start]
@@ -126,9 +128,10 @@ class TokenSession:
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
-        missing = capacity + 1 - self._tokens.shape[1]
-        if missing > 0:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, missing)))
+        width = self._tokens.shape[1]
+        if capacity >= width:
+            more = max(capacity + 1, 2 * width) - width
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
 
     def close(self) -> None:
         """Free the tokens."""
