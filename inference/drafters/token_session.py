@@ -71,7 +71,7 @@ class TokenSession:
         starts = tuple(end - count for end, count in pairs)
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
-        # A context asks for room by its cache's capacity, which may have been larger than asked for.
+        # A context asks for room by its cache, whose capacity was rounded up.
         self.reserve(max(committed.base_length))
         verified, roots = committed.token_ids.tolist(), committed.root[:, 0].tolist()
         for place, (start, end) in enumerate(zip(starts, committed.base_length, strict=True)):
