@@ -1,6 +1,6 @@
 """One packed training batch: rows of whole documents, with the anchors drawn for them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,7 +14,8 @@ class Batch:
     `positions` restart at 0 in every document; `documents` numbers them within the row, padding is
     -1. `is_response[b, i]` says that token i is one the drafter shall learn to guess. `anchors`
     holds, per draw, the row index of the last verified token when position i is drafted. In a row
-    that `is_narrow`, self-attention sees no token before the anchor's next.
+    that `is_narrow`, self-attention sees no token before the anchor's next. `numbers` say which of
+    the run's rows these are, by which features are found; empty if nobody asks, and on the host.
     """
 
     token_ids: Int[Tensor, "batch rows"]
@@ -23,10 +24,12 @@ class Batch:
     is_response: Bool[Tensor, "batch rows"]
     anchors: Int[Tensor, "batch draws rows"]
     is_narrow: Bool[Tensor, " batch"]
+    numbers: Int[Tensor, " numbered"] = field(default_factory=lambda: torch.empty(0).long())
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`."""
-        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
+        parts = {one.name: getattr(self, one.name).to(device) for one in fields(self)}
+        return type(self)(**(parts | {"numbers": self.numbers}))
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch rows"]:
         """Return whether the token `ahead` positions later is one to guess, of the same document.

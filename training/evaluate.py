@@ -81,6 +81,7 @@ class Evaluation:
             rows_per_step=len(rows),
             rule=decoding_rule(self._settings.drafter),
             seed=self._settings.seed,
+            first_number=len(self._inputs.rows),
         )
         return sampler, min(self._settings.evaluation.held_out_rows, len(rows))
 

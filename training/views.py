@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from jakiro.cache import SlotCache, StateSource
-from jakiro.target import StepInput, TargetAdapter
+from jakiro.target import StepInput, StepOutput, TargetAdapter
 from jakiro.target_state import StateSources, TargetState
 from jakiro.target_tail import KeptRows, TargetTail
 from training.batch import Batch
@@ -50,6 +50,18 @@ def look_at_target(
             overwritten.
         tail: the target's last layers, if the drafter's output goes through them.
     """
+    output = read_rows(target, batch, cache)
+    slots = output.step.slots
+    state = sources.read(cache, slots)
+    view = TargetView(output.features, state, target.embed(batch.token_ids))
+    if tail is None:
+        return view
+    tail_input = cache.state(slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
+    return view._replace(tail_input=tail_input, tail_rows=tail.rows(cache, slots))
+
+
+def read_rows(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
+    """Run the target over the packed rows; what it leaves in the cache lies at `step.slots`."""
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(
         token_ids=batch.token_ids,
@@ -59,12 +71,7 @@ def look_at_target(
         highest_slot=batch.token_ids.shape[1] - 1,
         documents=batch.documents,
     )
-    features = target.forward(step, cache).features
-    view = TargetView(features, sources.read(cache, step.slots), target.embed(batch.token_ids))
-    if tail is None:
-        return view
-    tail_input = cache.state(step.slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
-    return view._replace(tail_input=tail_input, tail_rows=tail.rows(cache, step.slots))
+    return target.forward(step, cache)
 
 
 def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ...]:

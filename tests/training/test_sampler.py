@@ -34,6 +34,11 @@ def numbers(batch: Batch) -> list[int]:
     return (batch.token_ids[:, 0] // 8).tolist()
 
 
+def test_a_batch_tells_the_numbers_of_its_rows() -> None:
+    batch = sampler().batch(5, 0, 4)
+    assert batch.numbers.tolist() == numbers(batch)
+
+
 def test_shares_of_a_step_make_up_the_whole_step() -> None:
     whole = sampler().batch(5, 0, 4)
     shares = [sampler().batch(5, begin, begin + 1) for begin in range(4)]

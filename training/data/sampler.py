@@ -1,9 +1,11 @@
 """Which rows a step sees, and with which anchors: a function of the seed and the step alone."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from training.anchors import AnchorRule
 from training.batch import Batch
@@ -22,6 +24,7 @@ class Sampler:
         rule: how anchors are chosen.
         seed: of orders and anchors.
         narrow_steps: first steps in which self-attention sees drafted tokens only.
+        first_number: of the first row, among all rows of the run.
     """
 
     def __init__(
@@ -32,12 +35,14 @@ class Sampler:
         rule: AnchorRule,
         seed: int,
         narrow_steps: int = 0,
+        first_number: int = 0,
     ) -> None:
         self._rows = rows
         self._rows_per_step = rows_per_step
         self._rule = rule
         self._seed = seed
         self._narrow_steps = narrow_steps
+        self._first_number = first_number
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     @property
@@ -48,12 +53,18 @@ class Sampler:
     def batch(self, step: int, begin: int, end: int) -> Batch:
         """Return the rows from `begin` to `end` of those that the step sees, counted from zero."""
         first = step * self._rows_per_step
-        rows = (self._row(index) for index in range(first + begin, first + end))
-        return collate(rows, is_narrow=step < self._narrow_steps)
+        places = [self._place(index) for index in range(first + begin, first + end)]
+        rows = (self._row(epoch, number) for epoch, number in places)
+        batch = collate(rows, is_narrow=step < self._narrow_steps)
+        numbers = torch.tensor([number for _, number in places])
+        return replace(batch, numbers=self._first_number + numbers)
 
-    def _row(self, index: int) -> RowWithAnchors:
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the epoch, and the number of its row at an index that never starts anew."""
         epoch, place = divmod(index, len(self._rows))
-        number = int(self._order(epoch)[place])
+        return epoch, int(self._order(epoch)[place])
+
+    def _row(self, epoch: int, number: int) -> RowWithAnchors:
         row = self._rows.row(number)
         return row, self._rule.anchors(row.document_starts, (self._seed, epoch, number))
 
