@@ -13,6 +13,7 @@ from training.anchors import AnchorRule, Anchors
 from training.objectives import ObjectiveSettings
 
 Precision = Literal["fp32", "bf16", "fp16"]
+FeatureDtype = Literal["fp32", "bf16"]
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -44,6 +45,27 @@ class DataSettings(Settings):
     row_length: int = Field(512, ge=2)
     held_out: int = Field(0, ge=0)
     cache_folder: Path | None = None
+
+
+class FeatureSettings(Settings):
+    """Where the target's side of the training rows comes from, see `training.features`.
+
+    Attributes:
+        source: "online" runs the target beside the drafter; "offline" reads what `jakiro features`
+            has written, and the target's layers never run in a step.
+        folder: of the shards to be read.
+        dtype: what shards are kept in; "fp32" repeats online training bit by bit.
+    """
+
+    source: Literal["online", "offline"] = "online"
+    folder: Path | None = None
+    dtype: FeatureDtype = "bf16"
+
+    @model_validator(mode="after")
+    def _offline_has_a_folder(self) -> "FeatureSettings":
+        if self.source == "offline" and self.folder is None:
+            raise ValueError("features.folder with features.source offline")
+        return self
 
 
 class BatchSettings(Settings):
@@ -188,6 +210,7 @@ class TrainSettings(Settings):
     initialize: InitializeSettings = InitializeSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    features: FeatureSettings = FeatureSettings()
     batch: BatchSettings = BatchSettings()
     engine: EngineSettings = EngineSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -17,6 +17,7 @@ from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError
 from jakiro.target import TargetAdapter
+from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
 from jakiro.target_tail import TargetTail
 from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
@@ -71,7 +72,7 @@ class Prepared:
 
 def prepare(
     settings: TrainSettings,
-    model: PreTrainedModel | None = None,
+    model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Prepared:
     """Load the target and the data of a run; arguments and errors are those of `train`."""

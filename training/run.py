@@ -16,12 +16,13 @@ from training.checkpoint import Checkpoints, RunState
 from training.config import TORCH_DTYPES, anchor_rule
 from training.data.sampler import Sampler
 from training.evaluate import Evaluation
+from training.features.store import FeatureStore, open_features
 from training.initialization import initialize
 from training.journal import Journal, progress_bar
 from training.preparation import Prepared
 from training.processes import Processes
 from training.run_folder import RunFolder
-from training.target_reader import TargetReader
+from training.target_reader import TargetReader, place_target
 from training.trainer import Trainer
 
 _logger = get_logger(__name__)
@@ -43,15 +44,18 @@ class Run:
         self._state = RunState()
         self._seconds_unrecorded = 0.0
         self._journal: Journal | None = None
+        self._features: FeatureStore | None = None
 
     def complete(self, progress: Progress | None = None) -> Path:
         """Do what remains of the run and return the finished drafter's folder.
 
         Raises:
             ConfigError: the run folder cannot be used, or the batch cannot be shared out.
-            CheckpointError: a checkpoint cannot be loaded.
+            CheckpointError: a checkpoint or the target's features cannot be loaded.
         """
         self._settings.batch.accumulation(self._processes.count)
+        if not self._folder.is_finished:
+            self._features = open_features(self._inputs)
         is_first = self._processes.is_first
         with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
             self._processes.wait()
@@ -64,8 +68,9 @@ class Run:
         return self._folder.drafter
 
     def _train(self, progress: Progress) -> None:
-        target: Any = self._inputs.target.model
-        target.to(self._processes.device)
+        inputs, num_tail = self._inputs, self._settings.drafter.tail_layers
+        runs_target = self._features is None or bool(inputs.prompts) or num_tail > 0
+        place_target(inputs.target, self._processes.device, needs_layers=runs_target)
         drafter = self._build_drafter()
         reader = self._build_reader(drafter)
         trainer = Trainer(drafter, reader, self._build_sampler(), self._settings, self._processes)
@@ -91,6 +96,7 @@ class Run:
             drafter,
             self._settings.data.row_length,
             TORCH_DTYPES[self._settings.engine.dtype],
+            self._features,
         )
 
     def _build_sampler(self) -> Sampler:

@@ -24,6 +24,7 @@ _FREE: Any = {
     "log_every": True,
     "target": {"name_or_path"},
     "data": {"paths", "cache_folder"},
+    "features": {"folder"},
     "batch": {"micro_batch"},
     "engine": {"device"},
 }

@@ -15,6 +15,7 @@ from jakiro import __version__
 from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
 from jakiro.cli.demo import demo
+from jakiro.cli.features import features
 from jakiro.cli.generate import generate
 from jakiro.cli.output import EXIT_CODE_INTERRUPTED, say
 from jakiro.cli.verify import verify
@@ -79,6 +80,6 @@ def _options(
     """Exact speculative decoding: draft with a small model, keep the target's own distribution."""
 
 
-for _command in (demo, generate, verify, bench):
+for _command in (demo, generate, verify, bench, features):
     app.command()(_command)
 app.add_typer(aded, name="aded")

@@ -1,0 +1,85 @@
+"""Features of a tiny run, and what of a view is compared."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers.training import tiny_run
+from torch import Tensor
+
+from jakiro.config import DrafterSettings
+from jakiro.target_checks import CausalLM
+from training.config import TORCH_DTYPES, TrainSettings, anchor_rule
+from training.data.sampler import Sampler
+from training.features.store import open_features
+from training.features.writer import FeatureWriter
+from training.preparation import Prepared, prepare
+from training.target_reader import TargetReader
+from training.views import TargetView
+
+
+def offline_run(folder: Path, dtype: str = "fp32", **changes: Any) -> TrainSettings:
+    """Settings of a tiny run that reads features."""
+    group = {"source": "offline", "folder": str(folder / "features"), "dtype": dtype}
+    return tiny_run(folder, features=group, **changes)
+
+
+def write_features(
+    settings: TrainSettings, model: CausalLM | None = None, shard_bytes: int = 2**16
+) -> FeatureWriter:
+    """Write the features that a run reads, into several shards."""
+    assert settings.features.folder is not None
+    writer = FeatureWriter(prepare(settings, model), settings.features.folder, shard_bytes)
+    assert writer.write()
+    return writer
+
+
+def with_drafter(settings: TrainSettings, drafter: DrafterSettings) -> TrainSettings:
+    """The same run of another drafter."""
+    return settings.model_copy(update={"drafter": drafter})
+
+
+def both_views(
+    settings: TrainSettings, model: CausalLM | None = None
+) -> Iterator[tuple[TargetView, TargetView]]:
+    """Pairs of what the target says of each micro-batch of two epochs, and what it has said."""
+    inputs = prepare(settings, model)
+    online, offline = _reader(inputs, is_offline=False), _reader(inputs, is_offline=True)
+    size = settings.batch.micro_batch
+    rows = Sampler(inputs.rows, rows_per_step=size, rule=anchor_rule(settings), seed=0)
+    for step in range(-(-2 * rows.num_rows // size)):
+        batch = rows.batch(step, 0, size)
+        yield online.view(batch), offline.view(batch)
+
+
+def tensors(view: TargetView) -> dict[str, Tensor]:
+    """What a view holds, by name."""
+    named: dict[str, Tensor | None] = {
+        "features": view.features,
+        "memory": view.state.memory,
+        "state": view.state.features,
+        "embeddings": view.embeddings,
+        "tail_input": view.tail_input,
+    }
+    named |= {f"tail_rows {number}": rows for number, rows in enumerate(view.tail_rows)}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def assert_same(one: TargetView, other: TargetView) -> None:
+    """Bit by bit."""
+    assert tensors(one).keys() == tensors(other).keys()
+    for name, tensor in tensors(one).items():
+        assert torch.equal(tensor, tensors(other)[name]), name
+
+
+def _reader(inputs: Prepared, *, is_offline: bool) -> TargetReader:
+    settings = inputs.settings
+    torch.manual_seed(0)
+    return TargetReader(
+        inputs.target,
+        inputs.build_drafter(),
+        settings.data.row_length,
+        TORCH_DTYPES[settings.engine.dtype],
+        open_features(inputs) if is_offline else None,
+    )

@@ -1,0 +1,1 @@
+"""What the target says of every packed row, kept on disk: written once, read instead of it."""

@@ -1,0 +1,67 @@
+"""What writing features takes, told before anything is written."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from jakiro.errors import ConfigError
+
+_SHARE_OF_DISK = 0.95  # of what is free, the most that may be filled
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """What is to be written.
+
+    Attributes:
+        row_length: positions of a row, padding among them.
+        num_rows: all rows.
+        num_rows_left: those that are not written yet.
+        bytes_per_position: of all parts.
+        num_shards: files.
+    """
+
+    row_length: int
+    num_rows: int
+    num_rows_left: int
+    bytes_per_position: int
+    num_shards: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards."""
+        return self.num_rows * self.row_length * self.bytes_per_position
+
+    @property
+    def num_bytes_left(self) -> int:
+        """Size of the shards that are not written yet."""
+        return self.num_rows_left * self.row_length * self.bytes_per_position
+
+    def __str__(self) -> str:
+        files = "1 shard" if self.num_shards == 1 else f"{self.num_shards:,} shards"
+        return (
+            f"{self.num_rows * self.row_length:,} tokens x {self.bytes_per_position:,} bytes = "
+            f"{_size(self.num_bytes)} in {files}, {_size(self.num_bytes_left)} still to be written"
+        )
+
+    def check_disk(self, folder: Path) -> None:
+        """Refuse to begin what the disk of a folder cannot hold.
+
+        Raises:
+            ConfigError: what is left does not fit with a margin of a twentieth.
+        """
+        free = shutil.disk_usage(folder).free
+        if self.num_bytes_left > _SHARE_OF_DISK * free:
+            raise ConfigError(
+                f"the features do not fit on the disk of {folder}",
+                expected=f"{_size(int(self.num_bytes_left / _SHARE_OF_DISK))} free",
+                got=_size(free),
+                remedy="choose another disk, features.dtype bf16, fewer of the target's layers in "
+                "drafter.memory.layers, or less data; features.source online needs no disk",
+            )
+
+
+def _size(num_bytes: int) -> str:
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(num_bytes.bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{num_bytes / 2 ** (10 * power):,.1f} {units[power]}"
