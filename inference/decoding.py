@@ -53,8 +53,9 @@ class Decoding:
             self.drafter = drafter
         self.policy = self._policy(is_auto=tree == "auto")
         # Only the trees of the evaluation have its tau.
-        is_as_evaluated = isinstance(drafter, JakiroDrafter) and tree is None
-        record = drafter.config.record if is_as_evaluated else None
+        record = (
+            drafter.config.record if isinstance(drafter, JakiroDrafter) and tree is None else None
+        )
         self._watch = TauWatch(record)
 
     @property

@@ -106,4 +106,5 @@ def _as_candidates(chosen: list[tuple[int, int, int, float]]) -> Candidates:
     if not chosen:
         return Candidates.none()
     *integers, scores = zip(*chosen, strict=True)
-    return Candidates(*np.array(integers, np.int64), np.array(scores))
+    token_ids, parents, depths = np.array(integers, np.int64)
+    return Candidates(token_ids, parents, depths, np.array(scores))
