@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-matrix check bench bench-engine bench-trees wheel clean
+.PHONY: help demo test test-all test-faults test-matrix check bench bench-engine bench-trees wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -33,10 +33,13 @@ demo: $(READY)  ## Train a target and a drafter, generate, and show the gain
 	$(BIN)/jakiro demo $(ARGS)
 
 test: $(READY)  ## Run the tests, without the slow matrices
-	$(BIN)/python -m pytest -m 'not slow' $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not faults' $(WORKERS) $(ARGS)
 
 test-all: $(READY)  ## Run every test
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+test-faults: $(READY)  ## Kill training at many points, also while it writes, and resume it
+	$(BIN)/python -m pytest -m faults $(ARGS)
 
 test-matrix:  ## Run the tests with the oldest and the newest supported transformers
 	set -e; for version in $(TRANSFORMERS); do \
@@ -46,7 +49,7 @@ test-matrix:  ## Run the tests with the oldest and the newest supported transfor
 	    grep -vE '^(transformers|tokenizers|huggingface[-_]hub|safetensors)==' $(CONSTRAINTS) > "$$room/constraints.txt"; \
 	    PIP_CONSTRAINT="$$room/constraints.txt" "$$room/bin/pip" install --quiet -e '.[dev]' "$$wanted"; \
 	    echo "transformers $$("$$room/bin/python" -c 'import transformers; print(transformers.__version__)')"; \
-	    PATH="$$PWD/$$room/bin:$$PATH" "$$room/bin/python" -m pytest -m 'not slow' $(ARGS); \
+	    PATH="$$PWD/$$room/bin:$$PATH" "$$room/bin/python" -m pytest -m 'not slow and not faults' $(ARGS); \
 	done
 
 check: $(READY)  ## Lint, formatting, types, import direction
@@ -75,7 +78,7 @@ wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean e
 	"$$room/venv/bin/pip" install -c $(CONSTRAINTS) "$$(ls dist/jakiro-*.whl)[dev]"; \
 	cd "$$room"; \
 	JAKIRO_TEST_INSTALLED=1 PATH="$$room/venv/bin:$$PATH" venv/bin/python -m pytest \
-	    -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider -m 'not slow' $(CURDIR)/tests
+	    -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider -m 'not slow and not faults' $(CURDIR)/tests
 
 clean:  ## Remove what was built or cached here, the environment included
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -45,6 +45,10 @@ class CheckpointError(JakiroError):
     """A checkpoint or cached artefact is missing, damaged, or does not fit."""
 
 
+class ResourceError(JakiroError):
+    """Memory, disk space, or another resource of the machine does not suffice."""
+
+
 class TargetNotSupported(JakiroError):
     """The target model has a part that exact tree verification cannot handle."""
 
@@ -54,7 +58,7 @@ class TargetMismatch(JakiroError, ValueError):
 
 
 class NumericalError(JakiroError, ArithmeticError):
-    """Logits are not finite, or no token is left after processing them."""
+    """Logits, a loss or a gradient are not finite, or no token is left after processing them."""
 
 
 class DraftError(JakiroError, ValueError):

@@ -1,27 +1,33 @@
 """Checkpoints from which a run goes on exactly as if it had never stopped.
 
 Nothing of a run depends on a global random state: rows, anchors and learning rate are functions of
-the seed and the step. So weights, optimizer states and the step are all there is to keep.
+the seed and the step. So weights, optimizer states and the step are all there is to keep. They are
+kept whole, as safetensors, so a run may go on with another number of processes or ZeRO stage.
 """
 
 import json
-import pickle
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jakiro.errors import CheckpointError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from jakiro.errors import CheckpointError, ResourceError
 from jakiro.files import write_atomically
+from training.engine_state import gather_state, scaler_state, scatter_state, set_scaler_state
+from training.failures import writing
 from training.processes import Processes
 from training.run_folder import settle
 
 _STATE = "state.json"
-_ENGINE = "engine"  # folder of what DeepSpeed writes
-
+_SUFFIX = ".safetensors"
 
 # What reading a damaged file raises.
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.PickleError)
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 
 
 @dataclass
@@ -33,19 +39,21 @@ class RunState:
         tokens: tokens read, padding not counted.
         seconds: spent on the steps.
         losses: the last record of the losses.
+        best_tau: the highest that an evaluation measured, if one did.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     losses: dict[str, Any] = field(default_factory=dict)
+    best_tau: float | None = None
 
 
 class Checkpoints:
-    """The checkpoints of one run; all processes act together.
+    """The checkpoints of one run; all processes act together, the first one writes.
 
     Args:
-        folder: where they lie, one folder for each.
+        folder: where they lie, one folder for each; all processes see it.
         keep: how many of the latest stay.
         processes: this one among the others.
     """
@@ -55,56 +63,78 @@ class Checkpoints:
         self._keep = keep
         self._processes = processes
 
+    def latest(self) -> Path | None:
+        """Return the checkpoint from which the run would go on, if there is one."""
+        return max(self._finished(), default=None)
+
     def save(self, engine: Any, state: RunState) -> None:
-        """Write a checkpoint; an interruption leaves the earlier ones as they are."""
+        """Write a checkpoint; an interruption leaves the earlier ones as they are.
+
+        Raises:
+            ResourceError: it cannot be written; the earlier ones are as they were.
+        """
         partial = self._folder / ".partial"
-        if self._processes.is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        self._processes.wait()
-        engine.save_checkpoint(str(partial), tag=_ENGINE, save_latest=False)
-        self._processes.wait()
-        if self._processes.is_first:
-            facts = asdict(state) | {"num_processes": self._processes.count}
-            write_atomically(partial / _STATE, json.dumps(facts))
-            settle(partial, self._folder / f"step-{state.step:08d}")
-            self._prune()
-        self._processes.wait()
+        with self._writing(partial) as writes:
+            if writes:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        for kind, parts in gather_state(engine, is_kept=self._processes.is_first):
+            with self._writing(partial) as writes:
+                if writes:
+                    save_file(parts, partial / f"{kind}{_SUFFIX}")
+        with self._writing(partial) as writes:
+            if writes:
+                facts = asdict(state) | {"scaler": scaler_state(engine)}
+                write_atomically(partial / _STATE, json.dumps(facts))
+                settle(partial, self._folder / f"step-{state.step:08d}")
+                self._prune()
 
     def restore(self, engine: Any) -> RunState:
         """Load the latest checkpoint and return its state; without one, that of a new run.
 
         Raises:
-            CheckpointError: it is damaged, or was written by another number of processes.
+            CheckpointError: it is damaged.
         """
-        folders = self._finished()
-        if not folders:
+        folder = self.latest()
+        if folder is None:
             return RunState()
-        try:
-            facts = json.loads((folders[-1] / _STATE).read_bytes())
-            self._require_same_count(facts.pop("num_processes"), engine)
-            engine.load_checkpoint(str(folders[-1]), tag=_ENGINE)
+        with self._processes.together(), _reading(folder):
+            facts = json.loads((folder / _STATE).read_bytes())
+            kinds = {path.stem: load_file(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+        with self._processes.together(), _reading(folder):
+            scatter_state(engine, kinds)
+            set_scaler_state(engine, facts.pop("scaler"))
             return RunState(**facts)
-        except _DAMAGE as error:
-            raise CheckpointError(
-                f"cannot resume from {folders[-1]}",
-                expected="a checkpoint as it was written",
-                got=repr(error),
-                remedy="remove that folder, and the run goes on from the one before",
-            ) from error
 
     def _finished(self) -> list[Path]:
         return sorted(self._folder.glob("step-*"))
 
     def _prune(self) -> None:
+        removed = self._folder / ".removed"
         for folder in self._finished()[: -self._keep]:
-            shutil.rmtree(folder)
+            shutil.rmtree(removed, ignore_errors=True)
+            folder.rename(removed)  # else an interruption would leave a part that looks finished
+        shutil.rmtree(removed, ignore_errors=True)
 
-    def _require_same_count(self, recorded: int, engine: Any) -> None:
-        if engine.zero_optimization_stage() > 0 and recorded != self._processes.count:
-            raise CheckpointError(
-                "the checkpoint's optimizer states are shared out over another number of processes",
-                expected=f"{recorded} processes",
-                got=self._processes.count,
-                remedy="resume with as many processes as before",
-            )
+    @contextmanager
+    def _writing(self, partial: Path) -> Iterator[bool]:
+        """Yield whether this process writes; where that fails, nothing is left of the attempt."""
+        try:
+            with writing("a checkpoint", self._folder, self._processes) as is_writing:
+                yield is_writing
+        except ResourceError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"cannot resume from {folder}",
+            expected="a checkpoint as it was written",
+            got=repr(error),
+            remedy="remove that folder, and the run goes on from the one before",
+        ) from error

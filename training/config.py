@@ -140,11 +140,21 @@ class EngineSettings(Settings):
         zero_stage: 0 shares nothing, 1 optimizer states, 2 also gradients, 3 also parameters;
             at least 1 in half precision.
         dtype: what the drafter computes in; master weights are fp32.
+        offload_optimizer: keep optimizer states and master weights in main memory, and take the
+            optimizer's steps there; needs ZeRO 1 or more.
+        offload_parameters: keep parameters there until they are used; needs ZeRO 3.
+        activation_checkpointing: compute the drafter's activations again in the backward pass
+            instead of keeping them.
         device: "auto" prefers a GPU.
+
+    Only `dtype` decides the result; the others decide memory and speed.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
     dtype: Precision = "fp32"
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
@@ -176,10 +186,13 @@ class CheckpointSettings(Settings):
     Attributes:
         every: steps between checkpoints; None for none.
         keep: how many of the latest stay on disk.
+        keep_best: whether the drafter with the highest measured tau so far is kept as a drafter
+            folder, `run_folder/best`; needs `evaluation.num_prompts`.
     """
 
     every: int | None = Field(500, ge=1)
     keep: int = Field(2, ge=1)
+    keep_best: bool = True
 
 
 class InitializeSettings(Settings):
@@ -233,6 +246,15 @@ class TrainSettings(Settings):
         is_given = [name for name in named if getattr(self.batch, name) != getattr(own, name)]
         if self.drafter.trunk.reads_features and is_given:
             raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback or hybrid")
+        return self
+
+    @model_validator(mode="after")
+    def _offloaded_is_shared_out(self) -> "TrainSettings":
+        engine = self.engine
+        if engine.offload_optimizer and engine.zero_stage < 1:
+            raise ValueError("engine.zero_stage 1, 2 or 3 with engine.offload_optimizer")
+        if engine.offload_parameters and engine.zero_stage < 3:
+            raise ValueError("engine.zero_stage 3 with engine.offload_parameters")
         return self
 
     @model_validator(mode="after")

@@ -1,23 +1,45 @@
 """The drafter at every position of a packed batch, as it will be when it drafts there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import BankOutput
 from jakiro.masks import same_document
 from jakiro.target_tail import JoinedCache, TargetTail
-from moa.rows import Rows
+from moa.rows import Rows, RowStore
 from moa.trunk import Evidence
 from training.batch import Batch
 from training.views import TargetView
 
 
+class _Halves(NamedTuple):
+    """The two halves of a drafter, with or without keeping their activations for backward."""
+
+    remember: Callable[..., tuple[Tensor, ...]]
+    draft: Callable[..., BankOutput]
+
+    @classmethod
+    def of(cls, drafter: JakiroDrafter, recompute: bool) -> "_Halves":
+        if not recompute:
+            return cls(drafter.remember, drafter)
+        # Nothing in a drafter is drawn, so there is no random state to bring back.
+        again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        return cls(partial(again, drafter.remember), partial(again, drafter))
+
+
 def draft_all_positions(
-    drafter: JakiroDrafter, view: TargetView, batch: Batch, tail: TargetTail | None = None
+    drafter: JakiroDrafter,
+    view: TargetView,
+    batch: Batch,
+    tail: TargetTail | None = None,
+    recompute: bool = False,
 ) -> Iterator[BankOutput]:
     """Yield the drafter's output at every position, once per draw of anchors.
 
@@ -29,29 +51,32 @@ def draft_all_positions(
         view: of the target, with `tail_rows` if there is a tail.
         batch: the packed rows.
         tail: the target's last layers, if the drafter's output goes through them.
+        recompute: whether backward computes the drafter's activations again instead of keeping
+            them; gradients are the same.
     """
+    halves = _Halves.of(drafter, recompute)
     if drafter.trunk.feature_input is None:
-        return _from_memory(drafter, view, batch, tail)
-    return _rolled_out(drafter, view, batch, tail)
+        return _from_memory(drafter, halves, view, batch, tail)
+    return _rolled_out(drafter, halves, view, batch, tail)
 
 
 def _from_memory(
-    drafter: JakiroDrafter, view: TargetView, batch: Batch, tail: TargetTail | None
+    drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[BankOutput]:
     """Draft each draw's positions, all at once: they do not depend on each other."""
-    kept = drafter.remember(view.state, batch.positions)
+    kept = halves.remember(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
     for draw in range(batch.anchors.shape[1]):
         recent = causal & ((index > batch.anchors[:, draw, :, None]) | (index == index[:, None]))
         own = torch.where(batch.is_narrow[:, None, None], recent, causal).unsqueeze(1)
         evidence = _memory(drafter, kept, batch, draw)
-        output: BankOutput = drafter(view.embeddings, batch.positions, own, evidence)
+        output = halves.draft(view.embeddings, batch.positions, own, evidence)
         yield output if tail is None else through_tail(output, tail, view, batch, draw)
 
 
 def _rolled_out(
-    drafter: JakiroDrafter, view: TargetView, batch: Batch, tail: TargetTail | None
+    drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[BankOutput]:
     """Draft distance 1 from the target's features, then each next one from the drafter's own.
 
@@ -64,14 +89,15 @@ def _rolled_out(
         2             first pass: ..., i - 1; second: i
         3             first pass: ..., i - 2; second: i - 1; third: i
     """
-    kept = drafter.remember(view.state, batch.positions)
+    kept = halves.remember(view.state, batch.positions)
     previous = _shifted(kept[-1].squeeze(1), batch)
     rows = _EarlierRows()
     predicted = None if tail is None else JoinedCache(view.tail_rows, tail.input_state)
     for draw in range(batch.anchors.shape[1]):
         mask = _rollout_mask(batch, num_passes=draw + 1).unsqueeze(1)
         evidence = _memory(drafter, kept, batch, draw)._replace(previous=previous)
-        output: BankOutput = drafter(view.embeddings, batch.positions, mask, evidence, rows)
+        store = rows.of_pass(draw)
+        output = halves.draft(view.embeddings, batch.positions, mask, evidence, store)
         if tail is not None and predicted is not None:
             output = _rolled_through_tail(output, tail, batch, draw, predicted)
         yield output
@@ -88,18 +114,24 @@ def _memory(drafter: JakiroDrafter, kept: tuple[Tensor, ...], batch: Batch, draw
 
 
 class _EarlierRows:
-    """A `RowStore` that shows the rows of all passes, one after the other."""
+    """Shows the rows of all passes, one after the other, also to a pass that is computed again."""
 
     def __init__(self) -> None:
-        self._rows: Rows | None = None
+        self._up_to: list[Rows] = []
 
-    def __call__(self, rows: Rows) -> Rows:
-        earlier = self._rows
-        if earlier is not None:
-            pairs = zip(earlier, rows, strict=True)
-            rows = Rows(*(torch.cat(pair, dim=2) for pair in pairs))
-        self._rows = rows
-        return rows
+    def of_pass(self, number: int) -> RowStore:
+        """Return the store of a pass, counted from zero, which sees those before it."""
+        earlier = self._up_to[number - 1] if number else None
+
+        def join(rows: Rows) -> Rows:
+            if earlier is not None:
+                pairs = zip(earlier, rows, strict=True)
+                rows = Rows(*(torch.cat(pair, dim=2) for pair in pairs))
+            if len(self._up_to) == number:
+                self._up_to.append(rows)
+            return rows
+
+        return join
 
 
 def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch rows keys"]:

@@ -1,6 +1,6 @@
 """Measuring a drafter on what training has not seen: losses, experts, the real decode loop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -107,3 +107,9 @@ class Evaluation:
             "acceptance_by_depth": stats.acceptance_by_depth,
             "tokens": stats.emitted,
         }
+
+
+def mean_tau(results: Mapping[str, Any]) -> float | None:
+    """Return the mean tau over temperatures that `Evaluation.measure` found, if it decoded."""
+    taus = [float(at["tau"]) for at in results.get("decoding", ())]
+    return sum(taus) / len(taus) if taus else None

@@ -17,12 +17,17 @@ class TrainingModule(nn.Module):
     Args:
         drafter: the only part with parameters.
         settings: weights of the loss terms.
+        recompute: whether backward computes the drafter's activations again instead of keeping
+            them.
     """
 
-    def __init__(self, drafter: JakiroDrafter, settings: ObjectiveSettings) -> None:
+    def __init__(
+        self, drafter: JakiroDrafter, settings: ObjectiveSettings, recompute: bool = False
+    ) -> None:
         super().__init__()
         self.drafter = drafter
         self.settings = settings
+        self._recompute = recompute
 
     def forward(self, view: TargetView, batch: Batch, reader: TargetReader) -> LossTerms:
         """Return the loss terms summed over all draws of anchors.
@@ -32,7 +37,7 @@ class TrainingModule(nn.Module):
             batch: the packed rows.
             reader: of the target; passed in so that no target weight is registered here.
         """
-        outputs = draft_all_positions(self.drafter, view, batch, reader.tail)
+        outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         terms = [
             # Behind the target's last layers, their input is what is regressed.
             drafter_loss(

@@ -41,8 +41,8 @@ class MuonBesideAdamW(AdamW):
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return the optimizer of all parameters; with AdamW only matrices decay."""
-    parameters = list(module.parameters())
+    """Return the optimizer of all trainable parameters; with AdamW only matrices decay."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
     if settings.kind == "muon":
         return _build_muon(module, settings)
     groups = [
@@ -59,9 +59,10 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
     """Let Muon have the matrices between hidden layers; a router's few rows are no such matrix."""
-    hidden = [p for name, p in module.named_parameters() if p.ndim > 1 and "router" not in name]
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    hidden = [p for name, p in named if p.ndim > 1 and "router" not in name]
     chosen = set(map(id, hidden))
-    others = [p for p in module.parameters() if id(p) not in chosen]
+    others = [p for _, p in named if id(p) not in chosen]
     groups = [
         {"params": hidden, "muon": True, "share": 1.0},
         {"params": others, "weight_decay": 0.0, "share": ADAMW_SHARE},

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, JakiroError
 
 T = TypeVar("T")
 
@@ -51,6 +51,22 @@ class Processes:
         if self.count > 1:
             dist.all_gather_object(parts, part)
         return parts
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let what stops one process inside stop all of them: none may wait for it forever.
+
+        Raises:
+            JakiroError: another process was stopped; it says by what.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.gather(str(error))
+            raise
+        for message in self.gather(""):
+            if message:
+                raise JakiroError(message)
 
     def wait(self) -> None:
         """Go on when all processes have come here."""

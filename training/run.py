@@ -15,7 +15,9 @@ from jakiro.provenance import provenance
 from training.checkpoint import Checkpoints, RunState
 from training.config import TORCH_DTYPES, anchor_rule
 from training.data.sampler import Sampler
-from training.evaluate import Evaluation
+from training.deepspeed_config import check_precision
+from training.evaluate import Evaluation, mean_tau
+from training.failures import exhaustion_explained, writing
 from training.features.store import FeatureStore, open_features
 from training.initialization import initialize
 from training.journal import Journal, progress_bar
@@ -42,6 +44,9 @@ class Run:
         self._processes = processes
         self._folder = RunFolder(inputs.settings.run_folder)
         self._state = RunState()
+        self._checkpoints = Checkpoints(
+            self._folder.checkpoints, inputs.settings.checkpoint.keep, processes
+        )
         self._seconds_unrecorded = 0.0
         self._journal: Journal | None = None
         self._features: FeatureStore | None = None
@@ -50,10 +55,14 @@ class Run:
         """Do what remains of the run and return the finished drafter's folder.
 
         Raises:
-            ConfigError: the run folder cannot be used, or the batch cannot be shared out.
+            ConfigError: the run folder cannot be used, the batch cannot be shared out, or the
+                device lacks the precision.
             CheckpointError: a checkpoint or the target's features cannot be loaded.
+            NumericalError: a loss is not finite.
+            ResourceError: memory or disk space does not suffice.
         """
         self._settings.batch.accumulation(self._processes.count)
+        check_precision(self._settings)
         if not self._folder.is_finished:
             self._features = open_features(self._inputs)
         is_first = self._processes.is_first
@@ -62,7 +71,8 @@ class Run:
             if self._folder.is_finished:
                 _logger.info(f"the run in {self._folder.path} is finished already")
             else:
-                with progress_bar(progress, is_shown=is_first) as bar:
+                shown = progress_bar(progress, is_shown=is_first)
+                with exhaustion_explained(self._settings), shown as bar:
                     self._train(bar)
             self._processes.wait()
         return self._folder.drafter
@@ -77,7 +87,7 @@ class Run:
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
             self._take_steps(trainer, evaluation, progress)
-            self._publish(trainer.copy_drafter(), evaluation.measure(trainer.copy_drafter()))
+            self._publish(*self._evaluate(trainer, evaluation))
         finally:
             if self._journal is not None:
                 self._journal.close()
@@ -109,10 +119,7 @@ class Run:
         )
 
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
-        settings = self._settings
-        checkpoints = Checkpoints(
-            self._folder.checkpoints, settings.checkpoint.keep, self._processes
-        )
+        settings, checkpoints = self._settings, self._checkpoints
         state = self._state = checkpoints.restore(trainer.engine)
         if self._processes.is_first:
             self._journal = Journal(self._folder.path, state.step)
@@ -121,7 +128,7 @@ class Run:
             self._take_step(trainer)
             progress.update(task, completed=state.step, description=self._description())
             if self._is_due(settings.evaluation.every) and state.step < settings.steps:
-                self._write({"evaluation": evaluation.measure(trainer.copy_drafter())})
+                self._evaluate(trainer, evaluation)
             if self._is_due(settings.checkpoint.every):
                 checkpoints.save(trainer.engine, state)
 
@@ -132,11 +139,12 @@ class Run:
         # A checkpoint closes a record, else a resumed run would record other means.
         dues = (self._settings.log_every, self._settings.checkpoint.every)
         is_recorded = any(self._is_due(every) for every in dues)
+        is_looked_at = is_recorded or self._is_due(self._settings.evaluation.every)
+        trainer.require_finite(self._checkpoints.latest, is_last=is_looked_at)
         means = trainer.meter.read() if is_recorded else {}  # waits for the device
         self._seconds_unrecorded += perf_counter() - started
         if is_recorded:
-            facts = {"learning_rate": rate, "gradient_norm": trainer.gradient_norm}
-            self._record(means | facts)
+            self._record(means | {"learning_rate": rate} | trainer.facts)
 
     def _is_due(self, every: int | None) -> bool:
         """Whether it is time for what happens every so many steps and at the end."""
@@ -163,13 +171,37 @@ class Run:
         agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
         return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
 
+    def _evaluate(
+        self, trainer: Trainer, evaluation: Evaluation
+    ) -> tuple[JakiroDrafter, dict[str, Any]]:
+        """Measure the drafter as it is now, keep it if it is the best, and return both."""
+        drafter = trainer.copy_drafter()
+        measured = evaluation.measure(drafter)
+        self._write({"evaluation": measured})
+        tau = mean_tau(measured)
+        best = self._state.best_tau
+        if tau is not None and self._settings.checkpoint.keep_best and (best is None or tau > best):
+            self._state.best_tau = tau
+            self._keep_best(drafter, measured)
+        return drafter, measured
+
+    def _keep_best(self, drafter: JakiroDrafter, evaluation: dict[str, Any]) -> None:
+        drafter.config.record = self._describe(evaluation)
+        with writing("a drafter", self._folder.path, self._processes) as is_writing:
+            if is_writing:
+                self._folder.keep_best(drafter, self._inputs.tokenizer)
+
     def _publish(self, drafter: JakiroDrafter, evaluation: dict[str, Any]) -> None:
-        self._write({"evaluation": evaluation})
-        drafter.config.record = {
+        drafter.config.record = self._describe(evaluation)
+        with writing("a drafter", self._folder.path, self._processes) as is_writing:
+            if is_writing:
+                self._folder.publish(drafter, self._inputs.tokenizer)
+
+    def _describe(self, evaluation: dict[str, Any]) -> dict[str, Any]:
+        """Return what a drafter's config says of how it came about."""
+        return {
             "provenance": provenance(),
             "settings": self._settings.model_dump(mode="json"),
             "training": asdict(self._state),
             "evaluation": evaluation,
         }
-        if self._processes.is_first:
-            self._folder.publish(drafter, self._inputs.tokenizer)

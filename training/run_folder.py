@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,8 @@ from jakiro.files import ensure_writable_folder, write_atomically
 from jakiro.provenance import write_provenance
 from training.config import TrainSettings
 
-# What does not change a run's result: where things lie, how often progress is kept, and which
-# share of a batch is in memory at a time. Data and target are compared by fingerprint instead.
+# What does not change a run's result: where things lie, how often progress is kept, and what is in
+# which memory at a time. Data and target are compared by fingerprint instead.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
@@ -26,7 +27,11 @@ _FREE: Any = {
     "data": {"paths", "cache_folder"},
     "features": {"folder"},
     "batch": {"micro_batch"},
-    "engine": {"device"},
+    "objective": {"chunk_rows"},
+    "engine": {
+        *("device", "zero_stage", "activation_checkpointing"),
+        *("offload_optimizer", "offload_parameters"),
+    },
 }
 
 
@@ -48,6 +53,11 @@ class RunFolder:
     def drafter(self) -> Path:
         """Where the finished drafter lies; it exists in full or not at all."""
         return self.path / "drafter"
+
+    @property
+    def best(self) -> Path:
+        """Where the drafter with the highest tau so far lies; a link to a folder beside it."""
+        return self.path / "best"
 
     @property
     def checkpoints(self) -> Path:
@@ -95,12 +105,29 @@ class RunFolder:
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         """Write the finished drafter with its tokenizer; it appears in full or not at all."""
+        settle(self._export(drafter, tokenizer), self.drafter)
+        return self.drafter
+
+    def keep_best(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
+        """Let `best` be this drafter with its tokenizer; at any moment it is one or the other."""
+        folder = self.path / f".best-{uuid.uuid4().hex}"
+        settle(self._export(drafter, tokenizer), folder)
+        # A folder that is not empty cannot be replaced by renaming; a link to it can.
+        link = self.path / ".best.partial"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)
+        link.replace(self.best)
+        for other in self.path.glob(".best-*"):
+            if other != folder:
+                shutil.rmtree(other)
+        return self.best
+
+    def _export(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         partial = self.path / ".drafter.partial"
         shutil.rmtree(partial, ignore_errors=True)
         drafter.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        settle(partial, self.drafter)
-        return self.drafter
+        return partial
 
     def _check_or_found(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
         self.check(settings, facts)
@@ -112,11 +139,19 @@ class RunFolder:
 
 def settle(partial: Path, final: Path) -> None:
     """Give a finished folder its name, after everything in it has reached the disk."""
-    for path in partial.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    for path in (*partial.rglob("*"), partial):
+        _bring_to_disk(path)
     partial.rename(final)
+    _bring_to_disk(final.parent)
+
+
+def _bring_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, will survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
@@ -127,7 +162,7 @@ def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]
     # A setting that the run's version did not have yet had the effect of today's default.
     before = dict(_flatten(_DEFAULTS)) | dict(_flatten(recorded))
     now = dict(_flatten(identity))
-    for name in sorted(dict(_flatten(recorded)).keys() | now.keys()):
+    for name in sorted((dict(_flatten(recorded)).keys() | now.keys()) - _free_names()):
         if before.get(name) != now.get(name):
             raise ConfigError(
                 f"the run folder {path} holds a run with other settings ({name} differs)",
@@ -135,6 +170,13 @@ def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]
                 got=now.get(name),
                 remedy="choose another run_folder, or repeat the settings in its config.yaml",
             )
+
+
+def _free_names() -> set[str]:
+    """Return the settings that no longer count, which the record of an earlier version may have."""
+    defaults = TrainSettings.model_validate(_REQUIRED)
+    counting = {name for name, _ in _flatten(_identity(defaults, {}))}
+    return {name for name, _ in _flatten(_DEFAULTS)} - counting
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

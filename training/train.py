@@ -13,7 +13,7 @@ from typing import Any
 from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from jakiro.errors import JakiroError
+from jakiro.errors import JakiroError, ResourceError
 from jakiro.settings import load_settings
 from training.config import TrainSettings
 from training.preparation import prepare
@@ -46,6 +46,8 @@ def train(
         DataError: data is missing or malformed, or holds nothing to learn from.
         CheckpointError: the target or a checkpoint cannot be loaded.
         TargetNotSupported: the target cannot be drafted for.
+        NumericalError: a loss is not finite.
+        ResourceError: memory or disk space does not suffice.
     """
     with launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
@@ -61,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except JakiroError as error:
         if options.debug:
             raise
-        if is_first_process():
+        # Memory may end on one process alone, and the others learn of it by being ended.
+        if is_first_process() or isinstance(error, ResourceError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
     except KeyboardInterrupt:  # the next start goes on from the last checkpoint

@@ -1,6 +1,8 @@
 """The optimizer steps: frozen target, drafter under the DeepSpeed engine, exact normalisation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from training.batch import Batch
 from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.deepspeed_config import build_deepspeed_config
+from training.failures import FiniteWatch
 from training.meter import Meter
 from training.module import TrainingModule
 from training.optimizer import build_optimizer, learning_rate, set_learning_rate
@@ -48,23 +51,30 @@ class Trainer:
         self._reader = reader
         self.engine = _build_engine(drafter, settings, processes)
         self._norm: Tensor | float = 0.0
+        self._watch = FiniteWatch(sampler, settings, processes)
         self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
 
     def step(self, number: int) -> float:
         """Take one optimizer step, counted from zero, and return its learning rate."""
         batches = self._batches(number)
         # DeepSpeed takes the mean over micro-batches and processes; what is wanted is the sum.
-        share = self._processes.count * self._accumulation / self._count_positions(batches)
+        share = self._processes.count * self._accumulation / self._count_positions(batches.values())
         rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
         set_learning_rate(self.engine.optimizer, rate)
-        for batch in batches:
-            self._accumulate(batch, share)
+        for first_row, batch in batches.items():
+            self._accumulate(first_row, batch, share)
+        self._watch.close(number, self._norm)
         return rate
 
-    def _accumulate(self, batch: Batch, share: Tensor) -> None:
+    def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
+        """Raise, on all processes, if a step was not finite; see `FiniteWatch.require_finite`."""
+        self._watch.require_finite(latest, is_last=is_last)
+
+    def _accumulate(self, first_row: int, batch: Batch, share: Tensor) -> None:
         """Add the gradient of a micro-batch; after the last one the engine takes its step."""
         on_device = batch.to(self._processes.device)
         terms = self.engine(self._reader.view(on_device), on_device, self._reader)
+        self._watch.add(first_row, terms.total)
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
         norm = self._local_norm()
@@ -73,9 +83,19 @@ class Trainer:
         self._norm = norm if global_norm is None else global_norm
 
     @property
-    def gradient_norm(self) -> float:
-        """Norm of the last step's gradient, before it was clipped."""
-        return float(self._norm)
+    def facts(self) -> dict[str, float | None]:
+        """What is known of the last step: its gradient's norm before it was clipped.
+
+        With fp16 also the loss scale; the norm is None where an overflow made the step be skipped.
+        """
+        norm = float(self._norm)
+        if not self.engine.fp16_enabled():
+            return {"gradient_norm": norm}
+        known = norm if isfinite(norm) else None
+        return {
+            "gradient_norm": known,
+            "loss_scale": float(self.engine.optimizer.loss_scaler.cur_scale),
+        }
 
     def copy_drafter(self) -> JakiroDrafter:
         """Return the drafter as it is now, whole on every process, however it is shared out.
@@ -96,15 +116,15 @@ class Trainer:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0
 
-    def _batches(self, step: int) -> list[Batch]:
-        """Return this process's micro-batches of a step."""
+    def _batches(self, step: int) -> dict[int, Batch]:
+        """Return this process's micro-batches of a step, by the first of the step's rows."""
         size = self._settings.batch.micro_batch
         stride = size * self._processes.count
         first = size * self._processes.rank
         begins = range(first, self._settings.batch.rows, stride)
-        return [self._sampler.batch(step, begin, begin + size) for begin in begins]
+        return {begin: self._sampler.batch(step, begin, begin + size) for begin in begins}
 
-    def _count_positions(self, batches: Sequence[Batch]) -> Tensor:
+    def _count_positions(self, batches: Iterable[Batch]) -> Tensor:
         count = sum(count_positions(batch) for batch in batches)
         total = torch.tensor(float(count), device=self._processes.device)
         return self._processes.sum(total).clamp(min=1.0)
@@ -117,7 +137,8 @@ def count_positions(batch: Batch) -> int:
 
 
 def _build_engine(drafter: JakiroDrafter, settings: TrainSettings, processes: Processes) -> Any:
-    module = TrainingModule(drafter, settings.objective).to(processes.device)
+    recompute = settings.engine.activation_checkpointing
+    module = TrainingModule(drafter, settings.objective, recompute).to(processes.device)
     engine, *_ = import_deepspeed().initialize(
         model=module,
         optimizer=build_optimizer(module, settings.optimizer),

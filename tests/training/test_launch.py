@@ -1,6 +1,7 @@
-"""Real processes under DeepSpeed's launcher train like one process, whatever is shared out."""
+"""Two real processes train like one, whatever is shared out; DeepSpeed's launcher starts them."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.processes import train_in_processes
 from helpers.training import tiny_run
 
 from jakiro.drafter import JakiroDrafter
@@ -18,6 +20,8 @@ from training.processes import free_port
 from training.train import train
 
 REPOSITORY = Path(__file__).parents[2]
+# Rows differ in how many positions carry a loss, so each process has another count.
+SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch": 1}}
 
 
 def launch(
@@ -70,19 +74,34 @@ def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
     assert evaluations[0]["decoding"][0]["tokens"] == evaluations[1]["decoding"][0]["tokens"]
 
 
+@pytest.fixture(scope="module")
+def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """A finished run of one process, as it comes without any option of the engine."""
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("alone") / "workshop")
+    settings = tiny_run(folder, **SHORT)
+    train(settings)
+    return settings
+
+
 @pytest.mark.parametrize(
-    "zero_stage",
-    [0, pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+    "engine",
+    [
+        {"zero_stage": 0, "activation_checkpointing": True},
+        {"zero_stage": 1},
+        {"zero_stage": 2, "offload_optimizer": True},
+        pytest.param({"zero_stage": 3}, marks=pytest.mark.slow),
+        {
+            **{"zero_stage": 3, "activation_checkpointing": True},
+            **{"offload_optimizer": True, "offload_parameters": True},
+        },
+    ],
+    ids=lambda engine: "-".join(map(str, engine.values())),
 )
-def test_two_processes_train_like_one(workshop: Path, zero_stage: int) -> None:
-    # Rows differ in how many positions carry a loss, so each process has another count.
-    changes: dict[str, Any] = {"steps": 6, "batch": {"micro_batch": 1}}
-    alone = tiny_run(workshop, run_folder=str(workshop / "alone"), **changes)
-    train(alone)
-    changes["engine"] = {"zero_stage": zero_stage}
-    shared = tiny_run(workshop, run_folder=str(workshop / "shared"), **changes)
-    finished = launch(shared, workshop)
-    assert finished.returncode == 0, finished.stderr
+def test_two_processes_train_like_one(
+    workshop: Path, alone: TrainSettings, engine: dict[str, Any]
+) -> None:
+    shared = tiny_run(workshop, **SHORT, engine=engine)
+    train_in_processes(shared, workshop, num_processes=2)
     assert_same_run(alone, shared)
 
 

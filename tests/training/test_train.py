@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.training import tiny_run, write_jsonl
 from torch import distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,15 +17,10 @@ from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError
 from jakiro.settings import dump_settings
-from training.checkpoint import Checkpoints
 from training.config import TrainSettings
 from training.journal import read_metrics
 from training.run_folder import RunFolder
 from training.train import main, train
-
-
-class PowerCutError(Exception):
-    """Stands for the power cut."""
 
 
 def curve(settings: TrainSettings) -> list[float]:
@@ -34,18 +30,6 @@ def curve(settings: TrainSettings) -> list[float]:
 
 def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
     return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
-
-
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the run die as soon as the checkpoint of a step is written."""
-    save = Checkpoints.save
-
-    def save_and_die(self: Checkpoints, engine: Any, state: Any) -> None:
-        save(self, engine, state)
-        if state.step == step:
-            raise PowerCutError
-
-    monkeypatch.setattr(Checkpoints, "save", save_and_die)
 
 
 def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> None:
@@ -156,7 +140,7 @@ def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.Mo
         interrupt_after(patched, step=5)
         with pytest.raises(PowerCutError):
             train(settings)
-    for path in (settings.run_folder / "checkpoints").rglob("*.pt"):
+    for path in (settings.run_folder / "checkpoints").rglob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000005; .*remove that"):
         train(settings)
@@ -177,11 +161,19 @@ def test_a_finished_run_is_returned_as_it_is(workshop: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_where_things_lie_does_not_make_another_run(workshop: Path, tmp_path: Path) -> None:
+def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
+    workshop: Path, tmp_path: Path
+) -> None:
     settings = tiny_run(workshop, steps=2)
     train(settings)
     moved = shutil.move(workshop, tmp_path / "moved")
-    again = tiny_run(Path(moved), steps=2, batch={"micro_batch": 4}, checkpoint={"keep": 1})
+    free: dict[str, Any] = {
+        "batch": {"micro_batch": 4},
+        "checkpoint": {"keep": 1, "keep_best": False},
+        "engine": {"zero_stage": 2, "offload_optimizer": True},
+        "objective": {"chunk_rows": 64},
+    }
+    again = tiny_run(Path(moved), steps=2, **free)
     assert train(again) == again.run_folder / "drafter"
 
 
@@ -191,6 +183,7 @@ def test_a_run_of_a_version_without_a_setting_goes_on_with_its_default(workshop:
     record = settings.run_folder / "run.json"
     identity = json.loads(record.read_text())
     del identity["settings"]["objective"]["token_loss"]
+    identity["settings"]["engine"]["zero_stage"] = 1  # which once made another run
     record.write_text(json.dumps(identity))
     train(settings)
     with pytest.raises(ConfigError, match="token_loss differs"):

@@ -78,6 +78,11 @@ class PackedRows:
         row.positions[begin:] -= begin
         return row
 
+    def documents(self, index: int) -> list[int]:
+        """Return which of the store's documents a row holds, by their place in it."""
+        begins = [piece.start for piece in self._rows[index]]
+        return [int(np.searchsorted(self.store.starts, begin, "right")) - 1 for begin in begins]
+
 
 def collate(rows: Iterable[RowWithAnchors], is_narrow: bool = False) -> Batch:
     """Return rows and their anchors as one batch."""

@@ -1,0 +1,23 @@
+"""A run that dies right after one of its checkpoints, in this process."""
+
+from typing import Any
+
+import pytest
+
+from training.checkpoint import Checkpoints
+
+
+class PowerCutError(Exception):
+    """Stands for the power cut."""
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the run die as soon as the checkpoint of a step is written."""
+    save = Checkpoints.save
+
+    def save_and_die(self: Checkpoints, engine: Any, state: Any) -> None:
+        save(self, engine, state)
+        if state.step == step:
+            raise PowerCutError
+
+    monkeypatch.setattr(Checkpoints, "save", save_and_die)
