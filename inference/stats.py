@@ -49,6 +49,11 @@ class DecodeStats:
         rounds = max(self.target_forwards, 1)
         return [self.accepted[depth] / rounds for depth in sorted(self.reached)]
 
+    def acceptance_of(self, proposer: int) -> float | None:
+        """Return the share of an expert's candidates that were accepted; None if it had none."""
+        proposed = self.proposed_by_proposer[proposer]
+        return self.accepted_by_proposer[proposer] / proposed if proposed else None
+
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first, per second after prefill."""

@@ -61,6 +61,15 @@ def dump_settings(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the innermost values of nested mappings under names such as `drafter.trunk.kind`."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _explain(cls: type[Settings], error: ValidationError, source: str) -> ConfigError:
     """Say what is wrong in the caller's terms; an unknown key first, for it may cause the rest."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")

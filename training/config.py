@@ -162,7 +162,7 @@ class EvaluationSettings(Settings):
     """Measuring on what training does not see: held-out loss, and the real decode loop.
 
     Attributes:
-        every: steps between evaluations; None for one at the end.
+        every: steps between evaluations, the first before any step; None for one at the end.
         prompts: a file of `{"text"}` or `{"messages"}` rows; None for starts of held-out documents.
         num_prompts: how many are decoded; 0 for none.
         prompt_tokens: how much of a held-out text without response mask becomes its prompt.
@@ -202,15 +202,40 @@ class InitializeSettings(Settings):
         attention_layer: the layer of the target, negative from the end, at whose attention weights
             the trunk's attention starts, for which the trunk needs that layer's heads; "auto" for
             the last one if it can be, else and with None at random.
+        drafter: folder or hub id of a drafter of the same settings at whose weights this one
+            starts, with its table of drafted tokens; step and optimizer are those of a new run.
     """
 
     attention_layer: int | Literal["auto"] | None = "auto"
+    drafter: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _starts_at_one_place(self) -> "InitializeSettings":
+        if isinstance(self.attention_layer, int) and self.drafter is not None:
+            raise ValueError("attention_layer or drafter, not both")
+        return self
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters beside frozen weights (arXiv 2106.09685), see `training.adapters`.
+
+    Attributes:
+        rank: of the product that is added to each adapted matrix.
+        alpha: the product is scaled by alpha / rank.
+        targets: names of linear layers or stacks of matrices in the drafter, or their ends, such as
+            `self_attention.project` or `bank.down`; None for all but the router.
+    """
+
+    rank: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    targets: tuple[str, ...] | None = Field(None, min_length=1)
 
 
 class TrainSettings(Settings):
     """One training run.
 
     Attributes:
+        lora: train adapters of the drafter that `initialize.drafter` names; None for all weights.
         steps: optimizer steps.
         seed: of initial weights, order of rows, and anchors.
         log_every: steps between records of the metrics.
@@ -221,6 +246,7 @@ class TrainSettings(Settings):
     data: DataSettings
     drafter: DrafterSettings = DrafterSettings()
     initialize: InitializeSettings = InitializeSettings()
+    lora: LoraSettings | None = None
     objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     features: FeatureSettings = FeatureSettings()
@@ -264,6 +290,18 @@ class TrainSettings(Settings):
             raise ValueError("engine.zero_stage 0 and engine.dtype fp32 with optimizer.kind muon")
         if self.optimizer.kind == "muon" and self.optimizer.weight_decay:
             raise ValueError("optimizer.weight_decay 0 with optimizer.kind muon")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> "TrainSettings":
+        if self.lora is None:
+            return self
+        if self.initialize.drafter is None:
+            raise ValueError("initialize.drafter with lora: a drafter whose weights are adapted")
+        if self.optimizer.kind == "muon":
+            raise ValueError("optimizer.kind adamw with lora")
+        if self.engine.zero_stage == 3:
+            raise ValueError("engine.zero_stage at most 2 with lora")
         return self
 
 

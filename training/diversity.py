@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jakiro.experts import BankOutput
 from training.batch import Batch
+from training.histogram import Histogram
 from training.processes import Processes
 
 TOP = 4  # likeliest tokens of an expert that are compared
@@ -31,6 +32,7 @@ class Diversity:
         self._num_experts = num_experts
         self._have_pairs = have_laws and num_experts > 1
         self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
+        self._gates, self._tops = (Histogram(num_experts, processes.device) for _ in range(2))
 
     @torch.no_grad()
     def add(self, output: BankOutput, chosen: Bool[Tensor, "batch rows"], logits: Logits) -> None:
@@ -42,11 +44,14 @@ class Diversity:
             logits: of features.
         """
         gate = output.gate[chosen].double()
+        self._gates.add(gate)
         overlap = gate.new_zeros(())
         if self._have_pairs:
             features = output.features[:, :, 0][chosen]
             for part in features.split(max(1, _CHUNK // self._num_experts)):
-                overlap = overlap + top_overlap(logits(part)).double().sum()
+                laws = logits(part)
+                overlap = overlap + top_overlap(laws).double().sum()
+                self._tops.add(laws.float().softmax(dim=-1).amax(dim=-1))
         count = torch.full_like(overlap, len(gate))
         self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
 
@@ -57,9 +62,11 @@ class Diversity:
         mean over pairs of experts; None where they have no laws of their own. `router_entropy` is
         the mean of the gates' entropies and `load_entropy` the entropy of the mean gate, in nats:
         the first says how unsure the router is at a position, the second how evenly it loads the
-        experts.
+        experts. `gate_histogram` counts the gate of each expert, `top_histogram` how likely it
+        thinks its likeliest token, in equal bins from 0 to 1.
         """
         count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
+        gates, tops = (self._processes.sum(one.counts.clone()) for one in (self._gates, self._tops))
         positions = max(count, 1.0)
         mean_gate = [one / positions for one in load]
         return {
@@ -67,6 +74,8 @@ class Diversity:
             "router_entropy": entropies / positions,
             "load_entropy": float(entropy(torch.tensor(mean_gate, dtype=torch.float64))),
             "mean_gate": mean_gate,
+            "gate_histogram": gates.long().tolist(),
+            "top_histogram": tops.long().tolist() if self._have_pairs else None,
             "positions": int(count),
         }
 

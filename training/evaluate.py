@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 
+from inference.comparison.document import ExampleTree
+from inference.comparison.example_trees import example_tree
+from inference.comparison.method_names import DRAFTER
+from inference.comparison.methods import Law, OwnDecoding
 from inference.decoder import SpeculativeDecoder
+from inference.prompts import encode_prompt
 from inference.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
 from training.batch import Batch
@@ -27,6 +32,9 @@ class Evaluation:
         inputs: of the run.
         reader: of the target.
         processes: this one among the others.
+
+    Attributes:
+        example: a typical draft tree of the last measurement, on the first process.
     """
 
     def __init__(self, inputs: Prepared, reader: TargetReader, processes: Processes) -> None:
@@ -34,12 +42,14 @@ class Evaluation:
         self._settings = inputs.settings
         self._reader = reader
         self._processes = processes
+        self.example: ExampleTree | None = None
 
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return what is known of a drafter.
 
         `held_out` are mean losses at the distances that decoding has, `experts` says how different
-        these are, and `decoding` has tau and acceptance per temperature.
+        these are, and `decoding` has tau and acceptance, by depth and by the expert that
+        favoured a candidate, per temperature.
 
         What there is nothing held out for is left out. All processes must call it.
         """
@@ -87,10 +97,20 @@ class Evaluation:
 
     def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
         decoder = SpeculativeDecoder(self._inputs.target.model, drafter, self._inputs.tokenizer)
+        if self._processes.is_first:
+            self.example = self._draft(decoder)
         return [
             self._decode(decoder, temperature)
             for temperature in self._settings.evaluation.temperatures
         ]
+
+    def _draft(self, decoder: SpeculativeDecoder) -> ExampleTree | None:
+        """Continue the first prompt, and return a tree that was drafted there."""
+        tokenizer, settings = self._inputs.tokenizer, self._settings.evaluation
+        vocab_size = self._inputs.target.spec.vocab_size
+        prompt = encode_prompt(self._inputs.prompts[0], tokenizer, vocab_size)
+        law = Law(settings.temperatures[0], settings.max_new_tokens)
+        return example_tree(OwnDecoding("drafter", DRAFTER, decoder), prompt, law, 0, tokenizer)
 
     def _decode(self, decoder: SpeculativeDecoder, temperature: float) -> dict[str, Any]:
         """Continue the prompts, each with a seed of its own."""
@@ -101,10 +121,14 @@ class Evaluation:
             for seed, prompt in prompts[self._processes.rank :: self._processes.count]
         )
         stats = DecodeStats.pooled(self._processes.gather(mine))
+        experts = range(self._settings.drafter.bank.num_experts)
         return {
             "temperature": temperature,
             "tau": stats.tau,
             "acceptance_by_depth": stats.acceptance_by_depth,
+            "acceptance_by_expert": [stats.acceptance_of(expert) for expert in experts],
+            "candidates_by_expert": [stats.proposed_by_proposer[expert] for expert in experts],
+            "prompts": len(prompts),
             "tokens": stats.emitted,
         }
 

@@ -1,4 +1,4 @@
-"""Where a drafter's weights start: at random, or its attention at that of a layer of the target."""
+"""Where a drafter's weights start: at random, at another's, or attention at a target's layer."""
 
 import torch
 
@@ -24,12 +24,26 @@ def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None
     _attention_to_start_from(settings, target, heads)
 
 
-def initialize(drafter: JakiroDrafter, settings: TrainSettings, target: TargetAdapter) -> None:
+def initialize(
+    drafter: JakiroDrafter,
+    settings: TrainSettings,
+    target: TargetAdapter,
+    start: JakiroDrafter | None = None,
+) -> None:
     """Let a new drafter start as the settings say; the same on every process.
+
+    Args:
+        drafter: new.
+        settings: of the run.
+        target: at whose attention it may start.
+        start: as `read_start` returns it.
 
     Raises:
         ConfigError: as `read_attention`.
     """
+    if start is not None:
+        drafter.load_state_dict(start.state_dict())
+        return
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     attention = _attention_to_start_from(settings, target, heads)
     if attention is not None:

@@ -26,6 +26,7 @@ from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
 from training.held_out import choose_held_out, prompts_of, read_prompts
 from training.initialization import check_initialization
+from training.warm_start import read_start, weights_fingerprint
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Prepared:
         prompts: to be continued when the drafter is evaluated.
         data_fingerprint: of data and tokenizer.
         draft_ids: the tokens that the drafter drafts; None for all.
+        start: another drafter, at whose weights this one starts; None if it does not.
     """
 
     settings: TrainSettings
@@ -53,6 +55,7 @@ class Prepared:
     prompts: Sequence[Prompt]
     data_fingerprint: str
     draft_ids: Int[Tensor, " drafted"] | None = None
+    start: JakiroDrafter | None = None
 
     def build_drafter(self) -> JakiroDrafter:
         """Return an untrained drafter; its weights are drawn from torch's own generator."""
@@ -64,10 +67,13 @@ class Prepared:
     @property
     def facts(self) -> dict[str, str]:
         """What tells runs of equal settings apart."""
-        return {
+        facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
         }
+        if self.start is not None:
+            facts["start_fingerprint"] = weights_fingerprint(self.start)
+        return facts
 
 
 def prepare(
@@ -84,16 +90,18 @@ def prepare(
     check_initialization(settings, target)
     check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
+    config = config_for(settings.drafter, record)
     return Prepared(
         settings=settings,
         target=target,
         tokenizer=tokenizer,
-        drafter_config=config_for(settings.drafter, record),
+        drafter_config=config,
         rows=_pack(store, train, settings),
         held_out=PackedRows(store, held_out, settings.data.row_length),
         prompts=_prompts(settings, store, held_out, target),
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target),
+        start=read_start(settings, config),
     )
 
 
@@ -101,11 +109,12 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
     """Refuse another drafter, for the same target and data, that cannot be trained.
 
     Raises:
-        ConfigError: its attention cannot start as it is told to.
+        ConfigError: it cannot start as it is told to.
         TargetNotSupported: it needs the target's last layers, which cannot be had alone.
         DataError: it wants to draft more tokens than there are.
     """
     check_initialization(settings, inputs.target)
+    read_start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
     store = inputs.rows.store
     train, _ = choose_held_out(store, settings.data.held_out)

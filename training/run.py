@@ -12,6 +12,7 @@ from rich.progress import Progress
 from jakiro.drafter import JakiroDrafter
 from jakiro.logs import get_logger
 from jakiro.provenance import provenance
+from training.adapters import add_adapters
 from training.checkpoint import Checkpoints, RunState
 from training.config import TORCH_DTYPES, anchor_rule
 from training.data.sampler import Sampler
@@ -20,7 +21,8 @@ from training.evaluate import Evaluation, mean_tau
 from training.failures import exhaustion_explained, writing
 from training.features.store import FeatureStore, open_features
 from training.initialization import initialize
-from training.journal import Journal, progress_bar
+from training.journal import Journal, progress_bar, read_evaluations
+from training.plateau import PlateauWatch
 from training.preparation import Prepared
 from training.processes import Processes
 from training.run_folder import RunFolder
@@ -50,6 +52,7 @@ class Run:
         self._seconds_unrecorded = 0.0
         self._journal: Journal | None = None
         self._features: FeatureStore | None = None
+        self._watch: PlateauWatch | None = None
 
     def complete(self, progress: Progress | None = None) -> Path:
         """Do what remains of the run and return the finished drafter's folder.
@@ -87,7 +90,8 @@ class Run:
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
             self._take_steps(trainer, evaluation, progress)
-            self._publish(*self._evaluate(trainer, evaluation))
+            drafter, found = self._evaluate(trainer, evaluation)
+            self._publish(drafter, trainer.copy_as_trained(), found)
         finally:
             if self._journal is not None:
                 self._journal.close()
@@ -97,7 +101,9 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)  # the same weights on every process
             drafter = self._inputs.build_drafter()
-        initialize(drafter, self._settings, self._inputs.target)
+        initialize(drafter, self._settings, self._inputs.target, self._inputs.start)
+        if self._settings.lora is not None:
+            add_adapters(drafter, self._settings.lora, self._settings.seed)
         return drafter
 
     def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
@@ -123,6 +129,9 @@ class Run:
         state = self._state = checkpoints.restore(trainer.engine)
         if self._processes.is_first:
             self._journal = Journal(self._folder.path, state.step)
+            self._watch = PlateauWatch(read_evaluations(self._folder.path))
+        if settings.evaluation.every is not None and not state.step:
+            self._evaluate(trainer, evaluation)
         task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
         while state.step < settings.steps:
             self._take_step(trainer)
@@ -145,6 +154,30 @@ class Run:
         self._seconds_unrecorded += perf_counter() - started
         if is_recorded:
             self._record(means | {"learning_rate": rate} | trainer.facts)
+
+    def _evaluate(
+        self, trainer: Trainer, evaluation: Evaluation
+    ) -> tuple[JakiroDrafter, dict[str, Any]]:
+        """Record how good the drafter is now, keep it if it is the best, and return both."""
+        drafter = trainer.copy_drafter()
+        found = evaluation.measure(drafter)
+        self._write({"evaluation": found})
+        if self._journal is not None and evaluation.example is not None:
+            self._journal.show(self._state.step, evaluation.example)
+        if self._watch is not None:
+            self._watch.add(self._state.step, found)
+        self._keep_if_best(drafter, found)
+        return drafter, found
+
+    def _keep_if_best(self, drafter: JakiroDrafter, found: dict[str, Any]) -> None:
+        tau, best = mean_tau(found), self._state.best_tau
+        if tau is None or not self._settings.checkpoint.keep_best or (best or 0.0) >= tau:
+            return
+        self._state.best_tau = tau
+        drafter.config.record = self._describe(found)
+        with writing("a drafter", self._folder.path, self._processes) as is_writing:
+            if is_writing:
+                self._folder.keep_best(drafter, self._inputs.tokenizer)
 
     def _is_due(self, every: int | None) -> bool:
         """Whether it is time for what happens every so many steps and at the end."""
@@ -171,29 +204,13 @@ class Run:
         agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
         return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
 
-    def _evaluate(
-        self, trainer: Trainer, evaluation: Evaluation
-    ) -> tuple[JakiroDrafter, dict[str, Any]]:
-        """Measure the drafter as it is now, keep it if it is the best, and return both."""
-        drafter = trainer.copy_drafter()
-        measured = evaluation.measure(drafter)
-        self._write({"evaluation": measured})
-        tau = mean_tau(measured)
-        best = self._state.best_tau
-        if tau is not None and self._settings.checkpoint.keep_best and (best is None or tau > best):
-            self._state.best_tau = tau
-            self._keep_best(drafter, measured)
-        return drafter, measured
-
-    def _keep_best(self, drafter: JakiroDrafter, evaluation: dict[str, Any]) -> None:
+    def _publish(
+        self, drafter: JakiroDrafter, as_trained: JakiroDrafter, evaluation: dict[str, Any]
+    ) -> None:
         drafter.config.record = self._describe(evaluation)
         with writing("a drafter", self._folder.path, self._processes) as is_writing:
-            if is_writing:
-                self._folder.keep_best(drafter, self._inputs.tokenizer)
-
-    def _publish(self, drafter: JakiroDrafter, evaluation: dict[str, Any]) -> None:
-        drafter.config.record = self._describe(evaluation)
-        with writing("a drafter", self._folder.path, self._processes) as is_writing:
+            if is_writing and self._settings.lora is not None:
+                self._folder.keep_adapters(as_trained, str(self._settings.initialize.drafter))
             if is_writing:
                 self._folder.publish(drafter, self._inputs.tokenizer)
 

@@ -15,15 +15,20 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder, write_atomically
 from jakiro.provenance import write_provenance
+from jakiro.settings import flattened
+from training.adapters import save_adapters
 from training.config import TrainSettings
+from training.model_card import model_card
 
 # What does not change a run's result: where things lie, how often progress is kept, and what is in
-# which memory at a time. Data and target are compared by fingerprint instead.
+# which memory at a time. Data, target and the drafter that another one starts from are compared by
+# fingerprint instead.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
     "log_every": True,
     "target": {"name_or_path"},
+    "initialize": {"drafter"},
     "data": {"paths", "cache_folder"},
     "features": {"folder"},
     "batch": {"micro_batch"},
@@ -58,6 +63,11 @@ class RunFolder:
     def best(self) -> Path:
         """Where the drafter with the highest tau so far lies; a link to a folder beside it."""
         return self.path / "best"
+
+    @property
+    def adapter(self) -> Path:
+        """Where its adapters lie by themselves, if it was trained with any."""
+        return self.path / "adapter"
 
     @property
     def checkpoints(self) -> Path:
@@ -103,8 +113,19 @@ class RunFolder:
         if record.exists():
             _require_same(self.path, json.loads(record.read_text()), _identity(settings, facts))
 
+    def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
+        """Write the adapters of a drafter by themselves; see `save_adapters`."""
+        partial = self.path / ".adapter.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        save_adapters(drafter, partial, base)
+        shutil.rmtree(self.adapter, ignore_errors=True)  # of a run that ended before its drafter
+        settle(partial, self.adapter)
+
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        """Write the finished drafter with its tokenizer; it appears in full or not at all."""
+        """Write the finished drafter with its tokenizer and its model card, in full or not at all.
+
+        What the card says is taken from the drafter's record.
+        """
         settle(self._export(drafter, tokenizer), self.drafter)
         return self.drafter
 
@@ -127,6 +148,8 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         drafter.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        config: Any = drafter.config
+        write_atomically(partial / "README.md", model_card(config))
         return partial
 
     def _check_or_found(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
@@ -160,9 +183,9 @@ def _identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, An
 
 def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]) -> None:
     # A setting that the run's version did not have yet had the effect of today's default.
-    before = dict(_flatten(_DEFAULTS)) | dict(_flatten(recorded))
-    now = dict(_flatten(identity))
-    for name in sorted((dict(_flatten(recorded)).keys() | now.keys()) - _free_names()):
+    then, now = _named(recorded), _named(identity)
+    before = _named(_DEFAULTS) | then
+    for name in sorted((then.keys() | now.keys()) - _free_names()):
         if before.get(name) != now.get(name):
             raise ConfigError(
                 f"the run folder {path} holds a run with other settings ({name} differs)",
@@ -175,14 +198,8 @@ def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]
 def _free_names() -> set[str]:
     """Return the settings that no longer count, which the record of an earlier version may have."""
     defaults = TrainSettings.model_validate(_REQUIRED)
-    counting = {name for name, _ in _flatten(_identity(defaults, {}))}
-    return {name for name, _ in _flatten(_DEFAULTS)} - counting
+    return _named(_DEFAULTS).keys() - _named(_identity(defaults, {})).keys()
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{name}.")
-        else:
-            yield name.removeprefix("settings."), value
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix("settings."): value for key, value in flattened(values)}

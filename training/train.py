@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import JakiroError, ResourceError
 from jakiro.settings import load_settings
+from jakiro.target_checks import CausalLM
 from training.config import TrainSettings
 from training.preparation import prepare
 from training.processes import is_first_process, join_processes, launch_environment
@@ -27,7 +28,7 @@ EXIT_CODE_INTERRUPTED = 130
 def train(
     settings: TrainSettings,
     *,
-    model: PreTrainedModel | None = None,
+    model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -37,7 +38,8 @@ def train(
 
     Args:
         settings: of the run.
-        model: the target, if it is loaded already; by default it is loaded by name.
+        model: the target, if it is loaded already, perhaps with adapters by PEFT; by default it is
+            loaded by name.
         tokenizer: its tokenizer, likewise.
         progress: a display to show the steps in; by default one on standard error.
 

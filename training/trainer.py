@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from jakiro.drafter import JakiroDrafter
+from training.adapters import add_adapters, merged
 from training.batch import Batch
 from training.config import TrainSettings
 from training.data.sampler import Sampler
@@ -100,16 +101,26 @@ class Trainer:
     def copy_drafter(self) -> JakiroDrafter:
         """Return the drafter as it is now, whole on every process, however it is shared out.
 
+        Adapters are merged into its weights. All processes must call it.
+        """
+        whole: Any = merged(self.copy_as_trained())
+        return whole.to(self._processes.device, self._reader.dtype)
+
+    def copy_as_trained(self) -> JakiroDrafter:
+        """Return a copy with its adapters, if there are any, beside its weights.
+
         All processes must call it.
         """
         source = self.engine.module.drafter
         gathered = import_deepspeed().zero.GatheredParameters(
             list(source.parameters()), enabled=self.engine.zero_optimization_stage() == 3
         )
-        copy: Any = JakiroDrafter(source.config)
+        copy = JakiroDrafter(source.config)
+        if self._settings.lora is not None:
+            add_adapters(copy, self._settings.lora)
         with gathered:
             copy.load_state_dict({name: part.clone() for name, part in source.state_dict().items()})
-        return copy.to(self._processes.device, self._reader.dtype)
+        return copy
 
     def _local_norm(self) -> Tensor | float:
         """Norm of the gradients that lie whole on this process; the engine knows that of others."""

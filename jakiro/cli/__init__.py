@@ -18,6 +18,7 @@ from jakiro.cli.demo import demo
 from jakiro.cli.features import features
 from jakiro.cli.generate import generate
 from jakiro.cli.output import EXIT_CODE_INTERRUPTED, say
+from jakiro.cli.plot import plot
 from jakiro.cli.verify import verify
 from jakiro.errors import JakiroError
 
@@ -80,6 +81,6 @@ def _options(
     """Exact speculative decoding: draft with a small model, keep the target's own distribution."""
 
 
-for _command in (demo, generate, verify, bench, features):
+for _command in (demo, generate, verify, bench, features, plot):
     app.command()(_command)
 app.add_typer(aded, name="aded")

@@ -18,7 +18,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError
 from jakiro.settings import dump_settings
 from training.config import TrainSettings
-from training.journal import read_metrics
+from training.journal import read_evaluations, read_metrics
 from training.run_folder import RunFolder
 from training.train import main, train
 
@@ -37,7 +37,8 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     folder = train(settings)
     losses = curve(settings)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-    agreement = [line["levels"][0]["agreement"] for line in read_metrics(settings.run_folder)[::13]]
+    lines = [line for line in read_metrics(settings.run_folder) if "levels" in line]
+    agreement = [line["levels"][0]["agreement"] for line in lines[::13]]
     assert agreement[0] < 0.05 < 0.1 < agreement[-1]
     drafter = JakiroDrafter.from_pretrained(folder)
     record = drafter.config.record
@@ -50,8 +51,9 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     assert record["provenance"]["versions"]["torch"]
     assert AutoTokenizer.from_pretrained(folder)("def")["input_ids"]
     assert SpeculativeDecoder.from_pretrained(folder).generate("def", max_new_tokens=4).text
-    evaluations = [line for line in read_metrics(settings.run_folder) if "evaluation" in line]
-    assert [line["step"] for line in evaluations] == [20, 40]
+    evaluations = read_evaluations(settings.run_folder)
+    assert [step for step, _ in evaluations] == [0, 20, 40]
+    assert evaluations[-1][1] == record["evaluation"]
     assert list((settings.run_folder / "tensorboard").iterdir())
 
 
@@ -114,6 +116,36 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     assert curve(whole) == curve(halved)
     for name, part in weights(whole).items():
         assert torch.equal(part, weights(halved)[name]), name
+
+
+def test_the_evaluation_before_the_first_step_is_there_once_and_only_if_there_are_several(
+    workshop: Path,
+) -> None:
+    alone = tiny_run(workshop, steps=2, run_folder=str(workshop / "alone"))
+    train(alone)
+    assert [step for step, _ in read_evaluations(alone.run_folder)] == [2]
+    settings = tiny_run(workshop, steps=2, evaluation={"every": 1})
+    train(settings)
+    whole = read_evaluations(settings.run_folder)
+    assert [step for step, _ in whole] == [0, 1, 2]
+    # As if it had died before its first checkpoint.
+    for lost in ("drafter", "checkpoints"):
+        shutil.rmtree(settings.run_folder / lost)
+    train(settings)
+    assert read_evaluations(settings.run_folder) == whole
+
+
+def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=20)
+    train(settings)
+    ((_, found),) = read_evaluations(settings.run_folder)
+    (decoding,) = found["decoding"]
+    proposed, shares = decoding["candidates_by_expert"], decoding["acceptance_by_expert"]
+    assert len(proposed) == len(shares) == settings.drafter.bank.num_experts
+    assert sum(proposed) > 0
+    pairs = zip(proposed, shares, strict=True)
+    assert all((share is None) == (count == 0) for count, share in pairs)
+    assert all(0 <= share <= 1 for share in shares if share is not None)
 
 
 def test_a_half_written_checkpoint_is_never_used(

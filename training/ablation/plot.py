@@ -9,27 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from training.ablation.results import ArmRow, StudyResults
+from training.plot_theme import INK, THEME
 
 # Okabe and Ito's, which colour-blind readers tell apart; the place tells the same.
 _COLORS = {"better": "#009e73", "worse": "#d55e00", "not resolved": "#6b7280"}
 _SEED_COLOR = "#111827"
-_INK, _LINE = "#1f2937", "#d1d5db"
-
-_THEME = {
-    "font.size": 9.5,
-    "text.color": _INK,
-    "text.parse_math": False,  # a name with dollars is no formula
-    "axes.edgecolor": _LINE,
-    "axes.labelcolor": _INK,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-    "grid.color": "#eceff3",
-    "xtick.color": _LINE,
-    "xtick.labelcolor": _INK,
-    "ytick.left": False,
-    "ytick.labelcolor": _INK,
-}
 _PANEL_WIDTH, _NAME_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 4.4, 2.1, 0.36, 1.35  # inches
 
 
@@ -39,7 +23,7 @@ def plot(results: StudyResults, path: Path) -> None:
     num_rows = max(1, *(len(rows) for _, rows in panels))
     width = _NAME_WIDTH + _PANEL_WIDTH * len(panels)
     size = (width, _FRAME_HEIGHT + _ROW_HEIGHT * num_rows)
-    with style.context(_THEME, after_reset=True):
+    with style.context(THEME, after_reset=True):
         figure = Figure(figsize=size, dpi=160, layout="constrained")
         axes = figure.subplots(1, len(panels), sharey=True, sharex=True, squeeze=False)[0]
         for panel, (title, rows) in zip(axes, panels, strict=True):
@@ -59,7 +43,7 @@ def _others(rows: Sequence[ArmRow]) -> list[ArmRow]:
 
 def _paint(panel: Any, title: str, rows: list[ArmRow]) -> None:
     panel.set_title(title)
-    panel.axvline(1.0, color=_INK, linewidth=1.0)
+    panel.axvline(1.0, color=INK, linewidth=1.0)
     panel.grid(axis="x")
     for place, row in enumerate(rows):
         _paint_row(panel, place, row)

@@ -94,13 +94,20 @@ def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
     return tuple(source for path in paths for source in _sources_at(path))
 
 
+def is_local(name: str) -> bool:
+    """Return whether a name is that of a file or folder; if not, the hub may know it."""
+    path = Path(name).expanduser()
+    is_written_as_one = path.is_absolute() or name.startswith((".", "~"))
+    return path.exists() or is_written_as_one or path.suffix in _READERS
+
+
 def _sources_at(name: str) -> list[Source]:
     path = Path(name).expanduser()
     if path.is_dir():
         return _sources_in(path)
     if path.is_file():
         return [_file_source(path)]
-    if path.suffix in _READERS or path.is_absolute() or name.startswith((".", "~")):
+    if is_local(name):
         raise DataError(
             f"there is no file or folder {name}",
             expected="training data",

@@ -67,7 +67,7 @@ def picture(
     """
     width, height = size
     target = StringIO()
-    with style.context({**_THEME, "svg.hashsalt": name}, after_reset=True), _any_character():
+    with style.context({**_THEME, "svg.hashsalt": name}, after_reset=True), any_character():
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         paint(figure)
         figure.savefig(target, format="svg", transparent=True, metadata=_NO_METADATA)
@@ -75,7 +75,7 @@ def picture(
 
 
 @contextmanager
-def _any_character() -> Iterator[None]:
+def any_character() -> Iterator[None]:
     """Let text have characters that matplotlib's font lacks: browsers' fonts have them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_LACKING, category=UserWarning)

@@ -51,8 +51,15 @@ def looks(document: ComparisonDocument) -> Looks:
     labels = short_names(names, _LABEL_LIMIT)
     colored = dict.fromkeys(one.name for one in document.methods if one.acceptance_by_depth)
     return {name: Look(labels[name], _NOT_DRAFTING) for name in names} | {
-        name: _look(labels[name], place) for place, name in enumerate(colored)
+        name: look(labels[name], place) for place, name in enumerate(colored)
     }
+
+
+def look(label: str, place: int) -> Look:
+    """Return the look of one of several things, told apart by its place among them."""
+    turn, color = divmod(place, len(_METHODS))
+    turn %= len(_MARKERS)
+    return Look(label, _METHODS[color], _MARKERS[turn], _DASHES[turn], _HATCHES[turn])
 
 
 def expert_color(expert: int) -> str:
@@ -64,9 +71,3 @@ def text_on(color: str) -> str:
     """Return black or white, whichever can be read on a colour."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
-
-
-def _look(label: str, place: int) -> Look:
-    turn, color = divmod(place, len(_METHODS))
-    turn %= len(_MARKERS)
-    return Look(label, _METHODS[color], _MARKERS[turn], _DASHES[turn], _HATCHES[turn])

@@ -1,54 +1,13 @@
-"""One draft tree as SVG: depth goes to the right, the accepted path along the top.
-
-A first child stands in its parent's row, every other one in the first row below that has room.
-"""
-
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+"""One draft tree as SVG."""
 
 from markupsafe import Markup
 
 from inference.comparison.document import ExampleTree
 from inference.comparison.page.palette import expert_color
-from inference.comparison.page.wording import cells, printable, shortened, visible
+from inference.comparison.page.tree_layout import GAP, ROW, Box, lay_out
+from inference.comparison.page.wording import printable
 
-_CELL, _PADDING = 7.3, 7  # pixels: a character, and the space beside a token
-_BOX, _ROW, _GAP = 20, 25, 26  # heights of a box and of a row, width between columns
-_TOP = 24  # room for the depths
-_TOKEN_LIMIT = 12  # characters
-_MARGIN = 3
-_NO_ROW = -1  # not yet placed
-
-
-@dataclass(eq=False)
-class _Box:
-    token: str
-    parent: "_Box | None"
-    depth: int
-    kind: str  # CSS classes
-    title: str
-    expert: int | None = None
-    row: int = _NO_ROW
-    children: "list[_Box]" = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.parent is not None:
-            self.parent.children.append(self)
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether it is on the accepted path, or the target's own."""
-        return self.kind != "node"
-
-    @property
-    def branches(self) -> "list[_Box]":
-        """Its children, the accepted one first."""
-        return sorted(self.children, key=lambda child: not child.is_accepted)
-
-    @property
-    def text(self) -> str:
-        """What is written in it."""
-        return shortened(visible(self.token), _TOKEN_LIMIT)
+_BOX = 20  # pixels: height of a box
 
 
 def draw_tree(tree: ExampleTree) -> Markup:
@@ -57,14 +16,10 @@ def draw_tree(tree: ExampleTree) -> Markup:
     Every candidate is a `<g class="node">` with `data-expert`; the accepted ones have the class
     `accepted`, too. The root is a `node root`, the target's own token a `node target`.
     """
-    boxes = _boxes(tree)
-    _place(boxes)
-    lefts, widths = _columns(boxes)
-    size = (lefts[-1] + widths[-1] + _MARGIN, _TOP + _ROW * (1 + max(one.row for one in boxes)))
-    # What is accepted comes last, above the other lines.
-    ordered = sorted(boxes, key=lambda box: box.is_accepted)
-    edges = [_edge(box, box.parent, lefts, widths) for box in ordered if box.parent]
-    nodes = [_node(box, lefts[box.depth], widths[box.depth]) for box in boxes]
+    layout = lay_out(tree)
+    lefts, widths, size = layout.lefts, layout.widths, layout.size
+    edges = [_edge(box, box.parent, lefts, widths) for box in layout.in_order if box.parent]
+    nodes = [_node(box, lefts[box.depth], widths[box.depth]) for box in layout.boxes]
     depths = [_depth(at, lefts[at] + widths[at] / 2) for at in range(1, len(lefts))]
     head = Markup(
         '<svg class="tree" role="img" aria-label="{}" width="{:.0f}" height="{}"'
@@ -73,81 +28,28 @@ def draw_tree(tree: ExampleTree) -> Markup:
     return Markup("\n").join([head, *depths, *edges, *nodes, Markup("</svg>")])
 
 
-def _boxes(tree: ExampleTree) -> list[_Box]:
-    """Return the root, the candidates in their order, and the target's token."""
-    root = last = _Box(tree.root, None, 0, "node root", f"root {tree.root!r}")
-    boxes = [root]
-    for node in tree.nodes:
-        fate = "accepted" if node.accepted else "rejected"
-        title = f"{node.token!r}, depth {node.depth}, expert {node.expert}, {fate}"
-        kind = "node accepted" if node.accepted else "node"
-        parent = boxes[node.parent + 1]
-        boxes.append(_Box(node.token, parent, node.depth, kind, title, node.expert))
-        if node.accepted and node.depth > last.depth:
-            last = boxes[-1]
-    title = f"the target's next token {tree.next_token!r}"
-    return [*boxes, _Box(tree.next_token, last, last.depth + 1, "node target", title)]
-
-
-def _place(boxes: list[_Box]) -> None:
-    """Give every box the first row in which it and its first children find room.
-
-    Parents in the same column branch off one below the other, so no lines cross.
-    """
-    free = [0] * (1 + max(box.depth for box in boxes))  # first free row of each column
-    stack = boxes[:1]
-    while stack:
-        box = stack.pop()
-        if box.row == _NO_ROW:
-            chain = list(_first_children(box))
-            row = max(free[one.depth] for one in chain)
-            for one in chain:
-                one.row, free[one.depth] = row, row + 1
-        stack.extend(reversed(box.branches))
-
-
-def _first_children(box: _Box) -> Iterator[_Box]:
-    yield box
-    while box.children:
-        box = box.branches[0]
-        yield box
-
-
-def _columns(boxes: list[_Box]) -> tuple[list[float], list[float]]:
-    """Return where the boxes of each depth begin, and how wide they are."""
-    depths = range(1 + max(box.depth for box in boxes))
-    texts = [[box.text for box in boxes if box.depth == depth] for depth in depths]
-    widths = [_CELL * max(map(cells, column), default=1) + 2 * _PADDING for column in texts]
-    lefts = [_MARGIN + sum(widths[:depth], 0.0) + _GAP * depth for depth in depths]
-    return lefts, widths
-
-
-def _edge(box: _Box, parent: _Box, lefts: list[float], widths: list[float]) -> Markup:
+def _edge(box: Box, parent: Box, lefts: list[float], widths: list[float]) -> Markup:
     start, end = lefts[parent.depth] + widths[parent.depth], lefts[box.depth]
-    middle, down = start + _GAP / 2, (box.row - parent.row) * _ROW
+    middle, down = start + GAP / 2, (box.row - parent.row) * ROW
     turn = f"H{middle - 5:.1f}q5 0 5 5v{down - 10}q0 5 5 5" if down else ""
-    path = f"M{start:.1f} {_middle(parent)}{turn}H{end:.1f}"
+    path = f"M{start:.1f} {parent.middle}{turn}H{end:.1f}"
     return Markup('<path class="{}" d="{}"/>').format(box.kind.replace("node", "edge"), path)
 
 
-def _node(box: _Box, left: float, width: float) -> Markup:
+def _node(box: Box, left: float, width: float) -> Markup:
     fill = "" if box.expert is None else Markup(' fill="{}"').format(expert_color(box.expert))
     expert = "" if box.expert is None else Markup(' data-expert="{}"').format(box.expert)
     return Markup(
         '<g class="{}"{}><title>{}</title><rect x="{:.1f}" y="{}" width="{:.1f}" height="{}"'
         ' rx="4"{}/><text x="{:.1f}" y="{}">{}</text></g>'
     ).format(
-        *(box.kind, expert, printable(box.title), left, _middle(box) - _BOX // 2, width, _BOX),
-        *(fill, left + width / 2, _middle(box) + 4, box.text),
+        *(box.kind, expert, printable(box.title), left, box.middle - _BOX // 2, width, _BOX),
+        *(fill, left + width / 2, box.middle + 4, box.text),
     )
 
 
 def _depth(depth: int, middle: float) -> Markup:
     return Markup('<text class="depth" x="{:.1f}" y="12">{}</text>').format(middle, depth)
-
-
-def _middle(box: _Box) -> int:
-    return _TOP + box.row * _ROW + _ROW // 2
 
 
 def _alt(tree: ExampleTree) -> str:

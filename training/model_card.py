@@ -1,0 +1,126 @@
+"""The README.md of a drafter: what it is for, what was measured, and what was not."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+
+from jakiro.config import JakiroConfig
+from training.data.sources import is_local
+
+_SETTINGS = ("drafter", "lora", "objective", "optimizer", "batch", "engine", "steps", "seed")
+
+
+def model_card(config: JakiroConfig) -> str:
+    """Return the model card of a drafter that training has finished, from its record.
+
+    Local files and folders are called by their last name only: the card is for others to read.
+    """
+    record = config.record or {}
+    settings = record["settings"]
+    target, paths = config.target_record.name_or_path, settings["data"]["paths"]
+    data = ModelCardData(
+        base_model=None if is_local(target) else target,
+        library_name="jakiro",
+        tags=["speculative-decoding", "drafter", "jakiro"],
+        datasets=[path.partition(":")[0] for path in paths if not is_local(path)] or None,
+    )
+    parts = (
+        f"# A drafter for {_called(target)}",
+        _purpose(target),
+        _use(),
+        "## Measured",
+        *_measured(record["evaluation"], settings),
+        "## Training",
+        *_training(record["training"], settings),
+        "## Made with",
+        _origin(record["provenance"]),
+    )
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"))
+
+
+def _purpose(target: str) -> str:
+    return (
+        f"It guesses next tokens for {_called(target)}, which checks them: the text, or its law "
+        "where tokens are drawn, is that of the target alone. It is of no use without this target."
+    )
+
+
+def _use() -> str:
+    return """## How to use
+
+```python
+from inference import SpeculativeDecoder
+decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
+print(decoder.generate("def main(", max_new_tokens=128).text)
+```"""
+
+
+def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterable[str]:
+    decoding = evaluation.get("decoding", [])
+    if decoding:
+        yield _decoded(decoding[0], settings["evaluation"])
+        yield _table(decoding)
+    else:
+        yield "Tau was not measured: no prompts were decoded."
+    held_out = evaluation.get("held_out")
+    if held_out:
+        share = held_out["levels"][0]["agreement"]
+        yield (
+            f"On {held_out['positions']} positions of held-out text the drafter's likeliest next "
+            f"token is the target's in {share:.1%}."
+        )
+    yield (
+        "Not measured here: speed on any machine (`jakiro bench` does that), other prompts, "
+        "longer answers, other temperatures, and how much another seed of training would differ."
+    )
+
+
+def _decoded(one: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    prompts = evaluation["prompts"]
+    source = "starts of held-out documents" if prompts is None else f"from {_called(prompts)}"
+    return (
+        f"{one['prompts']} prompts, {source}, were continued by up to "
+        f"{evaluation['max_new_tokens']} tokens with the drafter's own trees. Tau is the number of "
+        "tokens per forward of the target; without a drafter it is 1."
+    )
+
+
+def _table(decoding: Iterable[Mapping[str, Any]]) -> str:
+    rows = [
+        f"| {one['temperature']:g} | {one['tau']:.2f} "
+        f"| {', '.join(f'{share:.2f}' for share in one['acceptance_by_depth'])} "
+        f"| {one['tokens']} |"
+        for one in decoding
+    ]
+    head = ("| temperature | tau | acceptance at depth 1, 2, ... | tokens |", "|---|---|---|---|")
+    return "\n".join((*head, *rows))
+
+
+def _training(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterable[str]:
+    data = ", ".join(map(_called, settings["data"]["paths"]))
+    yield (
+        f"{state['step']} steps over {state['tokens']:,} tokens of {data}, documents that came "
+        f"again counted again; {settings['data']['held_out']} documents were held out."
+    )
+    start = settings["initialize"]["drafter"]
+    if start is not None:
+        added = "" if settings["lora"] is None else "; only adapters were trained, and are merged"
+        yield f"It began with the weights of the drafter {_called(start)}{added}."
+    shown = {name: settings[name] for name in _SETTINGS if settings[name] is not None}
+    yield f"```yaml\n{yaml.safe_dump(shown, sort_keys=False).strip()}\n```"
+
+
+def _origin(provenance: Mapping[str, Any]) -> str:
+    git = provenance["git"]
+    commit = "unknown commit"
+    if git is not None:
+        commit = f"commit {git['sha']}" + (" with local changes" if git["is_dirty"] else "")
+    versions = ", ".join(f"{name} {value}" for name, value in provenance["versions"].items())
+    return f"Jakiro, {commit}, on {provenance['time']}; {versions}."
+
+
+def _called(name: str) -> str:
+    return f"`{Path(name).name if is_local(name) else name}`"
