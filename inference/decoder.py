@@ -130,7 +130,7 @@ class SpeculativeDecoder(Decoding):
         *,
         attention_mask: Int[Tensor, "batch width"] | None = None,
         temperature: float | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         log_probs: bool = False,
         **generation: Any,
     ) -> list[GenerateOutput]:
@@ -142,7 +142,8 @@ class SpeculativeDecoder(Decoding):
             prompts: texts, messages or lists of ids of any lengths, or a padded tensor.
             attention_mask: 0 where the tensor is padding.
             temperature: as for `generate`.
-            seed: as for `generate`; each row draws its own numbers.
+            seed: as for `generate`; each row draws its own numbers. Or one for each prompt, which
+                then draws what it would draw alone.
             log_probs: as for `generate`.
             **generation: as for `generate`.
 

@@ -120,7 +120,7 @@ class Decoding:
         self,
         prompts: Sequence[Prompt],
         temperature: float | None,
-        seed: int | None,
+        seed: int | Sequence[int] | None,
         generation: dict[str, Any],
     ) -> tuple[list[Request], GenerationConfig]:
         refuse_arguments(temperature, generation)

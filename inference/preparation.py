@@ -111,7 +111,7 @@ def prepare_requests(
     model: CausalLM,
     prompts: Sequence[Sequence[int]],
     *,
-    seed: int | None,
+    seed: int | Sequence[int] | None,
     max_position: int,
     **arguments: Any,
 ) -> tuple[list[Request], GenerationConfig]:
@@ -125,8 +125,25 @@ def prepare_requests(
     each = [prepared[tuple(ids)] for ids in prompts]
     refuse_several(len(each), each[0].processors)
     key = drawn_seed() if seed is None else seed
-    requests = [one.request(key, max_position, row) for row, one in enumerate(each)]
+    shared = key if isinstance(key, int) else 0
+    requests = [one.request(shared, max_position, row) for row, one in enumerate(each)]
+    if not isinstance(key, int):
+        requests = _with_own_seeds(requests, key)
     return share_processors(requests), each[0].config
+
+
+def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:
+    """Give each row the chance that it has alone with its seed, wherever it stands."""
+    if len(seeds) != len(requests):
+        raise PromptError(
+            "seeds do not fit the prompts",
+            expected=f"one seed, or {len(requests)}",
+            got=f"{len(seeds)} seeds",
+        )
+    return [
+        replace(one, sampling=replace(one.sampling, seed=seed, row=0))
+        for one, seed in zip(requests, seeds, strict=True)
+    ]
 
 
 def share_processors(requests: list[Request]) -> list[Request]:

@@ -1,7 +1,10 @@
 """What a drafter remembers of its target, and the check that it meets the same one again."""
 
+import hashlib
 from typing import Any
 
+import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.attention_shape import AttentionShape
@@ -54,6 +57,18 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Hash the chat template, or return None where there is none."""
     template = getattr(tokenizer, "chat_template", None)
     return None if template is None else fingerprint(template)
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Hash names, types, shapes and bytes of all weights, those of adapters included.
+
+    The fingerprint in a record knows a target in every dtype; this knows what it computes.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name}:{weight.dtype}:{tuple(weight.shape)}:".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def check_target(record: TargetRecord, spec: TargetSpec) -> None:

@@ -38,12 +38,15 @@ class DataSettings(Settings):
             `name:split`.
         row_length: tokens of a packed row; longer documents are split.
         held_out: documents kept out of training, to measure on.
+        skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
+            ends the run.
         cache_folder: where tokens are kept between runs; None for the user's cache.
     """
 
     paths: tuple[str, ...] = Field(min_length=1)
     row_length: int = Field(512, ge=2)
     held_out: int = Field(0, ge=0)
+    skip_bad_rows: bool = False
     cache_folder: Path | None = None
 
 

@@ -1,6 +1,8 @@
 """Which tokens a drafter with a vocabulary of its own drafts: the most frequent ones."""
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -10,9 +12,11 @@ from torch import Tensor
 from jakiro.errors import DataError
 from training.data.token_store import TokenStore
 
+_TOGETHER = 1024  # documents; each count passes over the whole vocabulary
+
 
 def choose_draft_ids(
-    store: TokenStore, documents: Iterable[int], size: int, vocab_size: int
+    store: TokenStore, documents: Iterable[SupportsIndex], size: int, vocab_size: int
 ) -> Int[Tensor, " drafted"]:
     """Return the ids of the most frequent tokens of the responses, ascending.
 
@@ -28,9 +32,10 @@ def choose_draft_ids(
         DataError: there are fewer different tokens than that.
     """
     counts = np.zeros(vocab_size, np.int64)
-    for index in documents:
-        document = store.document(index)
-        counts += np.bincount(document.token_ids[document.is_response], minlength=vocab_size)
+    remaining = iter(documents)
+    while several := list(islice(remaining, _TOGETHER)):
+        responses = [one.token_ids[one.is_response] for one in map(store.document, several)]
+        counts += np.bincount(np.concatenate(responses), minlength=vocab_size)
     if (known := int((counts > 0).sum())) < size:
         raise DataError(
             "drafter.draft_vocab_size is larger than what the responses are written in",

@@ -1,19 +1,22 @@
 """What is kept out of training, to measure on: packed rows, and prompts to be continued."""
 
-import hashlib
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from inference.prompts import Prompt
 from jakiro.errors import DataError
 from training.data.sources import find_sources
 from training.data.token_store import TokenStore
 
+Documents = npt.NDArray[np.int64]
 
-def choose_held_out(store: TokenStore, count: int) -> tuple[list[int], list[int]]:
+
+def choose_held_out(store: TokenStore, count: int) -> tuple[Documents, Documents]:
     """Return the documents to train on and those to hold out, chosen by a hash of their tokens.
 
     So neither the order of the data nor what else is in it decides about a document.
@@ -28,11 +31,10 @@ def choose_held_out(store: TokenStore, count: int) -> tuple[list[int], list[int]
             got=count,
             remedy="lower data.held_out, or add data",
         )
-    documents = range(store.num_documents)
     if count == 0:
-        return list(documents), []
-    by_hash = sorted(documents, key=lambda index: _hash(store, index))
-    return sorted(by_hash[count:]), by_hash[:count]
+        return np.arange(store.num_documents), np.arange(0)
+    by_hash = np.argsort(store.hashes, kind="stable")
+    return np.sort(by_hash[count:]), by_hash[:count]
 
 
 def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
@@ -54,7 +56,12 @@ def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
 
 
 def prompts_of(
-    store: TokenStore, documents: Iterable[int], *, prompt_tokens: int, longest: int, count: int
+    store: TokenStore,
+    documents: Iterable[SupportsIndex],
+    *,
+    prompt_tokens: int,
+    longest: int,
+    count: int,
 ) -> list[Prompt]:
     """Return prompts made of the starts of documents.
 
@@ -69,12 +76,8 @@ def prompts_of(
     return list(islice((start for start in starts if 0 < len(start) <= longest), count))
 
 
-def _start_of(store: TokenStore, index: int, prompt_tokens: int) -> list[int]:
+def _start_of(store: TokenStore, index: SupportsIndex, prompt_tokens: int) -> list[int]:
     document = store.document(index)
     first_response = int(np.argmax(document.is_response))
     length = first_response or min(prompt_tokens, len(document.token_ids) // 2)
     return document.token_ids[:length].tolist()
-
-
-def _hash(store: TokenStore, index: int) -> bytes:
-    return hashlib.sha256(store.document(index).token_ids.tobytes()).digest()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Int
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -16,17 +17,21 @@ from inference.prompts import Prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError
+from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
 from jakiro.target_tail import TargetTail
 from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
+from training.data.counts import DataCounts
 from training.data.packing import PackedRows
 from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
-from training.held_out import choose_held_out, prompts_of, read_prompts
+from training.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.initialization import check_initialization
 from training.warm_start import read_start, weights_fingerprint
+
+_logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,13 @@ def prepare(
 ) -> Prepared:
     """Load the target and the data of a run; arguments and errors are those of `train`."""
     tokenizer = tokenizer or load_tokenizer(settings.target)
-    store = open_tokens(settings.data.paths, tokenizer, settings.data.cache_folder)
+    store = open_tokens(
+        settings.data.paths,
+        tokenizer,
+        settings.data.cache_folder,
+        skip_bad_rows=settings.data.skip_bad_rows,
+        vocab_size=vocab_size_of(settings.target, model),
+    )
     train, held_out = choose_held_out(store, settings.data.held_out)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     _check_row_length(settings.data.row_length, target.spec.max_position)
@@ -157,6 +168,20 @@ def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
         raise _cannot_load("tokenizer", settings, error) from error
 
 
+def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
+    """Return how many tokens a target knows; its weights are not loaded.
+
+    Raises:
+        CheckpointError: it has no config that can be read.
+    """
+    if model is not None:
+        return int(model.config.get_text_config().vocab_size)
+    try:
+        return int(AutoConfig.from_pretrained(settings.name_or_path).get_text_config().vocab_size)
+    except (AttributeError, OSError, ValueError) as error:
+        raise _cannot_load("target", settings, error) from error
+
+
 def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"cannot load the {what} of {settings.name_or_path}",
@@ -167,7 +192,7 @@ def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> Check
 
 
 def _draft_ids(
-    settings: TrainSettings, store: TokenStore, train: Sequence[int], target: TargetAdapter
+    settings: TrainSettings, store: TokenStore, train: Documents, target: TargetAdapter
 ) -> Tensor | None:
     size = settings.drafter.draft_vocab_size
     return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
@@ -182,8 +207,11 @@ def _check_row_length(row_length: int, max_position: int) -> None:
         )
 
 
-def _pack(store: TokenStore, documents: Sequence[int], settings: TrainSettings) -> PackedRows:
+def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
     rows = PackedRows(store, documents, settings.data.row_length)
+    if store.counts is not None:
+        for line in DataCounts(read=store.counts, packed=rows.counts).lines():
+            _logger.info(line)
     if not len(rows):
         raise DataError(
             "there is nothing to train on",
@@ -195,7 +223,7 @@ def _pack(store: TokenStore, documents: Sequence[int], settings: TrainSettings) 
 
 
 def _prompts(
-    settings: TrainSettings, store: TokenStore, held_out: Sequence[int], target: TargetAdapter
+    settings: TrainSettings, store: TokenStore, held_out: Documents, target: TargetAdapter
 ) -> list[Prompt]:
     evaluation = settings.evaluation
     if evaluation.prompts is not None:

@@ -19,6 +19,8 @@ from jakiro.cli.features import features
 from jakiro.cli.generate import generate
 from jakiro.cli.output import EXIT_CODE_INTERRUPTED, say
 from jakiro.cli.plot import plot
+from jakiro.cli.prepare import prepare
+from jakiro.cli.regenerate import regenerate
 from jakiro.cli.verify import verify
 from jakiro.errors import JakiroError
 
@@ -81,6 +83,6 @@ def _options(
     """Exact speculative decoding: draft with a small model, keep the target's own distribution."""
 
 
-for _command in (demo, generate, verify, bench, features, plot):
+for _command in (demo, generate, verify, bench, prepare, regenerate, features, plot):
     app.command()(_command)
 app.add_typer(aded, name="aded")

@@ -48,6 +48,18 @@ def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> 
     assert together[2].new_token_ids != together[0].new_token_ids  # each row draws for itself
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_a_row_with_a_seed_of_its_own_draws_what_it_draws_alone(name: str) -> None:
+    decoder = _decoder(tiny_llama(vocab=11), name)
+    arguments = {"max_new_tokens": 20, "temperature": 0.7}
+    together = decoder.generate_batch(PROMPTS, seed=[5, 3, 5, 4], **arguments)
+    for prompt, seed, output in zip(PROMPTS, (5, 3, 5, 4), together, strict=True):
+        alone = decoder.generate(prompt, seed=seed, **arguments)
+        assert output.new_token_ids == alone.new_token_ids
+    with pytest.raises(PromptError, match=r"one seed, or 4; got: 2 seeds"):
+        decoder.generate_batch(PROMPTS, seed=[1, 2], **arguments)
+
+
 def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
     original = Context.keep

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jakiro.errors import DataError
 from training.data.documents import Document, encode_documents
+from training.data.intake import Intake
 from training.data.sources import Record
 
 CHAT = [
@@ -21,9 +22,11 @@ CHAT = [
 ]
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, *rows: dict[str, Any]) -> list[Document]:
+def encode(
+    tokenizer: PreTrainedTokenizerFast, *rows: dict[str, Any], **options: Any
+) -> list[Document]:
     records = [Record(row, f"file:{number}") for number, row in enumerate(rows, start=1)]
-    return list(encode_documents(tokenizer, records))
+    return list(encode_documents(tokenizer, records, **options))
 
 
 def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[str]:
@@ -72,23 +75,77 @@ def test_texts_and_conversations_keep_their_order() -> None:
     ("row", "message"),
     [
         ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
+        ({"text": None}, "file:1 is neither a text nor a conversation"),
+        ({"text": 3}, "file:1 holds no text; expected: a string; got: int"),
+        ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
         ({"messages": "hi"}, "file:1 holds no conversation"),
         ({"messages": CHAT[:2]}, "file:1 has no assistant turn"),
         ({"messages": []}, "file:1 has no assistant turn.* got: no turns"),
+        ({"messages": CHAT[2:3]}, "file:1 has no assistant turn that answers"),
         ({"messages": [{"role": "assistant", "content": 3}]}, "file:1 has a malformed turn"),
+        ({"messages": [*CHAT[:2], {"role": "assistant"}]}, "file:1 has a malformed turn"),
+        ({"messages": [CHAT[1] | {"value": "?"}, CHAT[2]]}, "file:1 has a malformed turn"),
+        ({"messages": [CHAT[1] | {"content": [{"type": "image"}]}]}, "file:1 has a malformed turn"),
+        ({"messages": CHAT, "tools": "no JSON"}, "file:1 has malformed tools"),
+        ({"input_ids": [1, 2]}, "file:1 has unusable loss_mask"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a mask that does not fit"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 from 0 to 2"),
+        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has impossible token ids"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 is the same everywhere.*no response"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 is the same.* got: nothing but resp"),
     ],
 )
 def test_a_row_that_teaches_nothing_is_named(row: dict[str, Any], message: str) -> None:
+    good = {"messages": CHAT}
     with pytest.raises(DataError, match=message):
         encode(tiny_tokenizer(CHAT_TEMPLATE), row)
+    intake = Intake(is_skipping=True)
+    (document,) = encode(tiny_tokenizer(CHAT_TEMPLATE), row, good, intake=intake)
+    assert intake.skipped == 1
+    assert document.is_response.any()
+
+
+def test_tokens_and_their_mask_are_taken_as_they_are() -> None:
+    row = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0], "attention_mask": [1] * 4}
+    for mask in (row["loss_mask"], [False, True, True, False]):
+        (document,) = encode(tiny_tokenizer(), row | {"loss_mask": mask})
+        assert document.token_ids.tolist() == [5, 6, 7, 8]
+        assert document.is_response.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "row", [{"input_ids": [5, 299, 7], "loss_mask": [0, 1, 1]}, {"text": "any text"}]
+)
+def test_a_token_that_the_target_does_not_have_is_named(row: dict[str, Any]) -> None:
+    tokenizer = tiny_tokenizer()
+    highest = max(encode(tokenizer, row, vocab_size=300)[0].token_ids)
+    with pytest.raises(DataError, match=rf"file:1 has a token .* got: {highest};"):
+        encode(tokenizer, row, vocab_size=int(highest))
+
+
+def test_a_conversation_of_text_parts_is_read_like_one_of_texts() -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    parted = [
+        {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]}
+        for turn in CHAT
+    ]
+    plain, same = encode(tokenizer, {"messages": CHAT}, {"conversations": parted})
+    np.testing.assert_array_equal(plain.token_ids, same.token_ids)
+
+
+def test_a_tokenizer_without_a_template_is_no_fault_of_a_row() -> None:
+    with pytest.raises(DataError, match="no chat template"):
+        encode(tiny_tokenizer(), {"messages": CHAT}, intake=Intake(is_skipping=True))
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         (None, "no chat template"),
-        ("{{ raise_exception('roles must alternate') }}", "refuses file:1; got: roles must"),
-        ("{{ messages[-1].content }}", "rewrites earlier turns of file:1"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses file:1; .* got: roles must"),
+        ("{{ messages[9].content + 1 }}", "refuses file:1; .* got: .*no element 9"),
         ("x{% if messages|length > 1 %}{% endif %}", "the same everywhere; .* got: no response"),
         ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "got: nothing but response"),
     ],

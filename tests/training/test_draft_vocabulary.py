@@ -29,7 +29,7 @@ def store_of(*documents: list[int], prompt: int = 0) -> TokenStore:
 
 def test_the_most_frequent_response_tokens_are_drafted() -> None:
     store = store_of([9, 9, 9, 5, 5, 2], [8, 8, 8, 5, 7, 2], prompt=3)
-    assert choose_draft_ids(store, [0, 1], 2, 10).tolist() == [2, 5]
+    assert choose_draft_ids(store, np.arange(2), 2, 10).tolist() == [2, 5]
     assert choose_draft_ids(store, [0, 1], 3, 10).tolist() == [2, 5, 7]
     assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # 7 is of no document asked for
 

@@ -1,5 +1,6 @@
 """What is held out stays the same whatever else the data holds, and never trains."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def store(order: list[int], first_response: int = 0) -> TokenStore:
 def test_every_document_either_trains_or_is_held_out(count: int) -> None:
     training, held_out = choose_held_out(store([0, 1, 2, 3, 4, 5]), count)
     assert len(held_out) == count
-    assert sorted(training + held_out) == [0, 1, 2, 3, 4, 5]
+    assert sorted([*training, *held_out]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_order_of_the_data_does_not_decide() -> None:
@@ -35,13 +36,21 @@ def test_the_order_of_the_data_does_not_decide() -> None:
     assert chosen[0] == chosen[1]
 
 
+def test_hashes_that_were_kept_decide_as_computed_ones_do() -> None:
+    computed = store([0, 1, 2, 3, 4, 5])
+    kept = replace(computed, known_hashes=computed.hashes)
+    for one, other in zip(choose_held_out(computed, 2), choose_held_out(kept, 2), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(set(computed.hashes.tolist())) == len(LENGTHS)
+
+
 def test_holding_everything_out_is_refused() -> None:
     with pytest.raises(DataError, match="leaves nothing to train on"):
         choose_held_out(store([0, 1]), 2)
 
 
 def test_a_conversation_is_cut_before_its_first_answer() -> None:
-    prompts = prompts_of(store([0, 1], 5), [1, 0], prompt_tokens=3, longest=99, count=9)
+    prompts = prompts_of(store([0, 1], 5), np.array([1, 0]), prompt_tokens=3, longest=99, count=9)
     assert prompts == [[1] * 5, [0] * 5]
 
 

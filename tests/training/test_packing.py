@@ -36,7 +36,10 @@ def test_every_token_appears_once_and_documents_stay_whole(
     assert sorted(seen) == list(range(sum(lengths)))
     # Only a document longer than a row is split.
     pieces = sum(-(-length // row_length) for length in lengths)
-    assert sum(len(row) for row in rows._rows) == pieces
+    numbers = [rows.row(index).documents.max() + 1 for index in range(len(rows))]
+    assert sum(numbers) == pieces
+    assert rows.counts.split == sum(length > row_length for length in lengths)
+    assert rows.counts.padding == pytest.approx(1 - sum(lengths) / (len(rows) * row_length))
 
 
 def test_padding_stays_under_five_percent_on_conversations_of_many_lengths() -> None:
@@ -52,6 +55,8 @@ def test_a_piece_without_responses_is_not_packed() -> None:
     rows = PackedRows(store, range(2), 5)
     tokens = np.concatenate([rows.row(index).token_ids for index in range(len(rows))])
     assert sorted(tokens.tolist()) == [*range(5), *range(10, 20)]
+    assert (rows.counts.left_out, rows.counts.left_out_tokens) == (1, 5)
+    assert (rows.counts.split, rows.counts.documents, rows.counts.rows) == (2, 2, 3)
 
 
 @pytest.mark.parametrize("documents", [[0], [1], []])

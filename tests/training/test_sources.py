@@ -9,7 +9,8 @@ import pytest
 from helpers.training import write_jsonl
 
 from jakiro.errors import DataError
-from training.data.sources import find_sources
+from training.data.intake import Intake
+from training.data.sources import HubSource, find_sources
 
 ROWS = [{"text": "one"}, {"text": "two"}]
 
@@ -80,6 +81,35 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"cannot read .*a\.parquet"):
         read(path)
+
+
+def test_a_data_set_by_name_is_read_through_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    write_jsonl(tmp_path / "set" / "train.jsonl", ROWS)
+    source, name = HubSource(str(tmp_path / "set"), "train"), str(tmp_path / "set")
+    assert [*source.records()] == [(row, f"{name}:{n}") for n, row in enumerate(ROWS, start=1)]
+    assert source.fingerprint() == source.fingerprint() != ""
+    with pytest.raises(DataError, match="cannot load the data set"):
+        list(HubSource(name, "no such split").records())
+
+
+def test_a_name_that_is_no_path_is_a_data_set_of_the_hub_with_its_split() -> None:
+    assert find_sources(["org/chats", "org/chats:test"]) == (
+        HubSource("org/chats", "train"),
+        HubSource("org/chats", "test"),
+    )
+
+
+def test_malformed_lines_can_be_passed_over_and_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text\n[1]\n{"text": "two"}\n')
+    (source,) = find_sources([str(path)])
+    intake = Intake(is_skipping=True)
+    assert [fields for fields, _ in source.records(intake)] == ROWS
+    assert (intake.rows, intake.skipped) == (4, 2)
 
 
 def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> None:

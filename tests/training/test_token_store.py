@@ -1,5 +1,6 @@
 """Tokens are read once per content, and nothing half-written is ever used."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,10 @@ from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
 
 from jakiro.errors import ConfigError, DataError
 from training.data import token_store
+from training.data.counts import ReadCounts
 from training.data.token_store import TokenStore, open_tokens
+
+CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
 
 
 @pytest.fixture
@@ -76,12 +80,77 @@ def test_an_interrupted_reading_leaves_nothing_that_counts(
     assert not list((tmp_path / "cache").glob(".*.partial"))
 
 
-def test_documents_without_a_second_token_are_dropped_and_counted(
+def test_documents_without_a_second_token_are_dropped_and_counted(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}, {"text": TEXTS[0]}])
+    store = open_in(tmp_path, data)
+    assert store.num_documents == 1
+    assert store.counts == ReadCounts(
+        rows=2,
+        skipped=0,
+        dropped=1,
+        documents=1,
+        tokens=len(store.token_ids),
+        responses=len(store.token_ids),
+        rich=0,
+        highest_id=int(store.token_ids.max()),
+    )
+
+
+def test_unusable_rows_end_the_reading_or_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}, {"text": TEXTS[0]}])
-    assert open_in(tmp_path, data).num_documents == 1
-    assert "1 documents without a second token were dropped" in caplog.text
+    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}, {"no": 1}, {"text": "more"}])
+    data.write_text('{"text": "cut\n[]\n' + data.read_text())
+    with pytest.raises(DataError, match=r"texts\.jsonl:1 is not JSON"):
+        open_in(tmp_path, data)
+    store = open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+    assert store.num_documents == 2
+    assert store.counts is not None
+    assert (store.counts.rows, store.counts.skipped) == (5, 3)
+    for line, fault in ((1, "is not JSON"), (2, "is no row"), (4, "is neither a text")):
+        assert f"texts.jsonl:{line} {fault}" in caplog.text
+
+
+def test_where_no_row_is_usable_there_is_nothing_to_learn_from(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "texts.jsonl", [{"no": 1}] * 9)
+    with pytest.raises(DataError, match=r"nothing to learn from; .* 9 rows skipped"):
+        open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+
+
+def test_tokens_in_the_cache_are_refused_for_a_target_that_lacks_some(
+    tmp_path: Path, data: Path
+) -> None:
+    highest = int(open_in(tmp_path, data).token_ids.max())
+    options = {"paths": [str(data)], "tokenizer": tiny_tokenizer()}
+    cache = tmp_path / "cache"
+    assert open_tokens(**options, cache_folder=cache, vocab_size=highest + 1).num_documents
+    with pytest.raises(DataError, match="a token that the target does not have"):
+        open_tokens(**options, cache_folder=cache, vocab_size=highest)
+
+
+def test_a_fingerprint_of_an_earlier_version_still_holds(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "chats.jsonl", [{"messages": CHAT}])
+    plain = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
+    (home,) = (path.parent for path in (tmp_path / "cache").glob("*/sizes.json"))
+    assert plain.fingerprint.startswith(home.name)
+    named = [CHAT[0], CHAT[1] | {"reasoning_content": "Well."}]  # which it did not read
+    data = write_jsonl(tmp_path / "rich.jsonl", [{"messages": named}])
+    rich = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
+    homes = [path.parent.name for path in (tmp_path / "cache").glob("*/sizes.json")]
+    assert not any(rich.fingerprint.startswith(name) for name in homes)
+
+
+def test_a_cache_of_an_earlier_version_is_read_anew(tmp_path: Path, data: Path) -> None:
+    first = open_in(tmp_path, data)
+    (sizes,) = (tmp_path / "cache").glob("*/sizes.json")
+    known = json.loads(sizes.read_text())
+    for name in ("counts.json", "hashes.npy"):
+        (sizes.parent / name).unlink()
+        del known[name]
+    sizes.write_text(json.dumps(known))
+    again = open_in(tmp_path, data)
+    assert again.counts == first.counts
+    assert again.fingerprint == first.fingerprint
 
 
 def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:

@@ -1,129 +1,106 @@
-"""Conversations: their forms, their text by the tokenizer's template, and where responses stand.
+"""Conversations: their forms, and what their turns are.
 
-Templates rarely mark what the assistant said. What they add when a turn is appended shows it.
+Both `{"role", "content"}` and ShareGPT's `{"from", "value"}` are read.
 """
 
-from collections.abc import Iterator
+import json
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from training.data.intake import RowError
 
-from jakiro.errors import DataError
-
-Message = dict[str, str]
+Message = dict[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 
-
-class Span(NamedTuple):
-    """A part of a text: the index of its first character, and of the first one behind it."""
-
-    begin: int
-    end: int
+# What templates may read of a turn beside its role and content.
+_MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
 
-def parse_messages(turns: Any, place: str) -> list[Message]:
-    """Return the turns of a conversation as `{"role", "content"}`, whichever form they have.
+class Chat(NamedTuple):
+    """A conversation as chat templates take it, and where it comes from."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+    place: str
+
+    @property
+    def answers(self) -> list[int]:
+        """Indices of the assistant's turns; what nobody asked for is no answer."""
+        return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
+
+    @property
+    def is_rich(self) -> bool:
+        """Whether there is more to it than roles and texts."""
+        return self.tools is not None or any(turn.keys() & set(_MORE) for turn in self.messages)
+
+
+def parse_chat(turns: Any, tools: Any, place: str) -> Chat:
+    """Return a conversation, whichever form its turns have.
+
+    Args:
+        turns: of the row, as `{"role", "content"}` or `{"from", "value"}`; a content may be a list
+            of text parts, and lack where there are tool calls.
+        tools: that the assistant may call, as a list or as JSON, or None.
+        place: for messages.
 
     Raises:
-        DataError: a turn is neither `{"role", "content"}` nor `{"from", "value"}`, or nobody
-            answers.
+        RowError: a turn has neither form, or nobody answers.
     """
     if not isinstance(turns, list):
-        raise DataError(
+        raise RowError(
             f"{place} holds no conversation", expected="a list of turns", got=type(turns).__name__
         )
-    messages = [_parse_turn(turn, place) for turn in turns]
-    if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(
-            f"{place} has no assistant turn, so there is nothing to learn from it",
-            expected="at least one turn of the assistant",
-            got=", ".join(message["role"] for message in messages) or "no turns",
+    chat = Chat([_parse_turn(turn, place) for turn in turns], _parse_tools(tools, place), place)
+    if not chat.answers:
+        raise RowError(
+            f"{place} has no assistant turn that answers, so there is nothing to learn from it",
+            expected="at least one turn of the assistant after another one",
+            got=", ".join(message["role"] for message in chat.messages) or "no turns",
             remedy="remove the row",
         )
-    return messages
-
-
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], place: str
-) -> tuple[str, tuple[Span, ...]]:
-    """Return the conversation as the template writes it, and the spans of the assistant's turns.
-
-    A span is what a turn adds to the text that asks for it (the generation prompt included).
-
-    Raises:
-        DataError: the tokenizer has no template, the template refuses the conversation, or it
-            rewrites earlier turns when later ones follow.
-    """
-    if tokenizer.chat_template is None:
-        raise DataError(
-            f"{place} is a conversation, but the tokenizer has no chat template",
-            expected="a tokenizer with a chat template, or rows with the key text",
-            got=type(tokenizer).__name__,
-            remedy="set tokenizer.chat_template and save the tokenizer again",
-        )
-    try:
-        text = _apply(tokenizer, messages)
-        spans = tuple(_response_spans(tokenizer, messages, text, place))
-    except TemplateError as error:
-        raise DataError(f"the chat template refuses {place}", got=error) from error
-    return text, _require_both_kinds(spans, text, place)
-
-
-def _response_spans(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: str, place: str
-) -> Iterator[Span]:
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            asked = _apply(tokenizer, messages[:index], add_generation_prompt=True)
-            answered = _apply(tokenizer, messages[: index + 1])
-            _require_prefixes(asked, answered, text, place)
-            yield Span(len(asked), len(answered))
-
-
-def _apply(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[Message],
-    add_generation_prompt: bool = False,
-) -> str:
-    text = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=add_generation_prompt
-    )
-    assert isinstance(text, str)
-    return text
-
-
-def _require_prefixes(asked: str, answered: str, text: str, place: str) -> None:
-    if not (answered.startswith(asked) and text.startswith(answered)):
-        raise DataError(
-            f"the chat template rewrites earlier turns of {place}, so responses cannot be located",
-            expected="a template whose text only grows when a turn is appended",
-            got="another beginning after a later turn",
-            remedy="split the conversation so that the assistant's turn is the last one",
-        )
-
-
-def _require_both_kinds(spans: tuple[Span, ...], text: str, place: str) -> tuple[Span, ...]:
-    num_inside = sum(span.end - span.begin for span in spans)
-    if not 0 < num_inside < len(text):
-        raise DataError(
-            f"the response mask of {place} is the same everywhere",
-            expected="a prompt and a response",
-            got="no response" if num_inside == 0 else "nothing but response",
-            remedy="check the row and the chat template",
-        )
-    return spans
+    return chat
 
 
 def _parse_turn(turn: Any, place: str) -> Message:
     fields = turn if isinstance(turn, dict) else {}
-    role = fields.get("role", fields.get("from"))
-    content = fields.get("content", fields.get("value"))
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise DataError(
+    role, content = (_only(fields, names) for names in (("role", "from"), ("content", "value")))
+    more = {name: fields[name] for name in _MORE if fields.get(name) is not None}
+    if isinstance(content, list):
+        content = _joined(content)
+    is_call = content is None and "tool_calls" in more
+    if not isinstance(role, str) or not (isinstance(content, str) or is_call):
+        raise RowError(
             f"{place} has a malformed turn",
             expected='text under "role" and "content", or under "from" and "value"',
             got=repr(turn)[:80],
         )
-    return {"role": _ROLES.get(role, role), "content": content}
+    spoken = {} if content is None else {"content": content}
+    return {"role": _ROLES.get(role, role), **spoken, **more}
+
+
+def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the one value that is there under any of the names; None if there are several."""
+    values = [fields[name] for name in names if fields.get(name) is not None]
+    return values[0] if len(values) == 1 else None
+
+
+def _joined(parts: list[Any]) -> str | None:
+    """Return the text of parts, or None if there is anything else among them."""
+    given = [part.get("text") for part in parts if isinstance(part, dict)]
+    texts = [text for text in given if isinstance(text, str)]
+    return "".join(texts) if len(texts) == len(parts) else None
+
+
+def _parse_tools(tools: Any, place: str) -> list[Any] | None:
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError:
+            tools = {}
+    if not tools and tools != {}:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowError(
+            f"{place} has malformed tools", expected="a list of objects", got=repr(tools)[:80]
+        )
+    return tools

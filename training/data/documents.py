@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from jakiro.errors import DataError
-from training.data.chat import Span, parse_messages, render_chat
+from training.data.chat import parse_chat
+from training.data.intake import Intake, RowError
+from training.data.rendering import Rendered, render_chat
 from training.data.sources import Record
 
 BATCH = 256  # rows that the tokenizer reads at once, on several threads
+FORMS = ("text", "messages", "conversations", "input_ids")
 
 
 class Document(NamedTuple):
@@ -22,65 +24,174 @@ class Document(NamedTuple):
     is_response: npt.NDArray[np.bool_]
 
 
-class _Rendered(NamedTuple):
-    text: str
-    responses: tuple[Span, ...] | None  # None: all of it
+_Part = str | Rendered | Document  # a text, a text with its responses, or tokens
+_Parts = tuple[str, list[_Part]]  # with the place of their row
 
 
 def encode_documents(
-    tokenizer: PreTrainedTokenizerBase, records: Iterable[Record]
+    tokenizer: PreTrainedTokenizerBase,
+    records: Iterable[Record],
+    intake: Intake | None = None,
+    vocab_size: int | None = None,
 ) -> Iterator[Document]:
-    """Yield the tokens of each row.
+    """Yield the tokens of each row; of a conversation there may be several documents.
 
-    Rows are `{"text"}`, `{"messages": [{"role", "content"}]}` or
-    `{"conversations": [{"from", "value"}]}`. A text counts as response from beginning to end and
-    is closed by the end-of-sequence token; of a conversation the assistant's turns count.
+    Rows are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
+    "value"}]}` or `{"input_ids", "loss_mask"}`. A text counts as response from beginning to end and
+    is closed by the end-of-sequence token; of a conversation the assistant's turns count, of tokens
+    those whose mask is 1.
+
+    Args:
+        tokenizer: the target's.
+        records: the rows.
+        intake: counts rows, and may pass over unusable ones.
+        vocab_size: of the target, if it is known.
 
     Raises:
-        DataError: a row has none of these forms, or no assistant turn.
+        DataError: a row has none of these forms or several, no response or nothing but response, or
+            tokens that the target does not have; or conversations meet no template.
     """
-    remaining = iter(records)
+    intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH)):
-        rendered = [_render(tokenizer, record) for record in group]
-        for is_chat, rows in groupby(rendered, key=lambda row: row.responses is not None):
-            yield from (_encode_chats if is_chat else _encode_texts)(tokenizer, list(rows))
+        rows = [row for record in group for row in _read(tokenizer, record, intake)]
+        documents = _encode(tokenizer, [part for _, parts in rows for part in parts])
+        for place, parts in rows:
+            own = list(islice(documents, len(parts)))
+            with intake.guard():
+                for part, document in zip(parts, own, strict=True):
+                    _check(document, place, vocab_size, is_text=isinstance(part, str))
+                yield from own
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, record: Record) -> _Rendered:
-    text = record.fields.get("text")
-    if isinstance(text, str):
-        return _Rendered(text, None)
-    turns = record.fields.get("messages", record.fields.get("conversations"))
-    if turns is None:
-        raise DataError(
-            f"{record.place} is neither a text nor a conversation",
-            expected="one of the keys text, messages, conversations",
-            got=", ".join(record.fields) or "no keys",
+def form_of(record: Record) -> str:
+    """Return the key that says which form a row has.
+
+    Raises:
+        RowError: it has none of them, or several, of which one would be taken silently.
+    """
+    given = [key for key in FORMS if record.fields.get(key) is not None]
+    if len(given) == 1:
+        return given[0]
+    what = "has several forms at once" if given else "is neither a text nor a conversation"
+    raise RowError(
+        f"{record.place} {what}",
+        expected=f"one of the keys {', '.join(FORMS)}",
+        got=", ".join(given or record.fields) or "no keys",
+        remedy="leave one of them" if given else None,
+    )
+
+
+def read_tokens(record: Record) -> Document:
+    """Return the tokens of a row that is tokenised already.
+
+    Raises:
+        RowError: `input_ids` and `loss_mask` are no numbers, or do not fit together.
+    """
+    ids, mask = (_numbers(record, key) for key in ("input_ids", "loss_mask"))
+    if len(ids) != len(mask) or not np.isin(mask, (0, 1)).all():
+        raise RowError(
+            f"{record.place} has a mask that does not fit its tokens",
+            expected=f"a loss_mask of {len(ids)} numbers, each 0 or 1",
+            got=f"{len(mask)} from {mask.min(initial=0)} to {mask.max(initial=0)}",
         )
-    return _Rendered(*render_chat(tokenizer, parse_messages(turns, record.place), record.place))
+    if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
+        raise RowError(
+            f"{record.place} has impossible token ids",
+            expected="ids of the target's vocabulary",
+            got=f"ids from {ids.min()} to {ids.max()}",
+        )
+    return Document(ids.astype(np.int32), mask.astype(np.bool_))
 
 
-def _encode_texts(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[_Rendered]
-) -> Iterator[Document]:
+def _numbers(record: Record, key: str) -> npt.NDArray[np.int64]:
+    value = record.fields.get(key)
+    try:
+        numbers = np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        numbers = np.empty((0, 0))
+    is_empty = isinstance(value, list) and not value
+    if not is_empty and (numbers.ndim != 1 or numbers.dtype.kind not in "bi"):
+        raise RowError(
+            f"{record.place} has unusable {key}",
+            expected="a list of integers under input_ids, and one of 0 and 1 under loss_mask",
+            got=repr(value)[:80],
+        )
+    return numbers.astype(np.int64)
+
+
+def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) -> Iterator[_Parts]:
+    with intake.guard():
+        key = form_of(record)
+        if key == "input_ids":
+            parts: list[_Part] = [read_tokens(record)]
+        elif key == "text":
+            parts = [_text(record)]
+        else:
+            chat = parse_chat(record.fields[key], record.fields.get("tools"), record.place)
+            parts = [*render_chat(tokenizer, chat)]
+            intake.rich += chat.is_rich
+        yield record.place, parts
+
+
+def _text(record: Record) -> str:
+    text = record.fields["text"]
+    if not isinstance(text, str):
+        raise RowError(
+            f"{record.place} holds no text", expected="a string", got=type(text).__name__
+        )
+    return text
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Iterator[Document]:
+    for kind, same in groupby(parts, key=type):
+        yield from _ENCODERS[kind](tokenizer, list(same))
+
+
+def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[Document]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for ids in tokenizer([row.text for row in rows], verbose=False)["input_ids"]:
+    for ids in tokenizer(list(texts), verbose=False)["input_ids"]:
         closed = ids if ids[-1:] == end else ids + end
         yield Document(np.array(closed, np.int32), np.ones(len(closed), np.bool_))
 
 
 def _encode_chats(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[_Rendered]
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Rendered]
 ) -> Iterator[Document]:
     encoded = tokenizer(
-        [row.text for row in rows],
+        [chat.text for chat in chats],
         add_special_tokens=False,  # the template has written them
         return_offsets_mapping=True,
         verbose=False,
     )
-    for row, ids, offsets in zip(
-        rows, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    for chat, ids, offsets in zip(
+        chats, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
         starts = np.array([begin for begin, _ in offsets])
-        inside = [(starts >= begin) & (starts < end) for begin, end in row.responses or ()]
+        inside = [(starts >= begin) & (starts < end) for begin, end in chat.responses]
         yield Document(np.array(ids, np.int32), np.any(inside, axis=0))
+
+
+def _keep(_: PreTrainedTokenizerBase, documents: Sequence[Document]) -> Iterator[Document]:
+    yield from documents
+
+
+_ENCODERS: dict[type, Any] = {str: _encode_texts, Rendered: _encode_chats, Document: _keep}
+
+
+def _check(document: Document, place: str, vocab_size: int | None, is_text: bool) -> None:
+    num_inside = int(document.is_response.sum())
+    if not is_text and not 0 < num_inside < len(document.token_ids):
+        raise RowError(
+            f"the response mask of {place} is the same everywhere",
+            expected="a prompt and a response",
+            got="no response" if num_inside == 0 else "nothing but response",
+            remedy="check the row and the chat template; a text without prompts has the key text",
+        )
+    highest = int(document.token_ids.max(initial=0))
+    if vocab_size is not None and highest >= vocab_size:
+        raise RowError(
+            f"{place} has a token that the target does not have",
+            expected=f"ids from 0 to {vocab_size - 1}",
+            got=highest,
+            remedy="use the target's own tokenizer",
+        )

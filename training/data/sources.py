@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
+from training.data.intake import Intake, RowError
 
 
 class Record(NamedTuple):
@@ -28,19 +29,23 @@ class FileSource:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def records(self) -> Iterator[Record]:
+    def records(self, intake: Intake | None = None) -> Iterator[Record]:
         """Yield the file's rows with their line (JSONL) or number (others), counted from 1.
+
+        Args:
+            intake: counts the rows, and may pass over malformed ones.
 
         Raises:
             DataError: the file or a row is malformed; the message names its place.
         """
-        for number, fields in _READERS[self.path.suffix](self.path):
-            place = f"{self.path}:{number}"
-            if not isinstance(fields, dict):
-                raise DataError(
-                    f"{place} is no row", expected="an object", got=type(fields).__name__
-                )
-            yield Record(fields, place)
+        intake = intake or Intake()
+        for number, row in _READERS[self.path.suffix](self.path):
+            intake.rows += 1
+            record = None
+            with intake.guard():
+                record = _as_record(row, f"{self.path}:{number}")
+            if record is not None:
+                yield record
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,18 @@ class HubSource:
         """Return the library's own hash of the data set."""
         return str(self._load()._fingerprint)
 
-    def records(self) -> Iterator[Record]:
+    def records(self, intake: Intake | None = None) -> Iterator[Record]:
         """Yield the data set's rows with their number, counted from 1.
+
+        Args:
+            intake: counts the rows.
 
         Raises:
             DataError: the data set cannot be loaded.
         """
+        intake = intake or Intake()
         for number, fields in enumerate(self._load(), start=1):
+            intake.rows += 1
             yield Record(fields, f"{self.name}:{number}")
 
     def _load(self) -> Any:
@@ -68,7 +78,7 @@ class HubSource:
 
         try:
             return load_dataset(self.name, split=self.split)
-        except (OSError, ValueError) as error:  # also offline, unknown name, no such split
+        except (OSError, RuntimeError, ValueError) as error:  # offline, unknown, no such split
             raise DataError(
                 f"cannot load the data set {self.name!r}",
                 expected=f"a file, a folder, or a data set of the hub with a split {self.split!r}",
@@ -143,11 +153,14 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield number, _parse(line, f"{path}:{number}")
+                yield number, line  # parsed where a malformed one may be passed over
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
-    rows = _parse(path.read_bytes(), str(path))
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON", expected="valid JSON", got=error) from error
     if not isinstance(rows, list):
         raise DataError(
             f"{path} holds no rows",
@@ -169,11 +182,18 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"cannot read {path}", expected="a Parquet file", got=error) from error
 
 
-def _parse(text: bytes, place: str) -> Any:
+def _as_record(row: Any, place: str) -> Record:
+    fields = _parse(row, place) if isinstance(row, bytes) else row
+    if not isinstance(fields, dict):
+        raise RowError(f"{place} is no row", expected="an object", got=type(fields).__name__)
+    return Record(fields, place)
+
+
+def _parse(line: bytes, place: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(line)
     except ValueError as error:  # no JSON, or no UTF-8
-        raise DataError(f"{place} is not JSON", expected="valid JSON", got=error) from error
+        raise RowError(f"{place} is not JSON", expected="valid JSON", got=error) from error
 
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}

@@ -4,13 +4,12 @@ import hashlib
 import json
 from typing import Any
 
-import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
 
 from jakiro.files import fingerprint
 from jakiro.settings import Settings
 from jakiro.target import TargetAdapter
+from jakiro.target_record import hash_weights
 from training.config import FeatureDtype
 from training.data.packing import PackedRow
 from training.preparation import Prepared
@@ -79,15 +78,6 @@ def packed_row(inputs: Prepared, number: int) -> PackedRow:
     """Return a row by the number that features know it by: training rows, then held-out ones."""
     count = len(inputs.rows)
     return inputs.rows.row(number) if number < count else inputs.held_out.row(number - count)
-
-
-def hash_weights(model: nn.Module) -> str:
-    """Return a SHA-256 over names, shapes, dtypes and bytes of all weights."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name}:{weight.dtype}:{tuple(weight.shape)}:".encode())
-        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _hash_configuration(target: TargetAdapter) -> str:

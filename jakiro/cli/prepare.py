@@ -1,0 +1,53 @@
+"""`jakiro prepare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DATA = "A file, a folder, or a data set of the hub as NAME or NAME:SPLIT; may be repeated."
+TARGET = "The model to draft for."
+SKIP = "Leave out rows that cannot be used, and count them; else the first one is an error."
+
+
+def prepare(
+    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help=TARGET)],
+    data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
+    row_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed row.")] = 512,
+    preview: Annotated[
+        int, typer.Option(min=0, help="Show so many documents, responses in colour.")
+    ] = 0,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where tokens are kept; by default the user's cache."),
+    ] = None,
+) -> None:
+    """Read data into the cache that training uses; say what it holds, and what is left out."""
+    from rich.console import Console
+
+    from jakiro.logs import quiet_libraries
+    from training.config import TargetSettings
+    from training.data.counts import DataCounts
+    from training.data.packing import PackedRows
+    from training.data.preview import preview as preview_of
+    from training.data.token_store import open_tokens
+    from training.preparation import load_tokenizer, vocab_size_of
+
+    settings = TargetSettings(name_or_path=target)
+    with quiet_libraries():
+        tokenizer = load_tokenizer(settings)
+        store = open_tokens(
+            data,
+            tokenizer,
+            cache_folder,
+            skip_bad_rows=skip_bad_rows,
+            vocab_size=vocab_size_of(settings),
+        )
+    console = Console()
+    for document in preview_of(store, tokenizer, preview):
+        console.print(document, end="\n\n")
+    rows = PackedRows(store, range(store.num_documents), row_length)
+    if store.counts is not None:
+        for line in DataCounts(read=store.counts, packed=rows.counts).lines():
+            typer.echo(line)

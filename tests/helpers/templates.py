@@ -1,0 +1,100 @@
+"""Chat templates that behave as published ones do, in a condensed form."""
+
+from dataclasses import dataclass
+
+from helpers.tokenizers import tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+LLAMA3 = (
+    "{{- bos_token }}{%- for m in messages %}"
+    "{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim"
+    " + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+
+# Thoughts stay only after the last question, where even an answer without any gets an empty one.
+QWEN3 = (
+    "{%- set ns = namespace(asked=-1) %}{%- for m in messages %}"
+    "{%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}{%- if m.role == 'assistant' %}"
+    "{%- set content = m.content %}{%- set thought = '' %}"
+    "{%- if m.reasoning_content is string %}{%- set thought = m.reasoning_content %}"
+    "{%- elif '</think>' in content %}"
+    "{%- set thought = content.split('</think>')[0].split('<think>')[-1] %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{%- if loop.index0 > ns.asked and (loop.last or thought) %}"
+    "{{- '<|im_start|>assistant\n<think>\n' + thought.strip('\n') + '\n</think>\n\n'"
+    " + content.lstrip('\n') + '<|im_end|>\n' }}"
+    "{%- else %}{{- '<|im_start|>assistant\n' + content + '<|im_end|>\n' }}{%- endif %}"
+    "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+# The system turn stands in the last turn of the user, wherever that is.
+MISTRAL = (
+    "{%- set ns = namespace(asked=-1) %}{%- for m in messages %}"
+    "{%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- if loop.index0 == ns.asked and messages[0].role == 'system' %}"
+    "{{- '[INST] ' + messages[0].content + '\n\n' + m.content + '[/INST]' }}"
+    "{%- else %}{{- '[INST] ' + m.content + '[/INST]' }}{%- endif %}"
+    "{%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}{%- endif %}{%- endfor %}"
+)
+
+# As some releases do: only where the user's turn is the last one, so that no answer has it before.
+MISTRAL_LAST = MISTRAL.replace("loop.index0 == ns.asked", "loop.last")
+
+# The question already opens the thought, which the answer loses.
+R1 = (
+    "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}"
+    "{{- '<|Assistant|>' + m.content.split('</think>')[-1] + eos_token }}"
+    "{%- else %}{{- '<|User|>' + m.content }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|Assistant|><think>\n' }}{%- endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template, and the markers that are single tokens of its tokenizer."""
+
+    template: str
+    markers: tuple[str, ...]
+    end: str
+
+
+_IM = ("<|im_start|>", "<|im_end|>")
+_HEADER = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+FAMILIES = {
+    "chatml": Family(CHATML, _IM, "<|im_end|>"),
+    "llama-3": Family(LLAMA3, _HEADER, "<|eot_id|>"),
+    "qwen3": Family(QWEN3, (*_IM, "<think>", "</think>"), "<|im_end|>"),
+    "gemma": Family(GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>"), "<end_of_turn>"),
+    "mistral": Family(MISTRAL, ("<s>", "[INST]", "[/INST]"), "</s>"),
+    "mistral-last": Family(MISTRAL_LAST, ("<s>", "[INST]", "[/INST]"), "</s>"),
+    "r1": Family(R1, ("<bos>", "<|User|>", "<|Assistant|>", "<think>", "</think>"), "</s>"),
+}
+
+
+def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A tiny tokenizer with a family's template and markers."""
+    family = FAMILIES[name]
+    tokenizer = tiny_tokenizer(family.template)
+    tokenizer.add_tokens(list(family.markers), special_tokens=True)
+    tokenizer.bos_token, tokenizer.eos_token = family.markers[0], family.end
+    return tokenizer

@@ -1,0 +1,153 @@
+"""Masks cover what the target would have to write, whatever a chat template does with it."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.templates import FAMILIES, family_tokenizer
+from helpers.tokenizers import tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from jakiro.errors import DataError
+from training.data.documents import Document, encode_documents
+from training.data.sources import Record
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+CHAT = [
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "It is 2."},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "That is 4."},
+]
+THOUGHT = "<think>\nAdd them.\n</think>\n\nIt is 2."
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, *rows: dict[str, Any]) -> list[Document]:
+    records = [Record(row, f"file:{number}") for number, row in enumerate(rows, start=1)]
+    return list(encode_documents(tokenizer, records))
+
+
+def parts(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[tuple[bool, str]]:
+    """The texts of the runs of tokens, and whether they are responses."""
+    borders = [0, *np.flatnonzero(np.diff(document.is_response)) + 1, len(document.token_ids)]
+    return [
+        (bool(document.is_response[begin]), tokenizer.decode(document.token_ids[begin:end]))
+        for begin, end in pairwise(borders)
+    ]
+
+
+def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[str]:
+    return [text for is_response, text in parts(tokenizer, document) if is_response]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "expected"),
+    [
+        ("chatml", [SYSTEM, *CHAT], ["It is 2.<|im_end|>\n", "That is 4.<|im_end|>\n"]),
+        ("llama-3", [SYSTEM, *CHAT], ["It is 2.<|eot_id|>", "That is 4.<|eot_id|>"]),
+        ("gemma", CHAT, ["It is 2.<end_of_turn>\n", "That is 4.<end_of_turn>\n"]),
+        ("mistral", CHAT, [" It is 2.</s>", " That is 4.</s>"]),
+    ],
+)
+def test_a_template_that_only_appends_gives_one_document_with_all_answers(
+    name: str, messages: list[dict[str, str]], expected: list[str]
+) -> None:
+    tokenizer = family_tokenizer(name)
+    (document,) = encode(tokenizer, {"messages": messages})
+    assert responses(tokenizer, document) == expected
+    whole = tokenizer.apply_chat_template(messages, return_dict=False)
+    assert document.token_ids.tolist() == whole
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_comes_before_each_last_answer_is_what_decoding_reads(name: str) -> None:
+    tokenizer = family_tokenizer(name)
+    messages = CHAT if name == "gemma" else [SYSTEM, *CHAT]
+    for row in (messages[:-2], messages):
+        document = encode(tokenizer, {"messages": row})[-1]
+        last = int(np.flatnonzero(np.diff(document.is_response.astype(int)) == 1)[-1]) + 1
+        asked = tokenizer.apply_chat_template(
+            row[:-1], add_generation_prompt=True, return_dict=False
+        )
+        assert document.token_ids[:last].tolist() == asked
+
+
+def test_thoughts_are_responses_and_those_of_earlier_turns_are_forgotten() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    first, second = encode(
+        tokenizer, {"messages": [CHAT[0], {"role": "assistant", "content": THOUGHT}, *CHAT[2:]]}
+    )
+    assert responses(tokenizer, first) == [f"{THOUGHT}<|im_end|>\n"]
+    assert responses(tokenizer, second) == ["<think>\n\n</think>\n\nThat is 4.<|im_end|>\n"]
+    assert "Add them." not in parts(tokenizer, second)[0][1]
+    assert "It is 2.<|im_end|>" in parts(tokenizer, second)[0][1]
+
+
+def test_reasoning_beside_the_content_reaches_the_template() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    answer = {"role": "assistant", "content": "It is 2.", "reasoning_content": "Add them."}
+    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer]})
+    assert responses(tokenizer, document) == [f"{THOUGHT}<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("name", ["mistral", "mistral-last"])
+def test_a_system_turn_that_moves_stands_where_each_answer_was_asked_for(name: str) -> None:
+    tokenizer = family_tokenizer(name)
+    first, second = encode(tokenizer, {"messages": [SYSTEM, *CHAT]})
+    assert parts(tokenizer, first) == [
+        (False, "<s>[INST] Be brief.\n\nWhat is 1 + 1?[/INST]"),
+        (True, " It is 2.</s>"),
+    ]
+    assert parts(tokenizer, second) == [
+        (
+            False,
+            "<s>[INST] What is 1 + 1?[/INST] It is 2.</s>[INST] Be brief.\n\nAnd 2 + 2?[/INST]",
+        ),
+        (True, " That is 4.</s>"),
+    ]
+
+
+def test_an_answer_goes_on_behind_what_the_question_opens() -> None:
+    tokenizer = family_tokenizer("r1")
+    (document,) = encode(tokenizer, {"messages": CHAT[:2]})
+    assert parts(tokenizer, document) == [
+        (False, "<bos><|User|>What is 1 + 1?<|Assistant|><think>\n"),
+        (True, "It is 2.</s>"),
+    ]
+
+
+def test_a_role_that_the_template_does_not_know_is_explained() -> None:
+    with pytest.raises(
+        DataError, match=r"refuses file:1.*System role not supported \(roles: system, user.*remedy"
+    ):
+        encode(family_tokenizer("gemma"), {"messages": [SYSTEM, *CHAT]})
+
+
+def test_a_template_gets_tools_and_calls() -> None:
+    template = (
+        "{{ tools | map(attribute='name') | join }}{% for m in messages %}<{{ m.role }}>"
+        "{{ m.content or m.tool_calls[0].name }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    tool = {"role": "tool", "content": "2", "name": "add"}
+    tokenizer = tiny_tokenizer(template)
+    for tools in ([{"name": "add"}], '[{"name": "add"}]'):
+        row = {"messages": [CHAT[0], call, tool, CHAT[1]], "tools": tools}
+        (document,) = encode(tokenizer, row)
+        assert responses(tokenizer, document) == ["add</s>", "It is 2.</s>"]
+        assert parts(tokenizer, document)[0][1].startswith("add<user>")
+
+
+def test_a_template_that_reads_the_clock_writes_the_same_every_day() -> None:
+    template = "{{ strftime_now('%d %b %Y') }}" + FAMILIES["chatml"].template
+    (document,) = encode(tiny_tokenizer(template), {"messages": CHAT})
+    assert parts(tiny_tokenizer(), document)[0][1].startswith("26 Jul 2024<|im_start|>user")
+
+
+def test_an_opening_turn_of_the_assistant_is_no_answer() -> None:
+    tokenizer = family_tokenizer("chatml")
+    greeting = {"role": "assistant", "content": "Hello!"}
+    (document,) = encode(tokenizer, {"messages": [greeting, *CHAT[:2]]})
+    assert responses(tokenizer, document) == ["It is 2.<|im_end|>\n"]
