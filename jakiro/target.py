@@ -85,7 +85,8 @@ class TargetAdapter:
 
     Args:
         model: any Hugging Face decoder-only causal LM whose layers all attend over positions, with
-            or without a PEFT adapter inside its layers.
+            or without a PEFT adapter inside its layers; on the meta device it has shapes alone, and
+            what it computes is not checked.
 
     Raises:
         TargetNotSupported: a layer keeps a recurrent state, positions cannot be given to the
@@ -251,7 +252,8 @@ class TargetAdapter:
         """Hash the geometry and the signs of some weights, which no load dtype changes."""
         matrices = [p for name, p in self.decoder.named_parameters() if _is_own_matrix(name, p)]
         chosen = [matrices[place] for place in (0, len(matrices) // 2, -1)]
-        signs = [(matrix[:32, :32] > 0).int().tolist() for matrix in chosen]
+        known = [matrix for matrix in chosen if not matrix.is_meta]
+        signs = [(matrix[:32, :32] > 0).int().tolist() for matrix in known]
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
         return fingerprint([geometry, signs])

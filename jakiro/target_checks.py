@@ -58,7 +58,7 @@ def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
         narrow = decoder(input_ids=token_ids, use_cache=False).last_hidden_state
     finally:
         decoder.config = config
-    if torch.equal(wide, narrow):
+    if not wide.is_meta and torch.equal(wide, narrow):
         raise TargetNotSupported(
             "the target's config names a sliding window that its layers do not read",
             expected="a window that forward() and generate() both keep to",
@@ -125,6 +125,8 @@ def head_shape_of(layer: object) -> HeadShape:
 
 def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
     """Refuse a model, by name, whose logits the adapter does not reproduce up to rounding."""
+    if expected.is_meta:  # shapes without numbers
+        return
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
     same = got.shape == expected.shape
     error = (got.float() - expected.float()).abs().max().item() if same else float("inf")

@@ -40,6 +40,7 @@ class DataSettings(Settings):
         held_out: documents kept out of training, to measure on.
         skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
             ends the run.
+        share: of the other documents, those to train on; a smaller share is part of a larger one.
         cache_folder: where tokens are kept between runs; None for the user's cache.
     """
 
@@ -47,6 +48,7 @@ class DataSettings(Settings):
     row_length: int = Field(512, ge=2)
     held_out: int = Field(0, ge=0)
     skip_bad_rows: bool = False
+    share: float = Field(1.0, gt=0, le=1)
     cache_folder: Path | None = None
 
 

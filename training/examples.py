@@ -27,7 +27,7 @@ class Examples(NamedTuple):
     valid: Bool[Tensor, "n levels"]
     weight: Float[Tensor, " n"]
     row_sizes: tuple[int, ...]
-    chosen: Bool[Tensor, "batch rows"]  # which positions these are
+    places: Int[Tensor, " n"]  # of these positions among all, row after row
 
 
 def gather_examples(
@@ -51,16 +51,29 @@ def gather_examples(
     distance = index - batch.anchors[:, draw]
     valid = torch.stack([batch.targets_exist(1 + level) for level in range(levels)], dim=-1)
     chosen = valid[..., 0] & (distance >= 1)
-    ahead = (index[:, None] + torch.arange(levels, device=index.device)).clamp(max=count - 1)
+    places, row_sizes = _places(chosen)
+    row, column = (places // count)[:, None], (places % count)[:, None]
+    ahead = (column + torch.arange(levels, device=index.device)).clamp(max=count - 1)
     following = (ahead + 1).clamp(max=count - 1)
     return Examples(
-        features=output.features[chosen],
-        log_weights=output.log_weights[chosen],
-        gate=output.gate[chosen],
-        targets=target_features[:, ahead][chosen],
-        next_tokens=batch.token_ids[:, following][chosen],
-        valid=valid[chosen],
-        weight=decay ** (distance[chosen] - 1).float(),
-        row_sizes=tuple(chosen.sum(dim=1).tolist()),
-        chosen=chosen,
+        features=output.features.flatten(0, 1)[places],
+        log_weights=output.log_weights.flatten(0, 1)[places],
+        gate=output.gate.flatten(0, 1)[places],
+        targets=target_features[row, ahead],
+        next_tokens=batch.token_ids[row, following],
+        valid=valid.flatten(0, 1)[places],
+        weight=decay ** (distance.flatten()[places] - 1).float(),
+        row_sizes=row_sizes,
+        places=places,
     )
+
+
+def _places(chosen: Bool[Tensor, "batch rows"]) -> tuple[Tensor, tuple[int, ...]]:
+    """Return where positions are chosen, row after row, and how many in each row.
+
+    On the meta device, where nobody knows, these are all.
+    """
+    if chosen.is_meta:
+        batch, count = chosen.shape
+        return torch.arange(batch * count, device=chosen.device), (count,) * batch
+    return chosen.flatten().nonzero().squeeze(1), tuple(chosen.sum(dim=1).tolist())

@@ -16,10 +16,17 @@ from training.data.token_store import TokenStore
 Documents = npt.NDArray[np.int64]
 
 
-def choose_held_out(store: TokenStore, count: int) -> tuple[Documents, Documents]:
+def choose_held_out(
+    store: TokenStore, count: int, share: float = 1.0
+) -> tuple[Documents, Documents]:
     """Return the documents to train on and those to hold out, chosen by a hash of their tokens.
 
     So neither the order of the data nor what else is in it decides about a document.
+
+    Args:
+        store: the tokens.
+        count: documents to hold out.
+        share: of the others, those to train on, at least one; smaller shares lie inside larger.
 
     Raises:
         DataError: nothing would remain to train on.
@@ -31,10 +38,11 @@ def choose_held_out(store: TokenStore, count: int) -> tuple[Documents, Documents
             got=count,
             remedy="lower data.held_out, or add data",
         )
-    if count == 0:
+    if count == 0 and share == 1:
         return np.arange(store.num_documents), np.arange(0)
     by_hash = np.argsort(store.hashes, kind="stable")
-    return np.sort(by_hash[count:]), by_hash[:count]
+    end = count + max(1, round(share * (len(by_hash) - count)))
+    return np.sort(by_hash[count:end]), by_hash[:count]
 
 
 def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:

@@ -122,7 +122,9 @@ def drafter_loss(
     regressed, regressand = blended, targets
     if goals.state is not None and goals.predicted is not None:
         pair = (goals.predicted, goals.state)
-        regressed, regressand = (part[examples.chosen].float().unsqueeze(1) for part in pair)
+        regressed, regressand = (
+            part.flatten(0, 1)[examples.places].float().unsqueeze(1) for part in pair
+        )
     feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
     return _weighted(examples, laws, feature, torch.stack(contrast, dim=1), settings)
 

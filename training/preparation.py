@@ -88,14 +88,8 @@ def prepare(
 ) -> Prepared:
     """Load the target and the data of a run; arguments and errors are those of `train`."""
     tokenizer = tokenizer or load_tokenizer(settings.target)
-    store = open_tokens(
-        settings.data.paths,
-        tokenizer,
-        settings.data.cache_folder,
-        skip_bad_rows=settings.data.skip_bad_rows,
-        vocab_size=vocab_size_of(settings.target, model),
-    )
-    train, held_out = choose_held_out(store, settings.data.held_out)
+    store = open_store(settings, tokenizer, model)
+    train, held_out = choose_held_out(store, settings.data.held_out, settings.data.share)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     _check_row_length(settings.data.row_length, target.spec.max_position)
     check_initialization(settings, target)
@@ -116,6 +110,21 @@ def prepare(
     )
 
 
+def open_store(
+    settings: TrainSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    model: CausalLM | None = None,
+) -> TokenStore:
+    """Return the tokens of a run's data; arguments and errors are those of `train`."""
+    return open_tokens(
+        settings.data.paths,
+        tokenizer,
+        settings.data.cache_folder,
+        skip_bad_rows=settings.data.skip_bad_rows,
+        vocab_size=vocab_size_of(settings.target, model),
+    )
+
+
 def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
     """Refuse another drafter, for the same target and data, that cannot be trained.
 
@@ -128,7 +137,7 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
     read_start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
     store = inputs.rows.store
-    train, _ = choose_held_out(store, settings.data.held_out)
+    train, _ = choose_held_out(store, settings.data.held_out, settings.data.share)
     _draft_ids(settings, store, train, inputs.target)
 
 

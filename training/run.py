@@ -26,6 +26,7 @@ from training.plateau import PlateauWatch
 from training.preparation import Prepared
 from training.processes import Processes
 from training.run_folder import RunFolder
+from training.self_test import check_untrained
 from training.target_reader import TargetReader, place_target
 from training.trainer import Trainer
 
@@ -81,9 +82,7 @@ class Run:
         return self._folder.drafter
 
     def _train(self, progress: Progress) -> None:
-        inputs, num_tail = self._inputs, self._settings.drafter.tail_layers
-        runs_target = self._features is None or bool(inputs.prompts) or num_tail > 0
-        place_target(inputs.target, self._processes.device, needs_layers=runs_target)
+        place_target(self._inputs.target, self._processes.device, needs_layers=self._runs_target)
         drafter = self._build_drafter()
         reader = self._build_reader(drafter)
         trainer = Trainer(drafter, reader, self._build_sampler(), self._settings, self._processes)
@@ -96,6 +95,12 @@ class Run:
             if self._journal is not None:
                 self._journal.close()
             trainer.engine.destroy()
+
+    @property
+    def _runs_target(self) -> bool:
+        """Whether the target's layers are needed, beyond what is kept of them on disk."""
+        num_tail = self._settings.drafter.tail_layers
+        return self._features is None or bool(self._inputs.prompts) or num_tail > 0
 
     def _build_drafter(self) -> JakiroDrafter:
         with torch.random.fork_rng(devices=[]):
@@ -127,6 +132,11 @@ class Run:
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
         settings, checkpoints = self._settings, self._checkpoints
         state = self._state = checkpoints.restore(trainer.engine)
+        if not state.step:
+            drafter = trainer.copy_drafter()
+            check_untrained(
+                drafter, self._inputs, self._folder.path, self._processes, self._runs_target
+            )
         if self._processes.is_first:
             self._journal = Journal(self._folder.path, state.step)
             self._watch = PlateauWatch(read_evaluations(self._folder.path))

@@ -21,6 +21,7 @@ from jakiro.cli.output import EXIT_CODE_INTERRUPTED, say
 from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
 from jakiro.cli.regenerate import regenerate
+from jakiro.cli.train import train
 from jakiro.cli.verify import verify
 from jakiro.errors import JakiroError
 
@@ -83,6 +84,6 @@ def _options(
     """Exact speculative decoding: draft with a small model, keep the target's own distribution."""
 
 
-for _command in (demo, generate, verify, bench, prepare, regenerate, features, plot):
+for _command in (demo, prepare, regenerate, train, features, plot, generate, verify, bench):
     app.command()(_command)
 app.add_typer(aded, name="aded")

@@ -11,6 +11,7 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
 from jakiro.cli.bench import bench
+from jakiro.cli.train import train
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.settings import load_settings
@@ -97,6 +98,14 @@ def test_options_of_jakiro_bench_in_the_readme_are_there() -> None:
     names = {parameter.name for parameter in signature(bench).parameters.values()}
     words = {word for command in commands for word in command if word.startswith("--")}
     assert {word.strip("-").replace("-", "_") for word in words} <= names | {"json"}
+
+
+def test_options_of_jakiro_train_in_the_readme_are_there() -> None:
+    commands = _commands("jakiro train")
+    assert len(commands) == 3
+    names = {parameter.name for parameter in signature(train).parameters.values()}
+    words = {word for command in commands for word in command if word.startswith("--")}
+    assert {word.strip("-").replace("-", "_") for word in words} <= names | {"set"}
 
 
 def test_files_that_the_readme_links_to_exist() -> None:

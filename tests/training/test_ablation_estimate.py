@@ -9,11 +9,13 @@ from helpers.training import tiny_run
 from rich.console import Console
 
 from jakiro.settings import dump_settings
+from training import speed
 from training.ablation import estimate as module
 from training.ablation.arms import read_arms
 from training.ablation.equal_size import SizedArm, equally_sized
-from training.ablation.estimate import Estimate, decoding_rate, estimate, render, seconds_per_step
+from training.ablation.estimate import Estimate, estimate, render
 from training.preparation import Prepared, prepare
+from training.speed import decoding_rate, seconds_per_step
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_a_step_has_all_its_micro_batches(
             work()  # type: ignore[operator]
         return {"micro-batch": 2.0, "update": 0.5}
 
-    monkeypatch.setattr(module, "medians", medians)
+    monkeypatch.setattr(speed, "medians", medians)
     settings = tiny_run(workshop, batch={"rows": 6, "micro_batch": 2}, optimizer={"kind": kind})
     assert seconds_per_step(prepare(settings), torch.device("cpu")) == 3 * 2.0 + 0.5
 

@@ -4,7 +4,6 @@ Minutes and bytes are those of all trainings of an arm. One process is measured:
 several devices is faster, and other work on the machine makes all of it slower.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,26 +13,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from inference.bench.timing import medians
 from inference.comparison.method_names import PLAIN
-from inference.decoder import SpeculativeDecoder
 from jakiro.config import config_for
 from jakiro.settings import Settings
 from training.ablation.equal_size import SizedArm
 from training.ablation.runs import runs_of
-from training.batch import Batch
-from training.config import TORCH_DTYPES, TrainSettings, anchor_rule
-from training.data.sampler import Sampler
-from training.module import TrainingModule
-from training.optimizer import build_optimizer
+from training.config import TrainSettings
+from training.estimate import disk_bytes, duration_text, size_text
 from training.preparation import Prepared
 from training.processes import choose_device
-from training.target_reader import TargetReader
-
-_REPEATS = 3  # micro-batches that are timed, after one that is not
-_TOKENS = 32  # decoded to know the rate
-_MASTER_BYTES = 4  # checkpoints hold weights and optimizer states in fp32
-_STATES = 3  # weights and two moments
+from training.speed import decoding_rate, seconds_per_step
 
 
 class Estimate(Settings):
@@ -114,9 +103,9 @@ def render(estimates: Sequence[Estimate]) -> Table:
         "arm": "all",
         "parameters": "",
         "s / step": "",
-        "training": _duration(sum(one.training_minutes for one in estimates)),
-        "measuring": _duration(sum(one.evaluation_minutes for one in estimates)),
-        "disk": _size(sum(one.disk_bytes for one in estimates)),
+        "training": duration_text(sum(one.training_minutes for one in estimates)),
+        "measuring": duration_text(sum(one.evaluation_minutes for one in estimates)),
+        "disk": size_text(sum(one.disk_bytes for one in estimates)),
     }
     for name, total in columns.items():
         table.add_column(name, total, justify="left" if name == "arm" else "right")
@@ -125,48 +114,11 @@ def render(estimates: Sequence[Estimate]) -> Table:
             Text(one.arm),
             f"{one.parameters:,}",
             f"{one.seconds_per_step:.3f}",
-            _duration(one.training_minutes),
-            _duration(one.evaluation_minutes),
-            _size(one.disk_bytes),
+            duration_text(one.training_minutes),
+            duration_text(one.evaluation_minutes),
+            size_text(one.disk_bytes),
         )
     return table
-
-
-def decoding_rate(inputs: Prepared) -> float:
-    """Return tokens per second of decoding without a drafter, after the prompt is read."""
-    row = inputs.rows.row(0).token_ids.tolist()
-    prompt = row[: max(1, len(row) // 2)]
-    count = min(_TOKENS, inputs.target.spec.max_position - len(prompt))
-    decoder = SpeculativeDecoder(inputs.target.model, tokenizer=inputs.tokenizer)
-    # With a smallest number, for one token that ends the text has no rate.
-    fixed: dict[str, Any] = {"min_new_tokens": count, "max_new_tokens": count}
-    fixed |= {"temperature": 0.0, "seed": 0}
-    decoder.generate(prompt, **fixed)  # the first time is slower
-    return decoder.generate(prompt, **fixed).stats.tokens_per_second
-
-
-def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
-    """Return the seconds of an optimizer step: its micro-batches, and the update.
-
-    Raises:
-        ConfigError: the rows of a step cannot be shared out evenly.
-    """
-    settings = inputs.settings
-    accumulation = settings.batch.accumulation(1)
-    dtype = TORCH_DTYPES[settings.engine.dtype]
-    with torch.random.fork_rng(devices=[]):
-        drafter = inputs.build_drafter()
-    module = TrainingModule(drafter, settings.objective).to(device, dtype)
-    reader = TargetReader(inputs.target, drafter, settings.data.row_length, dtype)
-    optimizer = build_optimizer(module, settings.optimizer)
-    batch = _batch(inputs).to(device)
-
-    def micro_batch() -> None:
-        module.zero_grad()  # here, so that there always are gradients to update with
-        module(reader.view(batch), batch, reader).total.backward()
-
-    seconds = medians({"micro-batch": micro_batch, "update": optimizer.step}, _REPEATS)
-    return accumulation * seconds["micro-batch"] + seconds["update"]
 
 
 def _of_arm(
@@ -179,7 +131,7 @@ def _of_arm(
         seconds_per_step=step,
         training_minutes=trainings * inputs.settings.steps * step / 60,
         evaluation_minutes=decoding,
-        disk_bytes=trainings * _bytes_of_run(arm.parameters, inputs.settings),
+        disk_bytes=trainings * disk_bytes(arm.parameters, inputs.settings),
     )
 
 
@@ -187,31 +139,3 @@ def _with_settings(inputs: Prepared, settings: TrainSettings) -> Prepared:
     config = config_for(settings.drafter, inputs.drafter_config.target_record)
     # Which tokens an arm drafts takes no time to speak of.
     return replace(inputs, settings=settings, drafter_config=config, draft_ids=None)
-
-
-def _batch(inputs: Prepared) -> Batch:
-    batch = inputs.settings.batch
-    sampler = Sampler(
-        inputs.rows,
-        rows_per_step=batch.rows,
-        rule=anchor_rule(inputs.settings),
-        seed=inputs.settings.seed,
-    )
-    return sampler.batch(0, 0, batch.micro_batch)
-
-
-def _bytes_of_run(parameters: int, settings: TrainSettings) -> int:
-    """Return the bytes of a drafter, and of its checkpoints while another one is written."""
-    drafter = parameters * TORCH_DTYPES[settings.engine.dtype].itemsize
-    every = settings.checkpoint.every
-    written = 0 if every is None else math.ceil(settings.steps / every)
-    checkpoints = min(written, settings.checkpoint.keep + 1)
-    return drafter + checkpoints * _STATES * _MASTER_BYTES * parameters
-
-
-def _duration(minutes: float) -> str:
-    return f"{minutes:.1f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB"

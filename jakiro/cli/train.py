@@ -1,0 +1,156 @@
+"""`jakiro train`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jakiro.cli.output import say
+
+if TYPE_CHECKING:
+    from training.config import TrainSettings
+    from training.launch import Processes
+
+_GIB = 2**30
+
+
+def train(
+    config: Annotated[Path, typer.Option(metavar="FILE", help="A YAML file of settings.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY.PATH=VALUE", help="Lay a value over the file's; may be repeated."
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="On every machine; by default one per GPU, or one without GPUs."),
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Several machines, one per line as NAME slots=NUMBER; they share a file system.",
+        ),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="The first ones of the hostfile only.")] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(help="What starts processes on other machines: pdsh, openmpi, slurm, ..."),
+    ] = None,
+    deepspeed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD", help="For DeepSpeed's launcher as it is; may be repeated."),
+    ] = None,
+    micro_batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto", help="Rows read at a time; auto: as many as the estimate allows."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would take; needs no weights.")
+    ] = False,
+    device_memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="Of a device, if not of this machine's.")
+    ] = None,
+    device_speed: Annotated[
+        float | None,
+        typer.Option(metavar="TFLOPS", help="Of large products there, if not as measured here."),
+    ] = None,
+    learning_curve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARES",
+            help="Train on these shares of the documents, such as 0.25,0.5,1, with equal steps, "
+            "and say whether more data would help.",
+        ),
+    ] = None,
+) -> None:
+    """Train a drafter, on this machine or several; an interrupted run goes on."""
+    from jakiro.settings import load_settings
+    from training.config import TrainSettings
+    from training.launch import Processes
+
+    words = [*(overrides or ())]
+    if micro_batch is not None and micro_batch != "auto":
+        words.append(f"batch.micro_batch={micro_batch}")
+    settings = load_settings(TrainSettings, config, words)
+    taking_part = Processes(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
+    memory = None if device_memory is None else int(device_memory * _GIB)
+    if micro_batch == "auto":
+        settings = _fitting(settings, taking_part, memory)
+        words.append(f"batch.micro_batch={settings.batch.micro_batch}")
+    settings.batch.accumulation(taking_part.count(settings))  # before anything is started
+    if dry_run:
+        _say_what_it_takes(settings, taking_part, memory, device_speed)
+    elif learning_curve is not None:
+        _learn(settings, learning_curve, config, words, taking_part)
+    else:
+        _run(settings, config, words, taking_part)
+
+
+def _fitting(
+    settings: "TrainSettings", processes: "Processes", memory: int | None
+) -> "TrainSettings":
+    from training.estimate import choose_micro_batch, device_memory
+
+    local = processes.local(settings)
+    fitting = choose_micro_batch(
+        settings, processes.count(settings), memory or device_memory(settings, local)
+    )
+    say(f"batch.micro_batch: {fitting.batch.micro_batch}, as memory allows")
+    return fitting
+
+
+def _say_what_it_takes(
+    settings: "TrainSettings", processes: "Processes", memory: int | None, speed: float | None
+) -> None:
+    from rich.console import Console
+
+    from training.config import TORCH_DTYPES
+    from training.estimate import device_memory, estimate, render
+    from training.processes import choose_device
+    from training.speed import product_rate
+
+    found = estimate(settings, processes.count(settings))
+    device = choose_device(settings.engine.device)
+    rate = (
+        product_rate(device, TORCH_DTYPES[settings.target.dtype]) if speed is None else speed * 1e12
+    )
+    memory = memory or device_memory(settings, processes.local(settings))
+    Console().print(render(found, memory, rate), highlight=False)
+
+
+def _run(
+    settings: "TrainSettings", config: Path, overrides: list[str], processes: "Processes"
+) -> None:
+    from training.launch import command, launch
+
+    if processes.count(settings) == 1 and processes.hostfile is None and not processes.options:
+        from training.train import train as train_here
+
+        typer.echo(train_here(settings))
+        return
+    code = launch(command(settings, config, overrides, processes), settings)
+    if code:
+        raise typer.Exit(code)
+    typer.echo(settings.run_folder.expanduser().absolute() / "drafter")
+
+
+def _learn(
+    settings: "TrainSettings",
+    shares: str,
+    config: Path,
+    overrides: list[str],
+    processes: "Processes",
+) -> None:
+    from training.learning_curve import LearningCurve, parse_shares
+
+    curve = LearningCurve(settings, parse_shares(shares))
+    for run in curve.runs:
+        if not run.is_finished:
+            say(f"learning curve: training on {run.share:g} of the documents")
+            _run(run.settings, config, [*overrides, *run.overrides], processes)
+    for line in curve.finish():
+        typer.echo(line)

@@ -1,0 +1,1 @@
+"""Programs that measure training itself."""

@@ -1,0 +1,202 @@
+"""What a run would take, from its settings and the target's config alone: no weights, no data."""
+
+import math
+import os
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import torch
+from rich import box
+from rich.table import Table
+
+from jakiro.errors import ConfigError
+from training.config import TORCH_DTYPES, TrainSettings
+from training.module import TrainingModule
+from training.processes import choose_device
+from training.simulation import Simulation, drafter_on_meta, simulate, target_on_meta
+from training.states import StateBytes, state_bytes
+
+USABLE = 0.9  # of a device's memory: the rest goes to its runtime and to fragments
+_CHECKPOINT_BYTES = 12  # of a parameter: weight and two moments in fp32
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one process of a run needs, and what the run leaves on the disk.
+
+    Attributes:
+        settings: of the run.
+        num_processes: over which its batch is shared out.
+        parameters: of the drafter, trainable ones.
+        target: bytes of the target's weights, whole on every process.
+        states: bytes of the drafter's parameters, gradients and optimizer states.
+        micro_batch: what one micro-batch needs.
+    """
+
+    settings: TrainSettings
+    num_processes: int
+    parameters: int
+    target: int
+    states: StateBytes
+    micro_batch: Simulation
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device at the peak; an upper bound, all positions being responses."""
+        work = self.micro_batch.features + self.micro_batch.activations
+        return self.target + self.states.device + work
+
+    @property
+    def host_bytes(self) -> int:
+        """Main memory of one process: what is offloaded, and the target while it is loaded."""
+        return self.target + self.states.host
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the run leaves: drafter, and checkpoints at the time when there are most."""
+        return disk_bytes(self.parameters, self.settings)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of an optimizer step, on one process."""
+        one = self.micro_batch.target_flops + self.micro_batch.drafter_flops
+        return one * self.settings.batch.accumulation(self.num_processes)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the run reads, padding included."""
+        return self.settings.steps * self.settings.batch.rows * self.settings.data.row_length
+
+
+def estimate(settings: TrainSettings, num_processes: int) -> Estimate:
+    """Return what a run on so many processes would take.
+
+    Raises:
+        ConfigError: settings do not fit the target, or rows cannot be shared out evenly.
+        CheckpointError: the target's config cannot be read.
+        TargetNotSupported: the target cannot be drafted for.
+    """
+    target = target_on_meta(settings.target)
+    drafter = drafter_on_meta(settings, target)
+    module = TrainingModule(drafter, settings.objective, settings.engine.activation_checkpointing)
+    return Estimate(
+        settings=settings,
+        num_processes=num_processes,
+        parameters=sum(one.numel() for one in drafter.parameters() if one.requires_grad),
+        target=sum(one.nbytes for one in target.model.parameters()),
+        states=state_bytes(module, settings, num_processes),
+        micro_batch=simulate(settings, target),
+    )
+
+
+def choose_micro_batch(settings: TrainSettings, num_processes: int, memory: int) -> TrainSettings:
+    """Return the settings with the largest micro-batch that fits into a device's memory.
+
+    Args:
+        settings: of the run; `batch.micro_batch` does not matter.
+        num_processes: over which its rows are shared out.
+        memory: bytes of a device.
+
+    Raises:
+        ConfigError: rows cannot be shared out evenly, or not even one at a time fits.
+    """
+    own = with_micro_batch(settings, 1).batch.accumulation(num_processes)
+    sizes = [size for size in range(1, own + 1) if own % size == 0]
+
+    def needed(size: int) -> int:
+        return estimate(with_micro_batch(settings, size), num_processes).device_bytes
+
+    place = bisect_right(sizes, int(USABLE * memory), key=needed)
+    if not place:
+        raise ConfigError(
+            "not even one row at a time fits into the device's memory",
+            expected=f"at most {USABLE:.0%} of {size_text(memory)}",
+            got=size_text(needed(1)),
+            remedy="lower objective.chunk_rows or data.row_length, raise engine.zero_stage, or "
+            "offload",
+        )
+    return with_micro_batch(settings, sizes[place - 1])
+
+
+def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
+    """Return the settings with another number of rows that a process reads at a time."""
+    return settings.model_copy(
+        update={"batch": settings.batch.model_copy(update={"micro_batch": size})}
+    )
+
+
+def device_memory(settings: TrainSettings, num_local: int) -> int:
+    """Return the bytes of memory that a process has: a GPU's, or its share of this machine's.
+
+    Args:
+        settings: of the run.
+        num_local: processes on this machine.
+
+    Raises:
+        ConfigError: a GPU is asked for where there is none.
+    """
+    device = choose_device(settings.engine.device)
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
+
+
+def disk_bytes(parameters: int, settings: TrainSettings) -> int:
+    """Return the bytes of drafters and checkpoints, the latter while another one is written."""
+    drafter = parameters * TORCH_DTYPES[settings.engine.dtype].itemsize
+    every = settings.checkpoint.every
+    written = 0 if every is None else math.ceil(settings.steps / every)
+    checkpoints = min(written, settings.checkpoint.keep + 1)
+    keeps_best = settings.checkpoint.keep_best and settings.evaluation.num_prompts > 0
+    drafters = 1 + 2 * keeps_best  # the best one so far, while it is replaced
+    return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
+
+
+def render(found: Estimate, memory: int, flops_per_second: float) -> Table:
+    """Return the table that `jakiro train --dry-run` prints.
+
+    Args:
+        found: what is estimated.
+        memory: bytes of a device.
+        flops_per_second: of large matrix products on a device.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
+    total = f"{size_text(found.device_bytes)} of {size_text(memory)}"
+    table.add_column("on each device", "memory at the peak, at most")
+    table.add_column("", total, justify="right")
+    for name, value in _rows(found, flops_per_second).items():
+        table.add_row(name, value)
+    return table
+
+
+def duration_text(minutes: float) -> str:
+    """Return minutes or hours as people read them."""
+    return f"{minutes:.1f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def size_text(count: int) -> str:
+    """Return bytes as people read them."""
+    mebibytes = count / 2**20
+    return f"{mebibytes:,.0f} MiB" if mebibytes < 10_000 else f"{mebibytes / 1024:,.1f} GiB"
+
+
+def _rows(found: Estimate, flops_per_second: float) -> dict[str, str]:
+    states, batch = found.states, found.settings.batch
+    minutes = found.settings.steps * found.flops / flops_per_second / 60
+    micro = f"{batch.micro_batch} of {batch.rows} rows, {found.num_processes} process(es)"
+    return {
+        "target": size_text(found.target),
+        f"drafter, {found.parameters:,} parameters": size_text(states.parameters),
+        "gradients": size_text(states.gradients),
+        "optimizer states": size_text(states.optimizer),
+        "buffers of DeepSpeed": size_text(states.buffers),
+        "of these in main memory": size_text(states.host),
+        "features and cache of the target": size_text(found.micro_batch.features),
+        "activations": size_text(found.micro_batch.activations),
+        "a micro-batch": micro,
+        "main memory of a process while loading": size_text(found.host_bytes),
+        "disk, all together": size_text(found.disk_bytes),
+        "tokens read": f"{found.tokens:,}",
+        "an optimizer step": f"{found.flops / 1e12:,.2f} TFLOP",
+        f"time at {flops_per_second / 1e12:,.2f} TFLOP/s, at least": duration_text(minutes),
+    }
