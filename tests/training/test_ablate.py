@@ -63,15 +63,15 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     assert {one.name for one in document.methods} == {"plain", "base", *SQUARE}
     assert document.figures("base", 0.0).tree == document.figures("experts-1", 0.0).tree
 
-    weights = _modified(out, "*.safetensors")
+    weights = _modified(out, "drafter/*.safetensors")
     measured = _modified(out / "measurements", "*.json")
     assert len(weights) == 8
     assert main([*command, *_configs(*SQUARE), "--seeds", "2"]) == 0
-    assert _modified(out, "*.safetensors") == weights
+    assert _modified(out, "drafter/*.safetensors") == weights
     assert _modified(out / "measurements", "*.json") == measured
 
     assert main([*command, *_configs(*SQUARE), "--seeds", "2", "--rerun", "experts-1"]) == 0
-    again = _modified(out, "*.safetensors")
+    again = _modified(out, "drafter/*.safetensors")
     changed = {path for path in again if again[path] != weights[path]}
     assert len(changed) == 2
     assert all("/experts-1/" in path for path in changed)
