@@ -90,9 +90,12 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
     assert (len(dev), len(test)) == (2, 3)
     assert dev.isdisjoint(test)
 
-    trained, measured = _modified(out, "*.safetensors"), _modified(out / "measurements", "*.json")
+    trained, measured = (
+        _modified(out, "drafter/*.safetensors"),
+        _modified(out / "measurements", "*.json"),
+    )
     assert main(command) == 0
-    assert _modified(out, "*.safetensors") == trained
+    assert _modified(out, "drafter/*.safetensors") == trained
     assert _modified(out / "measurements", "*.json") == measured
 
 
@@ -105,10 +108,10 @@ def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: P
         "contrast-loss-off-seed-0.json"
     ]
     assert not (out / "results.json").exists()
-    before = _modified(out, "*.safetensors")
+    before = _modified(out, "drafter/*.safetensors")
     assert main([*command, "--train-only", "base"]) == 0
     assert main(command) == 0
-    after = _modified(out, "*.safetensors")
+    after = _modified(out, "drafter/*.safetensors")
     assert len(after) == 8
     assert before.items() <= after.items()
 
@@ -124,9 +127,9 @@ def test_training_an_arm_again_trains_all_its_values_again(
     command: list[str], workshop: Path
 ) -> None:
     assert main([*command, "--train-only", "base"]) == 0
-    before = _modified(workshop / "study", "*.safetensors")
+    before = _modified(workshop / "study", "drafter/*.safetensors")
     assert main([*command, "--train-only", "base", "--rerun", "base"]) == 0
-    after = _modified(workshop / "study", "*.safetensors")
+    after = _modified(workshop / "study", "drafter/*.safetensors")
     assert after.keys() == before.keys()
     assert all(after[path] != before[path] for path in after)
 

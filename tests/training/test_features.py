@@ -124,7 +124,7 @@ def test_an_offline_run_has_the_curve_of_the_online_one(workshop: Path, kind: st
     for settings in runs:
         train(settings)
     online, offline = map(_lines, runs)
-    assert len(online) == 8  # six steps, two evaluations
+    assert len(online) == 9  # six steps, three evaluations
     assert online == offline
     weights = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in runs]
     for one, other in zip(*(drafter.parameters() for drafter in weights), strict=True):

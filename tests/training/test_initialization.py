@@ -249,7 +249,7 @@ def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:
     for part in (trunk.self_attention, trunk.cross_attention):
         torch.testing.assert_close(part.output.weight, attention.o_proj.weight, **close)
         assert not torch.equal(part.output.weight, attention.o_proj.weight)  # it has learnt
-    assert drafter.config.record["settings"]["initialize"] == {"attention_layer": -1}
+    assert drafter.config.record["settings"]["initialize"]["attention_layer"] == -1
 
 
 def test_a_start_that_is_not_possible_is_refused_before_anything_is_written(workshop: Path) -> None:

@@ -23,9 +23,9 @@ def test_smaller_shares_lie_inside_larger_ones(workshop: Path) -> None:
     )
     assert set(small) < set(half) < set(whole)
     assert (len(small), len(half), len(whole)) == (1, 3, 6)
-    assert held == same
+    assert held.tolist() == same.tolist()
     assert not set(held) & set(whole)
-    assert choose_held_out(store, 0, 0.5)[1] == []
+    assert choose_held_out(store, 0, 0.5)[1].tolist() == []
     assert len(choose_held_out(store, 0, 0.5)[0]) == 4
 
 
