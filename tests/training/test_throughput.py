@@ -34,8 +34,21 @@ def test_a_run_is_measured_beside_its_parts(
     assert main(["--config", str(config), "--out", str(out)]) == 2
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "feedback"])
+def test_drafters_that_read_features_are_measured_in_parts(
+    config: Path, workshop: Path, kind: str
+) -> None:
+    out = workshop / "throughput.json"
+    words = ["--config", str(config), "--set", f"drafter.trunk.kind={kind}", "--steps", "2"]
+    assert main([*words, "--out", str(out)]) == 0
+    parts = json.loads(out.read_text())["parts"]
+    assert all(part["flops"] > 0 for name, part in parts.items() if name != "memory")
+    assert (parts["memory"]["flops"] > 0) == (kind == "hybrid")  # the last feature as it is
+
+
 def test_parts_that_depend_on_each_other_are_refused(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--config", str(config), "--set", "drafter.trunk.kind=feedback"]) == 2
+    words = ["--set", "drafter.trunk.kind=feedback", "--set", "drafter.trunk.rollout_steps=2"]
+    assert main(["--config", str(config), *words]) == 2
     assert "cannot be timed alone" in capsys.readouterr().err

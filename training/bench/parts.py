@@ -47,15 +47,16 @@ def parts_of(
         objective: weights of the losses.
 
     Raises:
-        ConfigError: the drafter feeds its output back or has target layers behind it, so that
-            there are no inputs to begin with.
+        ConfigError: training goes through features that the drafter feeds back, or through target
+            layers behind it, so that there are no inputs to begin with.
     """
     settings = drafter.config.settings
-    if settings.trunk.reads_features or settings.tail_layers:
+    is_fed_back = settings.trunk.reads_features and batch.anchors.shape[1] > 1
+    if is_fed_back or settings.tail_layers:
         raise ConfigError(
             "the parts of this drafter cannot be timed alone",
-            expected="drafter.trunk.kind moa and drafter.tail_layers 0",
-            got=f"{settings.trunk.kind} and {settings.tail_layers}",
+            expected="drafter.trunk.rollout_steps 1 and drafter.tail_layers 0",
+            got=f"{settings.trunk.rollout_steps} and {settings.tail_layers}",
         )
     view = reader.view(batch)
     with _listening(drafter.trunk, drafter.bank) as (to_trunk, to_bank):
@@ -108,9 +109,10 @@ def _replayed(module: nn.Module, calls: _Calls) -> Work:
 
 
 def _backward(outputs: Any) -> None:
-    """Send a gradient of ones through what needs one."""
+    """Send a gradient of ones through what needs one, if anything does."""
     tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
-    torch.autograd.backward(tensors, [torch.ones_like(one) for one in tensors])
+    if tensors:
+        torch.autograd.backward(tensors, [torch.ones_like(one) for one in tensors])
 
 
 def _bare(tensor: Tensor) -> Tensor:
