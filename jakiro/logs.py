@@ -45,10 +45,12 @@ def quiet_libraries() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging  # takes seconds to import
 
     verbosity = transformers_logging.get_verbosity()
+    has_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
+        if has_bars:  # else a caller wants them quiet, too
+            transformers_logging.enable_progress_bar()

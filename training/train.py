@@ -14,6 +14,7 @@ from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import JakiroError, ResourceError
+from jakiro.logs import quiet_libraries
 from jakiro.settings import load_settings
 from jakiro.target_checks import CausalLM
 from training.config import TrainSettings
@@ -53,7 +54,8 @@ def train(
     """
     with launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
-        with join_processes(settings.engine.device) as processes:
+        # Drafters are saved and loaded while the steps are shown.
+        with quiet_libraries(), join_processes(settings.engine.device) as processes:
             return Run(inputs, processes).complete(progress)
 
 

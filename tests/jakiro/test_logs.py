@@ -1,8 +1,9 @@
 """Only the first process speaks, on standard error."""
 
 import pytest
+from transformers.utils.logging import is_progress_bar_enabled
 
-from jakiro.logs import get_logger
+from jakiro.logs import get_logger, quiet_libraries
 
 
 def test_records_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +24,12 @@ def test_other_ranks_are_silent(
 def test_loggers_lie_below_one_root() -> None:
     assert get_logger("jakiro.target").name == "jakiro.target"
     assert get_logger("inference.engine").name == "jakiro.inference.engine"
+
+
+def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
+    assert is_progress_bar_enabled()
+    with quiet_libraries():
+        with quiet_libraries():
+            pass
+        assert not is_progress_bar_enabled()
+    assert is_progress_bar_enabled()

@@ -57,6 +57,13 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     assert list((settings.run_folder / "tensorboard").iterdir())
 
 
+def test_nothing_but_our_own_bar_is_shown_while_steps_are_taken(
+    workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_run(workshop, steps=2, evaluation={"every": 1}))
+    assert "Writing model shards" not in capsys.readouterr().err
+
+
 def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:
     runs = [
         tiny_run(workshop, batch={"micro_batch": size}, run_folder=str(workshop / f"run-{size}"))
