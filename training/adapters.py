@@ -43,6 +43,15 @@ def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) 
         inject_adapter_in_model(config, drafter)
 
 
+def check_adapters(drafter: JakiroDrafter, settings: LoraSettings) -> None:
+    """Refuse adapters of what a drafter does not have.
+
+    Raises:
+        ConfigError: there is nothing of a name in `targets`.
+    """
+    _chosen([name for kind in adaptable(drafter) for name in kind], settings.targets)
+
+
 def adaptable(drafter: JakiroDrafter) -> tuple[list[str], list[str]]:
     """Return the names of what can have adapters: linear layers, and stacks of matrices."""
     linears = [name for name, part in drafter.named_modules() if isinstance(part, nn.Linear)]

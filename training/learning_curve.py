@@ -83,7 +83,7 @@ class LearningCurve:
         shares: ascending.
 
     Raises:
-        ConfigError: nothing is held out to measure on.
+        ConfigError: nothing is held out to measure on, or features are read from disk.
     """
 
     def __init__(self, settings: TrainSettings, shares: Sequence[float]) -> None:
@@ -93,6 +93,14 @@ class LearningCurve:
                 expected="data.held_out and evaluation.held_out_rows above 0",
                 got=f"{settings.data.held_out} and {settings.evaluation.held_out_rows}",
                 remedy="--set data.held_out=50",
+            )
+        if settings.features.source == "offline":
+            raise ConfigError(
+                "a learning curve packs other rows for each share, and features on disk belong to "
+                "the rows that they were written for",
+                expected="features.source online",
+                got="offline",
+                remedy="--set features.source=online",
             )
         self._settings = settings
         self._folder = settings.run_folder.expanduser().absolute() / "learning-curve"

@@ -22,6 +22,7 @@ from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
 from jakiro.target_tail import TargetTail
+from training.adapters import check_adapters
 from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
 from training.data.counts import DataCounts
 from training.data.packing import PackedRows
@@ -106,7 +107,7 @@ def prepare(
         prompts=_prompts(settings, store, held_out, target),
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target),
-        start=read_start(settings, config),
+        start=_start(settings, config),
     )
 
 
@@ -134,7 +135,7 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
         DataError: it wants to draft more tokens than there are.
     """
     check_initialization(settings, inputs.target)
-    read_start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
+    _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
     store = inputs.rows.store
     train, _ = choose_held_out(store, settings.data.held_out, settings.data.share)
@@ -198,6 +199,13 @@ def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> Check
         got=str(error).strip().splitlines()[0],
         remedy="check target.name_or_path",
     )
+
+
+def _start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
+    start = read_start(settings, config)
+    if start is not None and settings.lora is not None:
+        check_adapters(start, settings.lora)
+    return start
 
 
 def _draft_ids(

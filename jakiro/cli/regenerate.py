@@ -24,7 +24,11 @@ def regenerate(
         Path, typer.Option(metavar="FILE.jsonl", help="Receives the rows; continued if begun.")
     ],
     drafter: Annotated[
-        str | None, typer.Option(metavar="PATH_OR_HUB_ID", help="Speeds the target up.")
+        str | None,
+        typer.Option(
+            metavar="DRAFTER",
+            help="Speeds the target up: a folder or hub id, or `lookup`, `aded`, `aded=TABLE`.",
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 512,
@@ -67,14 +71,18 @@ def _decoder(
 ) -> "SpeculativeDecoder":
     from inference import SpeculativeDecoder
     from inference.comparison.subject import load_target
+    from inference.drafters.untrained import UntrainedName, build_untrained
     from jakiro.drafter import JakiroDrafter
     from jakiro.logs import quiet_libraries
     from training.processes import choose_device
 
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
-        own = None if drafter is None else JakiroDrafter.from_pretrained(drafter)
-        return SpeculativeDecoder(model, own, tokenizer)
+        if drafter is None:
+            return SpeculativeDecoder(model, tokenizer=tokenizer)
+        if (untrained := UntrainedName.parse(drafter)) is not None:
+            return SpeculativeDecoder(model, build_untrained(untrained, tokenizer), tokenizer)
+        return SpeculativeDecoder(model, JakiroDrafter.from_pretrained(drafter), tokenizer)
 
 
 def _report(written: "Written", num_rows: int, out: Path) -> None:

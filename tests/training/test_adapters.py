@@ -134,6 +134,20 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_the_one_it
         assert part.equal(trained[name]), name
 
 
+def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_one_with_the_right_ones(
+    workshop: Path,
+) -> None:
+    base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")
+    changes: dict[str, Any] = {
+        "initialize": {"drafter": str(base)},
+        "run_folder": str(workshop / "adapted"),
+        "steps": 2,
+    }
+    with pytest.raises(ConfigError, match="got: level_down"):
+        train(tiny_run(workshop, lora={"rank": 4, "targets": ["level_down"]}, **changes))
+    assert train(tiny_run(workshop, lora={"rank": 4, "targets": ["down"]}, **changes)).is_dir()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

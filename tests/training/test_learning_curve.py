@@ -72,6 +72,14 @@ def test_shares_that_make_no_curve_are_refused(text: str) -> None:
         parse_shares(text)
 
 
+def test_features_on_disk_make_no_curve_because_every_share_has_rows_of_its_own(
+    workshop: Path,
+) -> None:
+    features = {"source": "offline", "folder": str(workshop / "features")}
+    with pytest.raises(ConfigError, match=r"features\.source=online"):
+        LearningCurve(tiny_run(workshop, features=features), [0.5, 1.0])
+
+
 def test_a_curve_needs_something_to_be_measured_on(workshop: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.held_out"):
         LearningCurve(tiny_run(workshop, data={"held_out": 0}), [0.5, 1.0])

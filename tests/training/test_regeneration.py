@@ -14,6 +14,8 @@ from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
+from inference.drafters.aded import AdedDrafter
+from inference.drafters.lookup import LookupDrafter
 from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
 from jakiro.target import TargetAdapter
@@ -150,6 +152,20 @@ def test_drawn_rows_follow_the_seed(target: LlamaForCausalLM, data: Path, tmp_pa
         one = regenerator(target, temperature=1.0, seed=seed)
         write(one, data, tmp_path / f"{seed}.jsonl")
     assert rows_of(tmp_path / "0.jsonl") != rows_of(tmp_path / "1.jsonl")
+
+
+def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
+    deciders = (None, LookupDrafter(), AdedDrafter(), tiny_drafter(TargetAdapter(target)))
+    identities = [
+        Regenerator(SpeculativeDecoder(target, one, TOKENIZER), settings).identity(
+            find_sources([str(data)])
+        )
+        for one in deciders
+    ]
+    assert len({identity["drafter"] for identity in identities}) == len(deciders)
 
 
 @pytest.mark.parametrize(

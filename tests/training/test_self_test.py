@@ -10,6 +10,9 @@ from helpers.training import tiny_run
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from training.journal import read_metrics
+from training.preparation import prepare
+from training.processes import join_processes, launch_environment
+from training.self_test import check_untrained
 from training.train import train
 
 
@@ -45,7 +48,25 @@ def test_a_full_disk_is_met_before_the_first_step(
 
 
 def test_the_self_test_changes_no_random_state_and_leaves_nothing(workshop: Path) -> None:
-    torch.manual_seed(5)
-    settings = tiny_run(workshop, steps=1, optimizer={"warmup_steps": 1})
-    train(settings)
-    assert not (settings.run_folder / ".self-test").exists()
+    with launch_environment("cpu"):
+        inputs = prepare(tiny_run(workshop))
+        with join_processes("cpu") as processes:
+            drafter = inputs.build_drafter()
+            torch.manual_seed(5)
+            state = torch.get_rng_state()
+            check_untrained(drafter, inputs, workshop, processes)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not (workshop / ".self-test").exists()
+
+
+def test_a_drafter_that_does_not_decode_stops_the_run_before_its_first_step(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a shape that nobody thought of")
+
+    monkeypatch.setattr(JakiroDrafter, "remember", fail)
+    settings = tiny_run(workshop)
+    with pytest.raises(CheckpointError, match="a shape that nobody thought of"):
+        train(settings)
+    assert read_metrics(settings.run_folder) == []

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.trained import TrainedDrafter
 from inference.outputs import GenerateOutput
+from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError
 from jakiro.settings import Settings
 from jakiro.target_record import hash_weights, template_fingerprint, tokenizer_fingerprint
@@ -151,9 +152,8 @@ class Regenerator:
         if settings.temperature:  # only then is anything drawn
             drafter = self._decoder.drafter
             facts["seed"] = settings.seed
-            facts["drafter"] = (
-                hash_weights(drafter.model) if isinstance(drafter, TrainedDrafter) else None
-            )
+            is_trained = isinstance(drafter, TrainedDrafter)
+            facts["drafter"] = hash_weights(drafter.model) if is_trained else _version_of(drafter)
         return facts
 
     def _missing(self, sources: Sequence[Source], last_row: int, intake: Intake) -> Iterator[_Open]:
@@ -228,6 +228,10 @@ class Regenerator:
         written.forwards += output.stats.target_forwards
         is_long = len(output.new_token_ids) >= self._settings.max_new_tokens
         written.cut += is_long and output.new_token_ids[-1] not in _ends(self._decoder)
+
+
+def _version_of(drafter: Drafter | None) -> str | None:
+    return None if drafter is None else drafter.version
 
 
 def _key(*parts: int) -> int:
