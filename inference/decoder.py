@@ -44,7 +44,7 @@ class SpeculativeDecoder(Decoding):
     Args:
         target: any decoder-only Hugging Face causal LM; its weights are never changed.
         drafter: a drafter trained for it, or one that needs no training (`AdedDrafter`,
-            `LookupDrafter`), or None for plain decoding.
+            `LookupDrafter`, `SmallLMDrafter`), or None for plain decoding.
         tokenizer: for text prompts and text output; by default the one in the place of the target
             that the drafter names, if it is there.
         tree: how draft trees grow, one shape or a plan for greedy and random decoding; by default
@@ -72,8 +72,8 @@ class SpeculativeDecoder(Decoding):
         """Load a drafter, and the target and tokenizer that it was trained for.
 
         Args:
-            drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE` or `lookup`, which
-                need no training but a target.
+            drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup` or
+                `lm=MODEL` (a smaller model), which need no training but a target.
             target: where the target is now, if not where the drafter's config says.
             tree: see the class.
             compiled: see the class.

@@ -22,14 +22,14 @@ def load_parts(
     """Return target, drafter and tokenizer.
 
     Args:
-        drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`.
+        drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`.
         target: where the target is now, if not where the drafter's config says.
         **load: for `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
         CheckpointError: one of them cannot be loaded.
         ConfigError: the drafter names no target, and none is given.
-        TargetMismatch: a table of trigrams was made with another tokenizer.
+        TargetMismatch: a table of trigrams or a small model has another tokenizer.
     """
     if (untrained := UntrainedName.parse(str(drafter))) is not None:
         if target is None:
@@ -40,7 +40,7 @@ def load_parts(
                 remedy="pass target=, or --target on the command line",
             )
         target_model, tokenizer = _load_target(str(target), load)
-        return target_model, build_untrained(untrained, tokenizer), tokenizer
+        return target_model, build_untrained(untrained, target_model, tokenizer), tokenizer
     model = JakiroDrafter.from_pretrained(drafter)
     target_model, tokenizer = _load_target(
         str(target or model.config.target_record.name_or_path), load
@@ -71,20 +71,3 @@ def tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(place, local_files_only=True)
     except (OSError, ValueError):
         return None
-
-
-def load_tokenizer(place: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder or of the hub.
-
-    Raises:
-        CheckpointError: it cannot be loaded.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot load a tokenizer from {place}",
-            expected="a folder or hub id of a causal LM with its tokenizer",
-            got=str(error).strip().splitlines()[0],
-            remedy="check the path",
-        ) from error

@@ -18,7 +18,7 @@ from torch import Tensor
 from inference.draft_tree import ROOT, DraftTree, SparseLaw
 from inference.sampling import Sampling
 from inference.tree_assembly import Level, assemble
-from inference.tree_shape import TreeShape
+from inference.tree_shape import Growth
 
 LAW_SIZE = 256  # tokens kept of a draft law that children are sampled from
 
@@ -54,7 +54,7 @@ class TreeBuilder:
         generators: sources of the draws of sampled trees, one per sequence.
     """
 
-    shape: TreeShape
+    shape: Growth
     sampling: Sampling
     generators: Sequence[torch.Generator] = ()
 
@@ -68,22 +68,24 @@ class TreeBuilder:
         score = torch.zeros(parents.shape, device=parents.device)
         pool_size = 0
         for depth in range(1, self.shape.depth + 1):
-            level = self._grow(source.joint(depth, frontier), parents, score)
+            children = self.shape.children_at(depth)
+            level = self._grow(source.joint(depth, frontier), parents, score, children)
             levels.append(level)
             if depth == self.shape.depth:
                 break
-            score, chosen = level.score.topk(min(self.shape.breadth, level.score.shape[1]), dim=1)
+            breadth = min(self.shape.breadth_at(depth), level.score.shape[1])
+            score, chosen = level.score.topk(breadth, dim=1)
             frontier = _frontier(level, chosen)
             parents = chosen + pool_size
             pool_size += level.score.shape[1]
         return assemble(levels, self.shape, base_length, round_id)
 
-    def _grow(self, joint: Tensor, parents: Tensor, score: Tensor) -> Level:
+    def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> Level:
         """Choose or draw the children of every parent."""
         # Two by two: several times faster than logsumexp over a short axis.
         log_law = self._shaped(reduce(torch.logaddexp, joint.unbind(dim=2)))
         law = _sparse(log_law) if self.shape.sampled else None
-        picked = _top(log_law, self.shape.children) if law is None else self._drawn(law)
+        picked = _top(log_law, children) if law is None else self._drawn(law, children)
         token_ids, log_probs = picked
         at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1))
         fields = (token_ids, parents[:, :, None].expand_as(token_ids), at_token.argmax(dim=2))
@@ -98,16 +100,14 @@ class TreeBuilder:
     def _shaped(self, log_law: Tensor) -> Tensor:
         return self.sampling.shape_draft(log_law.flatten(0, 1)).unflatten(0, log_law.shape[:2])
 
-    def _drawn(self, law: SparseLaw) -> tuple[Tensor, Tensor]:
+    def _drawn(self, law: SparseLaw, children: int) -> tuple[Tensor, Tensor]:
         """Draw children without replacement: Gumbel-top-k, whose order is the draw order."""
         noise = torch.empty(law.probs.shape, dtype=torch.float64)
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
         noise = noise.to(law.probs)
         log_probs = law.probs.log()
-        keys, places = (log_probs - noise.log()).topk(
-            min(self.shape.children, law.ids.shape[2]), dim=-1
-        )
+        keys, places = (log_probs - noise.log()).topk(min(children, law.ids.shape[2]), dim=-1)
         drawn = torch.where(keys.isneginf(), keys, log_probs.gather(2, places))
         return law.ids.gather(2, places), drawn
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,6 +52,14 @@ class TargetSpec:
         return tuple(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.head_shapes)
 
 
+class Written(NamedTuple):
+    """Rows of a tree that is read level by level, those of the step included."""
+
+    slots: Int[Tensor, "batch written"]
+    positions: Int[Tensor, "batch written"]
+    seen: Bool[Tensor, "batch queries written"]  # which of them each query may see
+
+
 @dataclass(frozen=True)
 class StepInput:
     """Tokens for one target forward: a prompt, a single token, or a root with its draft tree."""
@@ -64,6 +72,7 @@ class StepInput:
     parents: Int[Tensor, "batch queries"] | None = None  # index into queries, -1: none; None: chain
     max_depth: int = 1  # longest path among the queries; unused for a chain
     documents: Int[Tensor, "batch queries"] | None = None  # packed chains, isolated by document
+    written: Written | None = None  # where parts of the tree were read before; replaces `parents`
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ class TargetAdapter:
         num_visible = cache.visible_for(step.highest_slot)
         cache.aim(step.slots, num_visible)
         # A prompt has no parents; compiling for each length of prompt would never pay.
-        is_decoding = step.parents is not None
+        is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
         return StepOutput(read(step, cache, num_visible), step, cache)
 
@@ -185,8 +194,9 @@ class TargetAdapter:
         return features
 
     def _attention_masks(self, step: StepInput, num_visible: int) -> Masks:
-        visible = slot_mask(step.lengths, step.slots, _ancestors(step), num_visible)
-        seen_positions = positions_in_slots(step.slots, step.positions, num_visible)
+        own = step.written or Written(step.slots, step.positions, _ancestors(step))
+        visible = slot_mask(step.lengths, own.slots, own.seen, num_visible)
+        seen_positions = positions_in_slots(own.slots, own.positions, num_visible)
         return self._masks(visible, step.positions, seen_positions)
 
     @torch.no_grad()

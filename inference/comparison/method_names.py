@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from inference.drafters.untrained import ADED, UNTRAINED
+from inference.drafters.untrained import ADED, LM, UNTRAINED
 from jakiro.errors import ConfigError
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
 PLAIN, DRAFTER = "plain", "drafter"
 KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER, *UNTRAINED)
-WITH_PATH = (ASSISTED, DRAFTER)
+WITH_PATH = (ASSISTED, DRAFTER, LM)
 PERHAPS_WITH_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
-RESERVED = ("small-lm", "combined")
+RESERVED = ("combined",)
 
 Tree = Literal["trained", "auto", "chosen", "drawn"]
 Candidates = int | Literal["costs"]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from inference.comparison.sample import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.tree_shape import TreeShape
@@ -57,7 +58,7 @@ class OwnDecoding:
 
     Args:
         name: of the method.
-        kind: `plain`, `drafter`, `aded` or `lookup`.
+        kind: `plain`, `drafter`, `aded`, `lookup` or `lm`.
         decoder: with or without a drafter.
         note: what a reader should know.
     """
@@ -108,4 +109,6 @@ class OwnDecoding:
     def parameters(self) -> int | None:
         """Number of the drafter's parameters."""
         drafter = self.decoder.drafter
+        if isinstance(drafter, SmallLMDrafter):
+            return drafter.model.model.num_parameters()
         return drafter.model.num_parameters() if isinstance(drafter, TrainedDrafter) else None

@@ -5,12 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.comparison.method_names import (
     ASSISTED,
@@ -25,8 +20,9 @@ from inference.comparison.transformers_methods import TransformersDecoding
 from inference.comparison.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.untrained import UNTRAINED, UntrainedName, build_untrained
+from inference.pretrained import load_causal_lm, load_tokenizer
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import ConfigError
 
 LOOKUP_TOKENS = (3, 5, 10)  # drafted per forward; the fastest counts
 
@@ -40,10 +36,7 @@ def load_target(
         CheckpointError: one of them cannot be loaded.
     """
     model = _load_model(place, dtype, device, "the target")
-    try:
-        return model, AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise _cannot_load("the tokenizer of the target", place, error) from error
+    return model, load_tokenizer(place, "the tokenizer of the target")
 
 
 def build_methods(
@@ -111,10 +104,10 @@ def _drafted(
 def _untrained(
     one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
 ) -> list[Method]:
-    table, settings = (None if path is None else Path(path) for path in (one.path, one.settings))
+    settings = None if one.settings is None else Path(one.settings)
     assert one.candidates != "costs", "refused when the name was parsed"
-    name = UntrainedName(one.kind, table, settings, one.candidates)
-    decoder = SpeculativeDecoder(model, build_untrained(name, tokenizer), tokenizer)
+    name = UntrainedName(one.kind, one.path, settings, one.candidates)
+    decoder = SpeculativeDecoder(model, build_untrained(name, model, tokenizer), tokenizer)
     return [OwnDecoding(one.name, one.kind, decoder)]
 
 
@@ -134,20 +127,8 @@ def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
 def _load_model(
     place: str, dtype: str | torch.dtype, device: torch.device, what: str
 ) -> PreTrainedModel:
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise _cannot_load(what, place, error) from error
+    model: Any = load_causal_lm(place, what, dtype=dtype)
     return model.to(device).eval()
-
-
-def _cannot_load(what: str, place: str, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot load {what} {place}",
-        expected="a folder or hub id of a causal LM with its tokenizer",
-        got=str(error).strip().splitlines()[0],
-        remedy="check the path",
-    )
 
 
 _BUILDERS: dict[str, Callable[..., list[Method]]] = {

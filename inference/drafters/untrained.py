@@ -4,64 +4,72 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trigram_file import load_trigrams
 from inference.drafters.trigram_index import check_vocabulary
 from jakiro.settings import SettingsT, load_settings
 
-ADED, LOOKUP = "aded", "lookup"
-UNTRAINED = (ADED, LOOKUP)
+ADED, LOOKUP, LM = "aded", "lookup", "lm"
+UNTRAINED = (ADED, LOOKUP, LM)
 
-_NAME = re.compile(r"(aded|lookup|aded=.+)")
+_NAME = re.compile(r"(aded|lookup|aded=.+|lm=.+)")
 
 
 class UntrainedName(NamedTuple):
     """A drafter as a caller names it.
 
     Attributes:
-        kind: `aded` or `lookup`.
-        table: file of trigrams that `aded` begins with.
+        kind: `aded`, `lookup` or `lm`.
+        path: file of trigrams that `aded` begins with; folder or hub id of the small model of `lm`.
         settings: YAML file of the drafter's settings.
         num_nodes: most candidates of a tree, instead of what the settings say.
     """
 
     kind: str
-    table: Path | None = None
+    path: str | None = None
     settings: Path | None = None
     num_nodes: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "UntrainedName | None":
-        """Return what `aded`, `aded=TABLE` or `lookup` names; None for anything else."""
+        """Return what `aded`, `aded=TABLE`, `lookup` or `lm=MODEL` names; None for anything else.
+
+        A small model counts as untrained: it was not trained to draft.
+        """
         if not _NAME.fullmatch(text):
             return None
-        kind, _, table = text.partition("=")
-        return cls(kind, Path(table) if table else None)
+        kind, _, path = text.partition("=")
+        return cls(kind, path or None)
 
 
 def build_untrained(
-    name: UntrainedName, tokenizer: PreTrainedTokenizerBase
-) -> AdedDrafter | LookupDrafter:
+    name: UntrainedName, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> AdedDrafter | LookupDrafter | SmallLMDrafter:
     """Return a drafter that needs no training.
 
     Args:
         name: which one.
+        target: that it drafts for.
         tokenizer: of the target.
 
     Raises:
-        CheckpointError: the table is missing or damaged.
-        TargetMismatch: the table was made with another tokenizer.
+        CheckpointError: table or model are missing or damaged.
+        TargetMismatch: they were made with another tokenizer.
         ConfigError: the settings cannot be used, or the vocabulary is too large.
     """
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}
     if name.kind == LOOKUP:
         lookup = _settings(LookupSettings, name.settings)
         return LookupDrafter(lookup.model_copy(update=changes))
+    if name.kind == LM:
+        trees = _settings(SmallLMSettings, name.settings).model_copy(update=changes)
+        return SmallLMDrafter.from_pretrained(str(name.path), target, tokenizer, trees)
     check_vocabulary(len(tokenizer))
-    index = None if name.table is None else load_trigrams(name.table, tokenizer)
+    index = None if name.path is None else load_trigrams(Path(name.path), tokenizer)
     aded = _settings(AdedSettings, name.settings)
     return AdedDrafter(aded.model_copy(update=changes), index)
 

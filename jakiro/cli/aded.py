@@ -40,7 +40,7 @@ def build(
     """Count a corpus, so that `aded=FILE` need not begin with nothing."""
     from inference.drafters.trigram_file import save_trigrams
     from inference.drafters.trigram_index import check_vocabulary
-    from inference.loading import load_tokenizer
+    from inference.pretrained import load_tokenizer
     from training.trigram_corpus import corpus_records, count_trigrams
 
     writer(out, "--out")  # refuses what cannot be stored before anything is counted

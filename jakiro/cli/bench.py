@@ -23,8 +23,9 @@ tree=auto, tree=chosen (the best candidates, also where tokens are drawn) or tre
 are drawn where tokens are, the default), and candidates=N, or candidates=costs for the trees that
 pay best by measured costs: they are chosen on the last 4 prompts of the file (of its categories in
 turns), which then are not measured; lookup and aded: our loop with drafters that need no training,
-aded=TABLE with trigrams that `jakiro aded build` counted, and after commas candidates=N or
-settings=FILE.yaml. Every method can be called ,name=..."""
+aded=TABLE with trigrams that `jakiro aded build` counted; lm=SMALL_LM: our loop with a small model
+that has the target's tokenizer; all three with candidates=N or settings=FILE.yaml after commas.
+Every method can be called ,name=..."""
 
 
 def bench(

@@ -12,7 +12,8 @@ def generate(
     drafter: Annotated[
         str,
         typer.Argument(
-            help="Folder or hub id of a drafter; or aded, aded=TABLE or lookup, with --target."
+            help="Folder or hub id of a drafter; or, with --target, aded, aded=TABLE, lookup, or "
+            "lm=MODEL, a smaller model with the same tokenizer."
         ),
     ],
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],

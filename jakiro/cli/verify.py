@@ -15,7 +15,8 @@ def verify(
     drafter: Annotated[
         str,
         typer.Option(
-            help="Folder or hub id of a drafter; or aded, aded=TABLE or lookup, with --target."
+            help="Folder or hub id of a drafter; or, with --target, aded, aded=TABLE, lookup, or "
+            "lm=MODEL, a smaller model with the same tokenizer."
         ),
     ],
     target: Annotated[

@@ -13,7 +13,7 @@ from inference import accept
 from inference.draft_tree import DraftTree, SparseLaw
 from inference.sampling import ProcessedLaw, Sampling
 from inference.tree_builder import Frontier, TreeBuilder
-from inference.tree_shape import TreeShape
+from inference.tree_shape import Growth
 
 Prefix = tuple[int, ...]
 
@@ -68,14 +68,14 @@ class BranchingBuilder(TreeBuilder):
 
     chooser: Chooser
 
-    def _drawn(self, law: SparseLaw) -> tuple[Tensor, Tensor]:
+    def _drawn(self, law: SparseLaw, children: int) -> tuple[Tensor, Tensor]:
         parents = law.probs.shape[1]
-        drawn = [self._drawn_at(law.ids[0, i], law.probs[0, i]) for i in range(parents)]
+        drawn = [self._drawn_at(law.ids[0, i], law.probs[0, i], children) for i in range(parents)]
         tokens, log_probs = zip(*drawn, strict=True)
         return torch.stack(tokens)[None], torch.stack(log_probs)[None]
 
-    def _drawn_at(self, ids: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        count = min(self.shape.children, len(ids))
+    def _drawn_at(self, ids: Tensor, probs: Tensor, children: int) -> tuple[Tensor, Tensor]:
+        count = min(children, len(ids))
         left, tokens, log_probs = probs.clone(), [], []
         for _ in range(count):
             if left.sum() <= 0:
@@ -94,7 +94,7 @@ Tamper = Callable[[DraftTree], DraftTree]
 
 def one_round(
     tables: Tables,
-    shape: TreeShape,
+    shape: Growth,
     sampling: Sampling,
     prefix: Prefix,
     tamper: Tamper = lambda tree: tree,
@@ -144,7 +144,7 @@ def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
 
 def two_round_error(
     tables: Tables,
-    shape: TreeShape,
+    shape: Growth,
     sampling: Sampling,
     tamper: Tamper = lambda tree: tree,
     length: int = 3,

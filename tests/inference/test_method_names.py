@@ -10,7 +10,12 @@ def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
     texts = ["plain", "drafter=runs/a,candidates=12,tree=trained", "drafter=b,c=d,name=other"]
     texts += ["drafter=b,tree=auto,name=auto"]
     texts += ["drafter=b,tree=chosen,name=best", "drafter=b,tree=drawn,candidates=costs,name=pays"]
-    texts += ["aded", "aded=t,candidates=8,name=warm", "lookup,settings=s.yaml"]
+    texts += [
+        "lm=small,candidates=12",
+        "aded",
+        "aded=t,candidates=8,name=warm",
+        "lookup,settings=s.yaml",
+    ]
     assert parse_methods(texts) == [
         MethodName("plain", None, "plain"),
         MethodName("drafter", "runs/a", "drafter", "trained", 12),
@@ -18,6 +23,7 @@ def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
         MethodName("drafter", "b", "auto", "auto"),
         MethodName("drafter", "b", "best", "chosen"),
         MethodName("drafter", "b", "pays", "drawn", "costs"),
+        MethodName("lm", "small", "lm", candidates=12),
         MethodName("aded", None, "aded"),
         MethodName("aded", "t", "warm", candidates=8),
         MethodName("lookup", None, "lookup", settings="s.yaml"),
@@ -40,11 +46,12 @@ def test_names_of_drafters_to_come_are_reserved(name: str) -> None:
         (["drafter=a,candidates=0"], "N at least 1"),
         (["drafter=a,candidates=many"], "or candidates=costs"),
         (["drafter=a,tree=auto,candidates=costs"], "chooses its own size"),
-        (["plain,candidates=3"], "options of drafter=PATH and aded, lookup"),
+        (["plain,candidates=3"], "options of drafter=PATH and aded, lookup, lm"),
         (["lookup,tree=auto"], "options of drafter=PATH only"),
         (["aded,candidates=costs"], "options of drafter=PATH only"),
-        (["drafter=a,settings=b"], "settings of aded, lookup only"),
+        (["drafter=a,settings=b"], "settings of aded, lookup, lm only"),
         (["lookup=a"], "expected: lookup"),
+        (["lm"], "expected: lm=PATH"),
         (["drafter=a,tree=auto,candidates=3"], "chooses its own size"),
         (["plain,name=lookup (3)"], "without parentheses"),
         (["drafter=a", "drafter=b"], "a different name for each"),

@@ -14,11 +14,13 @@ from jakiro.cli import main
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, prompts and a corpus."""
+    """A target, a smaller model, prompts and a corpus."""
     place = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     tiny_llama(vocab=len(tokenizer)).save_pretrained(place / "target")
     tokenizer.save_pretrained(place / "target")
+    tiny_llama(vocab=len(tokenizer), num_hidden_layers=1).save_pretrained(place / "small")
+    tokenizer.save_pretrained(place / "small")
     rows = [{"prompt": text} for text in ("def main(", "print(", "return 41")]
     (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "corpus").mkdir()
@@ -50,14 +52,15 @@ def test_a_corpus_becomes_a_table_that_decoding_begins_with(
 
     settings.write_text("depth: 3\nreset_per_request: true\n")
     methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
-    words = [word for one in [*methods, "lookup,candidates=6"] for word in ("--method", one)]
+    methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
+    words = [word for one in methods for word in ("--method", one)]
     words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
     words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
     assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
     document = read_document(figures)
-    for name in ("aded", "own", "lookup"):
+    for name in ("aded", "own", "lookup", "lm"):
         assert document.figures(name, 0.0).identical_to_target
-    assert {tree.method for tree in document.trees} <= {"aded", "own", "lookup"}
+    assert {tree.method for tree in document.trees} <= {"aded", "own", "lookup", "lm"}
 
 
 def test_text_is_continued_without_training(
@@ -65,10 +68,10 @@ def test_text_is_continued_without_training(
 ) -> None:
     target = ["--target", str(folder / "target"), "--max-new-tokens", "9"]
     texts = []
-    for drafter in ("aded", "lookup"):
+    for drafter in ("aded", "lookup", f"lm={folder / 'small'}"):
         assert _run("generate", drafter, "def main(", *target) == 0
         texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1]
+    assert len(set(texts)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,268 @@
+"""A small language model as the drafter: the target's tokens and law, and its own cache."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.chi_square import law_of_continuations, p_value
+from helpers.models import tiny_llama
+from helpers.tables import Tables, no_processors, two_round_error
+from helpers.tokenizers import tiny_tokenizer
+from transformers import LlamaForCausalLM, LogitsProcessorList
+from transformers.generation import TemperatureLogitsWarper
+
+from inference import Conversation, SpeculativeDecoder
+from inference.draft_tree import CandidateKind, DraftTree
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSession, SmallLMSettings
+from inference.kary_shape import KaryShape
+from inference.protocol import Budget, Committed
+from inference.sampling import Sampling
+from jakiro.errors import CheckpointError, TargetMismatch
+
+GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Iterator[None]:
+    """Sessions live in the inference mode of an engine."""
+    with torch.inference_mode():
+        yield
+
+
+def _small(model: LlamaForCausalLM, **changes: object) -> LlamaForCausalLM:
+    """A model that often agrees with a target: its first two layers, with its embeddings."""
+    fields = {"vocab": model.config.vocab_size, "num_hidden_layers": 2, **changes}
+    small = tiny_llama(**fields)
+    for name, parameter in small.named_parameters():
+        other = model.get_parameter(name)
+        rows = min(len(parameter), len(other))
+        parameter.data[:rows] = other.data[:rows]
+    return small
+
+
+def _drafter(model: LlamaForCausalLM, **settings: object) -> SmallLMDrafter:
+    return SmallLMDrafter(_small(model), model, SmallLMSettings(**settings))
+
+
+def _by_transformers(model: LlamaForCausalLM, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    greedy = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
+    return model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
+
+
+@pytest.mark.parametrize("children", [(4, 2, 2), (3,), (1, 1, 1, 1), (2, 3, 2)])
+def test_greedy_tokens_equal_those_of_transformers(children: tuple[int, ...]) -> None:
+    model = tiny_llama(vocab=31)
+    decoder = SpeculativeDecoder(model, _drafter(model, children=children))
+    accepted = 0
+    for prompt in PROMPTS:
+        output = decoder.generate(prompt, max_new_tokens=30)
+        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 30)
+        accepted += output.stats.accepted.total()
+    assert accepted > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
+    model = tiny_llama(vocab=31)
+    decoder = SpeculativeDecoder(model, _drafter(model))
+    arguments = {"temperature": temperature, "max_new_tokens": 20, "seed": 3}
+    together = decoder.generate_batch(PROMPTS, **arguments)
+    alone = decoder.generate(PROMPTS[0], **arguments)
+    assert together[0].new_token_ids == alone.new_token_ids
+    assert together[0].depths == alone.depths
+    if not temperature:
+        for prompt, output in zip(PROMPTS, together, strict=True):
+            single = decoder.generate(prompt, **arguments)
+            assert output.new_token_ids == single.new_token_ids
+            assert output.depths == single.depths
+
+
+def test_sampled_sequences_follow_the_target_law() -> None:
+    model = tiny_llama(vocab=23, initializer_range=0.15)
+    decoder = SpeculativeDecoder(model, _drafter(model))
+    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 0.8, "top_p": 0.9}
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for seed in range(2):
+        outputs = decoder.generate_batch([prompt] * 500, seed=seed, max_new_tokens=3, **sampling)
+        counts.update(tuple(output.new_token_ids) for output in outputs)
+        accepted += sum(output.stats.accepted.total() for output in outputs)
+    law = law_of_continuations(model, prompt, 3, **sampling)
+    assert accepted > 200
+    assert set(counts) <= set(law)
+    assert p_value(counts, law) > 0.0005
+
+
+@pytest.mark.parametrize("children", [(2, 2), (3, 1), (1, 2)])
+def test_drawn_kary_trees_keep_the_target_law_exactly(children: tuple[int, ...]) -> None:
+    shape = KaryShape(children=children, sampled=True)
+    assert two_round_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
+
+
+def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:
+    model = tiny_llama(vocab=31)
+    small = _small(model)
+    drafter = SmallLMDrafter(small, model)
+    warm = Sampling(LogitsProcessorList([TemperatureLogitsWarper(0.5)]), do_sample=True)
+    tree = _proposed(drafter, [1, 2, 3, 4, 5], warm, Budget(28))
+    assert tree.laws is not None
+    assert set(tree.kind.flatten().tolist()) == {CandidateKind.SAMPLED}
+    row = tree.row()
+    for node in (-1, 0, 3, 5):  # the root, and nodes of the first two depths
+        path = [row.token_ids[index] for index in row.path(node)]
+        ids, probs = row.draft_law(node)
+        logits = small(torch.tensor([[1, 2, 3, 4, 5, *path]])).logits[0, -1]
+        expected = (logits / 0.5).softmax(-1)[ids]
+        torch.testing.assert_close(probs, expected, atol=1e-5, rtol=1e-4)
+    for siblings in row.sampled.values():
+        assert len({row.token_ids[node] for node in siblings}) == len(siblings)
+
+
+def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
+    model = tiny_llama(vocab=31)
+    drafter = _drafter(model)
+    session = drafter.open(GREEDY, capacity=100)
+    tokens = [1, 2, 3, 4]
+    session.advance(_committed(tokens, 3))
+    for taken in (0, 2, 1, 3, 2):
+        tree = session.propose(Budget(28), [])
+        tokens += [*_some_path(tree, taken), 7]
+        session.advance(_committed(tokens, taken + 1))
+        fresh = drafter.open(GREEDY, capacity=100)
+        fresh.advance(_committed(tokens, len(tokens) - 1))
+        again, expected = (one.propose(Budget(28), []) for one in (session, fresh))
+        assert again.token_ids.tolist() == expected.token_ids.tolist()
+        torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
+        slots = torch.arange(len(tokens))[None]
+        rows = [one.rows.cache.rows(slots, (0, 1)) for one in (session, fresh)]
+        torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_accepted_candidates_are_not_read_again() -> None:
+    drafter = _drafter(tiny_llama(vocab=31))
+    session = drafter.open(GREEDY, capacity=100)
+    session.advance(_committed([1, 2, 3, 4], 3))
+    path = _some_path(session.propose(Budget(28), []), 3)
+    session.advance(_committed([1, 2, 3, 4, *path, 7], 4))
+    # Root and two nodes were read; the third was a leaf, and the new root is none of them.
+    assert session.rows._num_read == [6]
+    assert session.lengths == (7,)
+
+
+def test_a_session_takes_news_once_refuses_gaps_and_goes_back() -> None:
+    drafter = _drafter(tiny_llama(vocab=31))
+    session = drafter.open(GREEDY, capacity=8)
+    for _ in range(2):
+        session.advance(_committed([1, 2, 3, 4], 3))
+    with pytest.raises(ValueError, match="session ends at"):
+        session.advance(Committed((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
+    session.propose(Budget(28), [])
+    session.rollback(2)
+    assert session.lengths == (2,)
+    session.advance(_committed([1, 2, 5, 6], 1))
+    expected = _proposed(drafter, [1, 2, 5, 6], GREEDY, Budget(28))
+    assert session.propose(Budget(28), []).token_ids.tolist() == expected.token_ids.tolist()
+    session.close()
+
+
+def test_a_budget_narrows_trees_before_they_are_drawn() -> None:
+    drafter = _drafter(tiny_llama(vocab=31))
+    assert drafter.max_nodes == 28
+    drawn = Sampling(LogitsProcessorList(), do_sample=True)
+    for sampling in (GREEDY, drawn):
+        assert _proposed(drafter, [1, 2, 3], sampling, Budget(0)).num_nodes == 0
+        assert _proposed(drafter, [1, 2, 3], sampling, Budget(9, 0)).num_nodes == 0
+        assert _proposed(drafter, [1, 2, 3], sampling, Budget(28, 1)).num_nodes == 4
+    assert [_proposed(drafter, [1, 2], drawn, Budget(n)).num_nodes for n in (19, 5, 2)] == [
+        12,
+        3,
+        2,
+    ]
+    assert _proposed(drafter, [1, 2], GREEDY, Budget(19)).num_nodes == 19
+    chosen = _drafter(tiny_llama(vocab=31), drawn=False, num_nodes=6)
+    tree = _proposed(chosen, [1, 2], drawn, Budget(28))
+    assert tree.num_nodes == chosen.max_nodes == 6
+    assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
+
+
+def test_trees_end_where_the_small_model_has_no_more_positions() -> None:
+    model = tiny_llama(vocab=31)
+    small = _small(model, max_position_embeddings=16)
+    decoder = SpeculativeDecoder(model, SmallLMDrafter(small, model))
+    output = decoder.generate([1, 2, 3], max_new_tokens=40)
+    assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3], 40)
+    assert max(place for place, depth in enumerate(output.depths, start=3) if depth) <= 16
+
+
+def test_vocabularies_may_be_padded_differently() -> None:
+    model = tiny_llama(vocab=31)
+    for vocab in (29, 40):
+        decoder = SpeculativeDecoder(model, SmallLMDrafter(_small(model, vocab=vocab), model))
+        output = decoder.generate([1, 2, 3], max_new_tokens=20)
+        assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3], 20)
+
+
+def test_a_conversation_goes_on_where_it_was() -> None:
+    model = tiny_llama(vocab=31)
+    decoder = SpeculativeDecoder(model, _drafter(model))
+    with Conversation() as conversation:
+        first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
+        longer = [*first.sequences[0].tolist(), 5, 5]
+        second = decoder.generate(longer, max_new_tokens=30, conversation=conversation)
+        other = decoder.generate([1, 2, 4], max_new_tokens=9, conversation=conversation)
+    assert second.sequences[0].tolist() == _by_transformers(model, longer, 30)
+    assert other.sequences[0].tolist() == _by_transformers(model, [1, 2, 4], 9)
+
+
+def test_a_long_prompt_is_read_at_once() -> None:
+    model = tiny_llama(vocab=31)
+    decoder = SpeculativeDecoder(model, _drafter(model))
+    prompts = [list(range(1, 31)) * 3, [5, 6]]
+    for prompt, output in zip(
+        prompts, decoder.generate_batch(prompts, max_new_tokens=9), strict=True
+    ):
+        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 9)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    place = str(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot load"):
+        SmallLMDrafter.from_pretrained(place, model, tokenizer)
+    _small(model).save_pretrained(place)
+    tiny_tokenizer(texts=("something else entirely " * 40,)).save_pretrained(place)
+    with pytest.raises(TargetMismatch, match="has another tokenizer"):
+        SmallLMDrafter.from_pretrained(place, model, tokenizer)
+    tokenizer.save_pretrained(place)
+    drafter = SmallLMDrafter.from_pretrained(place, model, tokenizer)
+    assert drafter.vocab_size == len(tokenizer)
+
+
+def _proposed(
+    drafter: SmallLMDrafter, tokens: list[int], sampling: Sampling, budget: Budget
+) -> DraftTree:
+    session: SmallLMSession = drafter.open(sampling, capacity=64)
+    session.advance(_committed(tokens, len(tokens) - 1))
+    return session.propose(budget, [torch.Generator().manual_seed(5)])
+
+
+def _some_path(tree: DraftTree, length: int) -> list[int]:
+    """The last candidate of a depth in the tree, and what leads there."""
+    row = tree.row()
+    if length == 0:
+        return []
+    node = max(node for node, depth in enumerate(row.depth) if depth == length)
+    return [row.token_ids[index] for index in row.path(node)]
+
+
+def _committed(tokens: list[int], count: int) -> Committed:
+    """The news that the last `count` tokens before the root are verified."""
+    end = len(tokens) - 1
+    verified = torch.tensor([tokens[end - count : end]])
+    return Committed((end,), (count,), verified, torch.tensor([tokens[end:]]), None)
