@@ -47,6 +47,8 @@ class SpeculativeDecoder(Decoding):
             `LookupDrafter`, `SmallLMDrafter`), or None for plain decoding.
         tokenizer: for text prompts and text output; by default the one in the place of the target
             that the drafter names, if it is there.
+        beside: a drafter that shares the nodes of every tree with a trained one or a small model:
+            `AdedDrafter` or `LookupDrafter` (see `inference.drafters.combined`).
         tree: how draft trees grow, one shape or a plan for greedy and random decoding; by default
             of the schedule that the drafter was trained for. With "auto" every round chooses its
             tree, or none, by what pays on this machine (see `inference.auto_tree`).
@@ -73,7 +75,8 @@ class SpeculativeDecoder(Decoding):
 
         Args:
             drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup` or
-                `lm=MODEL` (a smaller model), which need no training but a target.
+                `lm=MODEL` (a smaller model), which need no training but a target; or two that share
+                trees, `aded+drafter=DRAFTER`, `lookup+lm=MODEL` and so on.
             target: where the target is now, if not where the drafter's config says.
             tree: see the class.
             compiled: see the class.
@@ -84,8 +87,15 @@ class SpeculativeDecoder(Decoding):
             ConfigError: the drafter names no target, and none is given.
             TargetMismatch: the target or its tokenizer is not the one of the drafter.
         """
-        target_model, model, tokenizer = load_parts(drafter, target, **load)
-        return cls(target_model, model, tokenizer, tree, compiled=compiled)
+        parts = load_parts(drafter, target, **load)
+        return cls(
+            parts.target,
+            parts.drafter,
+            parts.tokenizer,
+            tree,
+            beside=parts.beside,
+            compiled=compiled,
+        )
 
     def generate(
         self,

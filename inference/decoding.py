@@ -8,6 +8,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from inference.auto_tree import AutoTree
 from inference.costs import known_costs
 from inference.details import Record, record_for
+from inference.drafters.aded import AdedDrafter
+from inference.drafters.combined import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
 from inference.limits import refuse_arguments
@@ -39,6 +43,7 @@ class Decoding:
         tokenizer: PreTrainedTokenizerBase | None = None,
         tree: Trees | None = None,
         *,
+        beside: AdedDrafter | LookupDrafter | None = None,
         compiled: bool = False,
     ) -> None:
         self.target = TargetAdapter(target.eval())
@@ -51,10 +56,15 @@ class Decoding:
         elif drafter is not None:
             _refuse_tree(tree)
             self.drafter = drafter
+        if beside is not None:
+            self.drafter = _combined(self.drafter, beside, tree)
         self.policy = self._policy(is_auto=tree == "auto")
         # Only the trees of the evaluation have its tau.
+        is_as_evaluated = tree is None and beside is None
         record = (
-            drafter.config.record if isinstance(drafter, JakiroDrafter) and tree is None else None
+            drafter.config.record
+            if isinstance(drafter, JakiroDrafter) and is_as_evaluated
+            else None
         )
         self._watch = TauWatch(record)
 
@@ -145,6 +155,26 @@ class Decoding:
         if self.tokenizer is None:
             return None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _combined(
+    first: Drafter | None, second: AdedDrafter | LookupDrafter, tree: Trees | None
+) -> CombinedDrafter:
+    if not isinstance(first, TrainedDrafter | SmallLMDrafter):
+        raise ConfigError(
+            "there is no drafter that another one could draft beside",
+            expected="a trained drafter or a SmallLMDrafter, with beside=",
+            got=type(first).__name__,
+            remedy="pass the other one as the drafter itself",
+        )
+    if tree == "auto":
+        raise ConfigError(
+            "two drafters that share a tree decide by themselves how",
+            expected='no tree="auto" with beside=',
+            got=tree,
+            remedy="leave out one of them",
+        )
+    return CombinedDrafter(first, second)
 
 
 def _refuse_tree(tree: Trees | None) -> None:

@@ -1,7 +1,7 @@
 """Loads a drafter together with the target and tokenizer that it was trained for."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import (
     AutoModelForCausalLM,
@@ -10,19 +10,34 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from inference.drafters.untrained import UntrainedName, build_untrained
+from inference.drafters.aded import AdedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.untrained import (
+    PairName,
+    UntrainedName,
+    build_beside,
+    build_untrained,
+)
 from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError
 
 
-def load_parts(
-    drafter: str | Path, target: str | Path | None, **load: Any
-) -> tuple[PreTrainedModel, JakiroDrafter | Drafter, PreTrainedTokenizerBase]:
+class Parts(NamedTuple):
+    """What a decoder is made of."""
+
+    target: PreTrainedModel
+    drafter: JakiroDrafter | Drafter
+    tokenizer: PreTrainedTokenizerBase
+    beside: AdedDrafter | LookupDrafter | None = None  # that shares trees with the drafter
+
+
+def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> Parts:
     """Return target, drafter and tokenizer.
 
     Args:
-        drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`.
+        drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`;
+            or two of them, as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
         target: where the target is now, if not where the drafter's config says.
         **load: for `AutoModelForCausalLM.from_pretrained`.
 
@@ -31,6 +46,9 @@ def load_parts(
         ConfigError: the drafter names no target, and none is given.
         TargetMismatch: a table of trigrams or a small model has another tokenizer.
     """
+    if (pair := PairName.parse(str(drafter))) is not None:
+        parts = load_parts(pair.first.removeprefix("drafter="), target, **load)
+        return parts._replace(beside=build_beside(pair.beside, parts.tokenizer))
     if (untrained := UntrainedName.parse(str(drafter))) is not None:
         if target is None:
             raise ConfigError(
@@ -40,12 +58,13 @@ def load_parts(
                 remedy="pass target=, or --target on the command line",
             )
         target_model, tokenizer = _load_target(str(target), load)
-        return target_model, build_untrained(untrained, target_model, tokenizer), tokenizer
+        own = build_untrained(untrained, target_model, tokenizer)
+        return Parts(target_model, own, tokenizer)
     model = JakiroDrafter.from_pretrained(drafter)
     target_model, tokenizer = _load_target(
         str(target or model.config.target_record.name_or_path), load
     )
-    return target_model, model, tokenizer
+    return Parts(target_model, model, tokenizer)
 
 
 def _load_target(

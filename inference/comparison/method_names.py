@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from inference.drafters.untrained import ADED, LM, UNTRAINED
+from inference.drafters.untrained import ADED, LM, UNTRAINED, PairName
 from jakiro.errors import ConfigError
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
@@ -14,7 +14,6 @@ KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER, *UNTRAINED)
 WITH_PATH = (ASSISTED, DRAFTER, LM)
 PERHAPS_WITH_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
-RESERVED = ("combined",)
 
 Tree = Literal["trained", "auto", "chosen", "drawn"]
 Candidates = int | Literal["costs"]
@@ -36,6 +35,7 @@ class MethodName:
         candidates: nodes of a draft tree; "costs" for the trees that pay best by measured costs;
             None for the default.
         settings: file with the settings of a drafter that needs no training.
+        beside: `aded`, `aded=TABLE` or `lookup`, which shares trees with the drafter; None: alone.
     """
 
     kind: str
@@ -44,13 +44,16 @@ class MethodName:
     tree: Tree = "trained"
     candidates: Candidates | None = None
     settings: str | None = None
+    beside: str | None = None
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
     """Return the methods named by `NAME[=PATH]` and options, each `,tree=...` or another field.
 
+    Before `drafter=PATH` or `lm=PATH` there may be what drafts beside it, as in `lookup+lm=PATH`.
+
     Raises:
-        ConfigError: a name is unknown, reserved or malformed, or two methods have one name.
+        ConfigError: a name is unknown or malformed, or two methods have one name.
     """
     methods = [_parse(text) for text in texts]
     names = [method.name for method in methods]
@@ -85,21 +88,30 @@ def _parse(text: str) -> MethodName:
     while found := _OPTION.search(rest):
         options[found[1]] = found[2]
         rest = rest[: found.start()]
-    kind, _, path = rest.partition("=")
+    pair = PairName.parse(rest)
+    kind, _, path = (rest if pair is None else pair.first).partition("=")
+    beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
     if "(" in options.get("name", ""):  # settings of one method are told apart like this
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and "candidates" in options:
         raise _malformed(text, "tree=auto, which chooses its own size, or candidates=N", text)
+    if options.get("tree") == "auto" and pair is not None:
+        raise _malformed(text, "tree=auto, or two drafters that share trees", text)
     _check_options(kind, options, text)
     return MethodName(
         kind=kind,
         path=path or None,
-        name=options.get("name") or kind,
+        name=options.get("name") or _name(kind, beside),
         tree=_tree(options.get("tree", "trained"), text),
         candidates=_count(options.get("candidates"), text),
         settings=options.get("settings"),
+        beside=beside,
     )
+
+
+def _name(kind: str, beside: str | None) -> str:
+    return kind if beside is None else f"{beside.partition('=')[0]}+{kind}"
 
 
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
@@ -112,13 +124,6 @@ def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
 
 
 def _check_kind(kind: str, path: str, text: str) -> None:
-    if kind in RESERVED:
-        raise ConfigError(
-            f"the method {kind!r} is reserved for a drafter that is not there yet",
-            expected=f"one of {', '.join(KINDS)}",
-            got=text,
-            remedy="leave it out",
-        )
     if kind not in KINDS:
         raise _malformed(text, f"one of {', '.join(KINDS)}", kind)
     if kind not in PERHAPS_WITH_PATH and (kind in WITH_PATH) != bool(path):

@@ -19,7 +19,14 @@ from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.transformers_methods import TransformersDecoding
 from inference.comparison.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.untrained import UNTRAINED, UntrainedName, build_untrained
+from inference.drafters.aded import AdedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.untrained import (
+    UNTRAINED,
+    UntrainedName,
+    build_beside,
+    build_untrained,
+)
 from inference.pretrained import load_causal_lm, load_tokenizer
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -95,9 +102,10 @@ def _drafted(
     one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(one.path))
-    decoder = SpeculativeDecoder(model, drafter, tokenizer)
+    beside = _beside(one, tokenizer)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
     if (plan := trial.plan(one, decoder, drafter)) is not None:
-        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan)
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, beside=beside)
     return [OwnDecoding(one.name, one.kind, decoder, trial.note(one))]
 
 
@@ -107,8 +115,15 @@ def _untrained(
     settings = None if one.settings is None else Path(one.settings)
     assert one.candidates != "costs", "refused when the name was parsed"
     name = UntrainedName(one.kind, one.path, settings, one.candidates)
-    decoder = SpeculativeDecoder(model, build_untrained(name, model, tokenizer), tokenizer)
+    drafter, beside = build_untrained(name, model, tokenizer), _beside(one, tokenizer)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
     return [OwnDecoding(one.name, one.kind, decoder)]
+
+
+def _beside(
+    one: MethodName, tokenizer: PreTrainedTokenizerBase
+) -> AdedDrafter | LookupDrafter | None:
+    return None if one.beside is None else build_beside(one.beside, tokenizer)
 
 
 def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:

@@ -1,6 +1,7 @@
 """The session of drafters that know of a sequence nothing but its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -102,12 +103,35 @@ class TokenSession:
         """Show the target's logits along each accepted path to those who learn from them."""
         if result.base_length != list(self.lengths) or not self._proposed:
             return  # a plain step, of which the session is told later
-        for place, guesser in enumerate(self.guessers):
-            if guesser.reads_laws:
-                path = result.path[place]
-                accepted = self._proposed[place].token_ids[path]
-                context = np.concatenate((self._known(place), accepted))
-                guesser.read_laws(context, result.logits(place, [ROOT, *path]))
+        for place, proposed in enumerate(self._proposed):
+            path = result.path[place]
+            accepted = proposed.token_ids[path].tolist()
+            self.learn(place, accepted, partial(result.logits, place, [ROOT, *path]))
+
+    def guess(self, place: int, path: Sequence[int], num_nodes: int, depth: int) -> Candidates:
+        """Return continuations of a sequence after its root and a path below it."""
+        longest = depth if self.limits.depth is None else min(depth, self.limits.depth)
+        if min(num_nodes, longest) < 1:
+            return Candidates.none()
+        context = np.concatenate((self._known(place), np.array(path, np.int64)))
+        return self.guessers[place].guess(context, num_nodes, longest)
+
+    def learn(
+        self,
+        place: int,
+        accepted: Sequence[int],
+        logits: Callable[[], Float[Tensor, "laws vocab"]],
+    ) -> None:
+        """Show a sequence's guesser the target's logits, if it learns from them.
+
+        Args:
+            place: of the sequence.
+            accepted: tokens after the root.
+            logits: after the root and each of them.
+        """
+        if self.guessers[place].reads_laws:
+            context = np.concatenate((self._known(place), np.array(accepted, np.int64)))
+            self.guessers[place].read_laws(context, logits())
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; what was learnt from them stays."""

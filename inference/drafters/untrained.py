@@ -17,6 +17,7 @@ ADED, LOOKUP, LM = "aded", "lookup", "lm"
 UNTRAINED = (ADED, LOOKUP, LM)
 
 _NAME = re.compile(r"(aded|lookup|aded=.+|lm=.+)")
+_PAIR = re.compile(r"(aded|lookup|aded=.+?)\+((?:drafter|lm)=.+)")
 
 
 class UntrainedName(NamedTuple):
@@ -46,6 +47,36 @@ class UntrainedName(NamedTuple):
         return cls(kind, path or None)
 
 
+class PairName(NamedTuple):
+    """Two drafters that share trees, as a caller names them.
+
+    Attributes:
+        beside: the second one: `aded`, `aded=TABLE` or `lookup`.
+        first: `drafter=DRAFTER` or `lm=MODEL`.
+    """
+
+    beside: str
+    first: str
+
+    @classmethod
+    def parse(cls, text: str) -> "PairName | None":
+        """Return what `aded+drafter=DRAFTER`, say, names; None for a single drafter."""
+        found = _PAIR.fullmatch(text)
+        return None if found is None else cls(found[1], found[2])
+
+
+def build_beside(name: str, tokenizer: PreTrainedTokenizerBase) -> AdedDrafter | LookupDrafter:
+    """Return a drafter that drafts beside another one; arguments as for `build_untrained`.
+
+    Args:
+        name: `aded`, `aded=TABLE` or `lookup`.
+        tokenizer: of the target.
+    """
+    known = UntrainedName.parse(name)
+    assert known is not None, "checked when the name was parsed"
+    return LookupDrafter() if known.kind == LOOKUP else _aded(known, {}, tokenizer)
+
+
 def build_untrained(
     name: UntrainedName, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> AdedDrafter | LookupDrafter | SmallLMDrafter:
@@ -68,6 +99,12 @@ def build_untrained(
     if name.kind == LM:
         trees = _settings(SmallLMSettings, name.settings).model_copy(update=changes)
         return SmallLMDrafter.from_pretrained(str(name.path), target, tokenizer, trees)
+    return _aded(name, changes, tokenizer)
+
+
+def _aded(
+    name: UntrainedName, changes: dict[str, int], tokenizer: PreTrainedTokenizerBase
+) -> AdedDrafter:
     check_vocabulary(len(tokenizer))
     index = None if name.path is None else load_trigrams(Path(name.path), tokenizer)
     aded = _settings(AdedSettings, name.settings)

@@ -24,8 +24,9 @@ are drawn where tokens are, the default), and candidates=N, or candidates=costs 
 pay best by measured costs: they are chosen on the last 4 prompts of the file (of its categories in
 turns), which then are not measured; lookup and aded: our loop with drafters that need no training,
 aded=TABLE with trigrams that `jakiro aded build` counted; lm=SMALL_LM: our loop with a small model
-that has the target's tokenizer; all three with candidates=N or settings=FILE.yaml after commas.
-Every method can be called ,name=..."""
+that has the target's tokenizer; all three with candidates=N or settings=FILE.yaml after commas;
+aded+drafter=PATH, lookup+lm=SMALL_LM and so on: two drafters that share trees. Every
+method can be called ,name=..."""
 
 
 def bench(

@@ -13,7 +13,8 @@ def generate(
         str,
         typer.Argument(
             help="Folder or hub id of a drafter; or, with --target, aded, aded=TABLE, lookup, or "
-            "lm=MODEL, a smaller model with the same tokenizer."
+            "lm=MODEL, a smaller model with the same tokenizer; or two that share trees, such as "
+            "aded+drafter=DRAFTER."
         ),
     ],
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],

@@ -16,7 +16,8 @@ def verify(
         str,
         typer.Option(
             help="Folder or hub id of a drafter; or, with --target, aded, aded=TABLE, lookup, or "
-            "lm=MODEL, a smaller model with the same tokenizer."
+            "lm=MODEL, a smaller model with the same tokenizer; or two that share trees, such as "
+            "aded+drafter=DRAFTER."
         ),
     ],
     target: Annotated[

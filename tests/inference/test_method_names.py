@@ -2,7 +2,7 @@
 
 import pytest
 
-from inference.comparison.method_names import RESERVED, MethodName, parse_methods
+from inference.comparison.method_names import MethodName, parse_methods
 from jakiro.errors import ConfigError
 
 
@@ -30,10 +30,13 @@ def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", RESERVED)
-def test_names_of_drafters_to_come_are_reserved(name: str) -> None:
-    with pytest.raises(ConfigError, match="reserved"):
-        parse_methods([f"{name}=path"])
+def test_what_drafts_beside_another_drafter_stands_before_it() -> None:
+    texts = ["aded+drafter=a,candidates=12,tree=chosen", "lookup+lm=b", "aded=t+lm=c,name=both"]
+    assert parse_methods(texts) == [
+        MethodName("drafter", "a", "aded+drafter", "chosen", 12, beside="aded"),
+        MethodName("lm", "b", "lookup+lm", beside="lookup"),
+        MethodName("lm", "c", "both", beside="aded=t"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,8 @@ def test_names_of_drafters_to_come_are_reserved(name: str) -> None:
         (["drafter=a,settings=b"], "settings of aded, lookup, lm only"),
         (["lookup=a"], "expected: lookup"),
         (["lm"], "expected: lm=PATH"),
+        (["aded+drafter=a,tree=auto"], "two drafters that share trees"),
+        (["aded+lookup"], "one of transformers"),
         (["drafter=a,tree=auto,candidates=3"], "chooses its own size"),
         (["plain,name=lookup (3)"], "without parentheses"),
         (["drafter=a", "drafter=b"], "a different name for each"),

@@ -53,14 +53,16 @@ def test_a_corpus_becomes_a_table_that_decoding_begins_with(
     settings.write_text("depth: 3\nreset_per_request: true\n")
     methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
     methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
+    methods += [f"lookup+lm={folder / 'small'}", f"aded={table}+lm={folder / 'small'},name=both"]
     words = [word for one in methods for word in ("--method", one)]
     words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
     words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
     assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
     document = read_document(figures)
-    for name in ("aded", "own", "lookup", "lm"):
+    names = {"aded", "own", "lookup", "lm", "lookup+lm", "both"}
+    for name in names:
         assert document.figures(name, 0.0).identical_to_target
-    assert {tree.method for tree in document.trees} <= {"aded", "own", "lookup", "lm"}
+    assert {tree.method for tree in document.trees} <= names
 
 
 def test_text_is_continued_without_training(
@@ -68,7 +70,7 @@ def test_text_is_continued_without_training(
 ) -> None:
     target = ["--target", str(folder / "target"), "--max-new-tokens", "9"]
     texts = []
-    for drafter in ("aded", "lookup", f"lm={folder / 'small'}"):
+    for drafter in ("aded", "lookup", f"lm={folder / 'small'}", f"aded+lm={folder / 'small'}"):
         assert _run("generate", drafter, "def main(", *target) == 0
         texts.append(capsys.readouterr().out)
     assert len(set(texts)) == 1
