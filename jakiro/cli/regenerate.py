@@ -81,7 +81,9 @@ def _decoder(
         if drafter is None:
             return SpeculativeDecoder(model, tokenizer=tokenizer)
         if (untrained := UntrainedName.parse(drafter)) is not None:
-            return SpeculativeDecoder(model, build_untrained(untrained, tokenizer), tokenizer)
+            return SpeculativeDecoder(
+                model, build_untrained(untrained, model, tokenizer), tokenizer
+            )
         return SpeculativeDecoder(model, JakiroDrafter.from_pretrained(drafter), tokenizer)
 
 

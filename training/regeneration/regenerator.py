@@ -152,8 +152,11 @@ class Regenerator:
         if settings.temperature:  # only then is anything drawn
             drafter = self._decoder.drafter
             facts["seed"] = settings.seed
-            is_trained = isinstance(drafter, TrainedDrafter)
-            facts["drafter"] = hash_weights(drafter.model) if is_trained else _version_of(drafter)
+            facts["drafter"] = (
+                hash_weights(drafter.model)
+                if isinstance(drafter, TrainedDrafter)
+                else _version_of(drafter)
+            )
         return facts
 
     def _missing(self, sources: Sequence[Source], last_row: int, intake: Intake) -> Iterator[_Open]:
