@@ -46,7 +46,10 @@ class Candidates(NamedTuple):
 
 
 def chosen_tree(
-    rows: Sequence[Candidates], base_length: Int[Tensor, " batch"], round_id: int
+    rows: Sequence[Candidates],
+    base_length: Int[Tensor, " batch"],
+    round_id: int,
+    proposers: Sequence[Sequence[int]] = (),
 ) -> DraftTree:
     """Return candidates of several sequences as trees that verification accepts as point masses.
 
@@ -54,11 +57,12 @@ def chosen_tree(
         rows: of each sequence.
         base_length: positions of the roots.
         round_id: of the trees.
+        proposers: of each sequence's candidates; by default there is one, 0.
     """
     count = max(len(one.token_ids) for one in rows)
     if count == 0:
         return DraftTree.empty(base_length, round_id)
-    fields = np.zeros((5, len(rows), count), np.int64)  # token, parent, depth, rank, validity
+    fields = np.zeros((6, len(rows), count), np.int64)  # as below
     fields[1], fields[2] = ROOT, 1
     score = np.full((len(rows), count), -np.inf, np.float32)
     for row, one in enumerate(rows):
@@ -68,7 +72,11 @@ def chosen_tree(
         fields[3, row, order] = np.arange(size)
         fields[4, row, :size] = 1
         score[row, :size] = np.log(one.scores)
-    token_ids, parent, depth, rank, is_valid = torch.from_numpy(fields).to(base_length.device)
+        if proposers:
+            fields[5, row, :size] = proposers[row]
+    token_ids, parent, depth, rank, is_valid, proposer_id = torch.from_numpy(fields).to(
+        base_length.device
+    )
     return DraftTree(
         token_ids=token_ids,
         parent=parent,
@@ -76,7 +84,7 @@ def chosen_tree(
         score=torch.from_numpy(score).to(base_length.device),
         kind=torch.full_like(parent, int(CandidateKind.DETERMINISTIC)),
         rank=rank,
-        proposer_id=torch.zeros_like(parent),
+        proposer_id=proposer_id,
         is_valid=is_valid.bool(),
         base_length=base_length,
         max_depth=int(fields[2].max()),
