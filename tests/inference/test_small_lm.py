@@ -98,6 +98,14 @@ def test_sampled_sequences_follow_the_target_law() -> None:
     assert p_value(counts, law) > 0.0005
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> None:
+    model = tiny_llama(vocab=31)
+    decoder = SpeculativeDecoder(model, SmallLMDrafter(tiny_llama(vocab=31), model))
+    output = decoder.generate([1, 2, 3], temperature=temperature, seed=1, max_new_tokens=41)
+    assert output.stats.tau == 4.0  # three drafts and the target's own
+
+
 @pytest.mark.parametrize("children", [(2, 2), (3, 1), (1, 2)])
 def test_drawn_kary_trees_keep_the_target_law_exactly(children: tuple[int, ...]) -> None:
     shape = KaryShape(children=children, sampled=True)
