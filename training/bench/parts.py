@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.experts import BankOutput
+from moa.rows import Rows, RowStore
 from training.batch import Batch
 from training.drafting import draft_all_positions
 from training.objectives import Goals, ObjectiveSettings, drafter_loss
@@ -22,13 +23,36 @@ Work = Callable[[], object]
 
 
 @dataclass
+class _NotedStore:
+    """A store of self-attention rows that can be asked again, alone.
+
+    The rows of earlier passes are noted when it is asked first, without the graph behind them.
+    """
+
+    store: RowStore
+    earlier: Rows | None = None
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self.earlier is None:
+            joined, own = self.store(rows), rows.keys.shape[2]
+            self.earlier = Rows(*(_bare(part[:, :, : part.shape[2] - own]) for part in joined))
+            return joined
+        if self.earlier.keys.shape[2] == 0:
+            return rows
+        pairs = zip(self.earlier, rows, strict=True)
+        return Rows(*(torch.cat(pair, dim=2) for pair in pairs))
+
+
+@dataclass
 class _Calls:
     """What a module was called with, each time, without the graph behind it."""
 
     arguments: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def note(self, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.arguments.append(tree_map_only(Tensor, _bare, arguments))
+    def note(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = tuple(_NotedStore(one) if isinstance(one, RowStore) else one for one in arguments)
+        self.arguments.append(tree_map_only(Tensor, _bare, given))
+        return given
 
 
 def parts_of(
@@ -36,9 +60,10 @@ def parts_of(
 ) -> dict[str, Work]:
     """Return the work of one micro-batch, part by part, on inputs that are there already.
 
-    "target" is its forward; "memory" what the target's state is encoded to (layer self-attention
-    and the rows of cross-attention); "trunk" and "bank" these modules; "head" the laws of target
-    and drafter over the vocabulary with all losses. All but the first are forward and backward.
+    "target" is its forward; "memory" what the target's state is encoded to (layer self-attention,
+    the rows of cross-attention, and features); "trunk" and "bank" these modules, in every pass;
+    "head" the laws of target and drafter over the vocabulary with all losses. All but the first
+    are forward and backward. Where features are fed back, a pass is given those of the real one.
 
     Args:
         drafter: at work.
@@ -47,16 +72,14 @@ def parts_of(
         objective: weights of the losses.
 
     Raises:
-        ConfigError: training goes through features that the drafter feeds back, or through target
-            layers behind it, so that there are no inputs to begin with.
+        ConfigError: the drafter has target layers behind it.
     """
-    settings = drafter.config.settings
-    is_fed_back = settings.trunk.reads_features and batch.anchors.shape[1] > 1
-    if is_fed_back or settings.tail_layers:
+    tail_layers = drafter.config.settings.tail_layers
+    if tail_layers:
         raise ConfigError(
             "the parts of this drafter cannot be timed alone",
-            expected="drafter.trunk.rollout_steps 1 and drafter.tail_layers 0",
-            got=f"{settings.trunk.rollout_steps} and {settings.tail_layers}",
+            expected="drafter.tail_layers 0",
+            got=str(tail_layers),
         )
     view = reader.view(batch)
     with _listening(drafter.trunk, drafter.bank) as (to_trunk, to_bank):
@@ -109,9 +132,9 @@ def _replayed(module: nn.Module, calls: _Calls) -> Work:
 
 
 def _backward(outputs: Any) -> None:
-    """Send a gradient of ones through what needs one, if anything does."""
+    """Send a gradient of ones through what needs one."""
     tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
-    if tensors:
+    if tensors:  # features are encoded without a parameter unless they are fused
         torch.autograd.backward(tensors, [torch.ones_like(one) for one in tensors])
 
 
