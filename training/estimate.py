@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from jakiro.errors import ConfigError
+from training.adapters import add_adapters
 from training.config import TORCH_DTYPES, TrainSettings
 from training.module import TrainingModule
 from training.processes import choose_device
@@ -28,14 +29,16 @@ class Estimate:
         settings: of the run.
         num_processes: over which its batch is shared out.
         parameters: of the drafter, trainable ones.
+        frozen: those that have adapters beside them, or nothing.
         target: bytes of the target's weights, whole on every process.
         states: bytes of the drafter's parameters, gradients and optimizer states.
-        micro_batch: what one micro-batch needs.
+        micro_batch: what one micro-batch needs, were all parameters trained.
     """
 
     settings: TrainSettings
     num_processes: int
     parameters: int
+    frozen: int
     target: int
     states: StateBytes
     micro_batch: Simulation
@@ -54,12 +57,14 @@ class Estimate:
     @property
     def disk_bytes(self) -> int:
         """What the run leaves: drafter, and checkpoints at the time when there are most."""
-        return disk_bytes(self.parameters, self.settings)
+        return disk_bytes(self.parameters, self.settings, self.frozen)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of an optimizer step, on one process."""
-        one = self.micro_batch.target_flops + self.micro_batch.drafter_flops
+        one = self.micro_batch.drafter_flops
+        if self.settings.features.source == "online":
+            one += self.micro_batch.target_flops
         return one * self.settings.batch.accumulation(self.num_processes)
 
     @property
@@ -78,11 +83,14 @@ def estimate(settings: TrainSettings, num_processes: int) -> Estimate:
     """
     target = target_on_meta(settings.target)
     drafter = drafter_on_meta(settings, target)
+    if settings.lora is not None:
+        add_adapters(drafter, settings.lora)
     module = TrainingModule(drafter, settings.objective, settings.engine.activation_checkpointing)
     return Estimate(
         settings=settings,
         num_processes=num_processes,
         parameters=sum(one.numel() for one in drafter.parameters() if one.requires_grad),
+        frozen=sum(one.numel() for one in drafter.parameters() if not one.requires_grad),
         target=sum(one.nbytes for one in target.model.parameters()),
         states=state_bytes(module, settings, num_processes),
         micro_batch=simulate(settings, target),
@@ -141,9 +149,9 @@ def device_memory(settings: TrainSettings, num_local: int) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
 
 
-def disk_bytes(parameters: int, settings: TrainSettings) -> int:
+def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int:
     """Return the bytes of drafters and checkpoints, the latter while another one is written."""
-    drafter = parameters * TORCH_DTYPES[settings.engine.dtype].itemsize
+    drafter = (parameters + frozen) * TORCH_DTYPES[settings.engine.dtype].itemsize
     every = settings.checkpoint.every
     written = 0 if every is None else math.ceil(settings.steps / every)
     checkpoints = min(written, settings.checkpoint.keep + 1)
@@ -180,13 +188,18 @@ def size_text(count: int) -> str:
     return f"{mebibytes:,.0f} MiB" if mebibytes < 10_000 else f"{mebibytes / 1024:,.1f} GiB"
 
 
+def _parameters(found: Estimate) -> str:
+    trained = f"{found.parameters:,} parameters"
+    return f"{trained} beside {found.frozen:,} frozen ones" if found.frozen else trained
+
+
 def _rows(found: Estimate, flops_per_second: float) -> dict[str, str]:
     states, batch = found.states, found.settings.batch
     minutes = found.settings.steps * found.flops / flops_per_second / 60
     micro = f"{batch.micro_batch} of {batch.rows} rows, {found.num_processes} process(es)"
     return {
         "target": size_text(found.target),
-        f"drafter, {found.parameters:,} parameters": size_text(states.parameters),
+        f"drafter, {_parameters(found)}": size_text(states.parameters),
         "gradients": size_text(states.gradients),
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),

@@ -1,7 +1,7 @@
 """Bytes of parameters, gradients and optimizer states on one process, as DeepSpeed keeps them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.config import TrainSettings
@@ -73,10 +73,12 @@ def state_bytes(module: TrainingModule, settings: TrainSettings, num_processes: 
         bucket = min(bucket, total)  # what is never written to takes no room there
     if zero["stage"] == 3:
         return _partitioned(groups, zero, width, num_processes, bucket)
+    frozen = width * sum(one.numel() for one in module.parameters() if not one.requires_grad)
     if zero["stage"]:
-        return _flattened(groups, zero, width, num_processes, bucket)
+        trained = _flattened(groups, zero, width, num_processes, bucket)
+        return replace(trained, parameters=trained.parameters + frozen)
     moments = sum(group.moments * group.total for group in groups)
-    return StateBytes(width * total, width * total, _MASTER * moments)
+    return StateBytes(width * total + frozen, width * total, _MASTER * moments)
 
 
 def _flattened(

@@ -214,6 +214,28 @@ def test_disk_holds_the_drafter_and_its_checkpoints(workshop: Path) -> None:
     assert estimate(settings, 1).disk_bytes == pytest.approx(written, rel=0.15)
 
 
+def test_adapters_need_gradients_and_states_of_their_own_alone(workshop: Path) -> None:
+    start = {"initialize": {"drafter": "any"}}
+    lora = start | {"lora": {"rank": 2}, "run_folder": str(workshop / "adapted")}
+    whole, adapted = (estimate(tiny_run(workshop, **one), 1) for one in ({}, lora))
+    assert adapted.frozen == whole.parameters > adapted.parameters
+    assert adapted.states.gradients == adapted.states.optimizer // 2 == 4 * adapted.parameters
+    assert adapted.states.parameters == 4 * (adapted.frozen + adapted.parameters)
+    assert "frozen" in str(list(render(adapted, 2**30, 1e12).columns[0].cells))
+    shared = tiny_run(workshop, **lora, engine={"zero_stage": 2, "dtype": "bf16"})
+    assert estimate(shared, 1).states.parameters == pytest.approx(
+        2 * (adapted.frozen + adapted.parameters), abs=100
+    )
+
+
+def test_features_on_disk_take_no_forward_of_the_target(workshop: Path) -> None:
+    online = estimate(tiny_run(workshop), 1)
+    features = {"source": "offline", "folder": str(workshop / "features")}
+    offline = estimate(tiny_run(workshop, features=features), 1)
+    steps = tiny_run(workshop).batch.accumulation(1)
+    assert online.flops - offline.flops == steps * online.micro_batch.target_flops > 0
+
+
 def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
     settings = tiny_run(workshop, batch={"rows": 12, "micro_batch": 12})
     needed = {
