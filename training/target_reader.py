@@ -11,7 +11,7 @@ from jakiro.target_tail import TargetTail
 from training.batch import Batch
 from training.features.states import view_of
 from training.features.store import FeatureStore
-from training.objectives import Heads
+from training.laws import Heads
 from training.views import TargetView, look_at_target, states_kept
 
 

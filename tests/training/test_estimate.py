@@ -158,7 +158,7 @@ def wide_run(folder: Path, **changes: Any) -> TrainSettings:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"objective": {"chunk_rows": 2048}},
         {"objective": {"chunk_rows": 128}},
         {"drafter": {"trunk": {"kind": "feedback", "rollout_steps": ROLLED_OUT}}},
     ],

@@ -61,7 +61,7 @@ def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
         torch.empty(1 << 50, dtype=torch.uint8)
     for advice in (
         "lower batch.micro_batch (2)",
-        "lower objective.chunk_rows (2048)",
+        "lower objective.chunk_rows (256)",
         "set engine.activation_checkpointing=true",
         "raise engine.zero_stage (2)",
         "set engine.offload_optimizer=true",

@@ -79,6 +79,39 @@ def test_the_size_of_chunks_changes_neither_loss_nor_gradients(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_gradients_of_tokens_follow_the_weight_of_the_loss(
+    tiny: TinyTraining, weight: float
+) -> None:
+    changes = {"feature_weight": 0.0, "contrast_weight": 0.0, "balance_weight": 0.0}
+    one = tiny.gradients(tiny.loss(BATCH, **changes, token_weight=1.0).total)
+    other = tiny.gradients(3 * tiny.loss(BATCH, **changes, token_weight=weight).total)
+    for whole, part in zip(one, other, strict=True):
+        torch.testing.assert_close(3 * weight * whole, part, rtol=1e-4, atol=1e-4)
+
+
+def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -> None:
+    from jakiro.experts import BankOutput
+    from training.objectives import Goals, drafter_loss
+
+    view, heads = tiny.view(BATCH), tiny.reader(BATCH.token_ids.shape[1]).heads
+    shape = (*BATCH.token_ids.shape, 2)
+    features = torch.randn(*shape, 2, 32).requires_grad_()
+    scores = torch.randn(shape).requires_grad_()
+    ways = [torch.randn_like(features), torch.randn_like(scores)]
+
+    def total(step: float) -> torch.Tensor:
+        moved = [part + step * way for part, way in zip((features, scores), ways, strict=True)]
+        output = BankOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
+        only = {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.0}
+        objective = tiny.objective.model_copy(update=only)
+        return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective).total
+
+    slopes = torch.autograd.grad(total(0.0), (features, scores))
+    told = sum((slope * way).sum() for slope, way in zip(slopes, ways, strict=True))
+    torch.testing.assert_close((total(1e-3) - total(-1e-3)) / 2e-3, told, rtol=1e-2, atol=1e-1)
+
+
 def test_a_batch_without_responses_has_no_loss_and_no_gradient(tiny: TinyTraining) -> None:
     terms = tiny.loss(changed(BATCH, is_response=torch.zeros_like(BATCH.is_response)))
     assert terms.total.item() == 0
