@@ -75,10 +75,9 @@ def test_decoding_that_ends_early_or_cuts_the_law_passes_too() -> None:
     assert verdict.checks[3].tokens < 50 * 3  # some did end
 
 
-def _choose(builder: TreeBuilder, law: SparseLaw) -> tuple[Tensor, Tensor]:
+def _choose(builder: TreeBuilder, law: SparseLaw, children: int) -> tuple[Tensor, Tensor]:
     """Take the likeliest candidates for drawn ones."""
-    count = builder.shape.children
-    return law.ids[:, :, :count], law.probs.log()[:, :, :count]
+    return law.ids[:, :, :children], law.probs.log()[:, :, :children]
 
 
 def test_a_chosen_tree_that_is_taken_for_a_drawn_one_is_caught_by_the_law(

@@ -73,7 +73,7 @@ def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
     ("words", "expected"),
     [
         ([], "there is nothing to compare"),
-        (["--method", "small-lm"], "reserved"),
+        (["--method", "small-lm"], "cannot be used"),
         (["--method", "plain", "--batch-size", "0"], "batch_size"),
         (["--method", "plain", "--keep-state", "--repeats", "2"], "must not see a prompt twice"),
         (["--method", "plain", "--max-new-tokens", "400"], "do not fit into the target's context"),
