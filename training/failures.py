@@ -70,13 +70,15 @@ class FiniteWatch:
 
     def _error(self, step: int, found: list[int], checkpoint: Path | None) -> NumericalError:
         batches = [number for number in found if number < self._num_batches]
-        where = "checkpoint " + str(checkpoint) if checkpoint else "start: there is no checkpoint"
+        last = checkpoint or "none yet"
         return NumericalError(
             f"the {'loss' if batches else 'gradient'} of step {step + 1} is not finite",
             expected="numbers",
             got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
-            remedy="lower optimizer.learning_rate, set optimizer.clip, or look at these documents; "
-            f"the run can go on from its {where}",
+            # The same settings would lead there again, unless it was the device's fault.
+            remedy="look at these documents, or lower optimizer.learning_rate or set "
+            "optimizer.clip in another run_folder; or start again, and the run repeats the steps "
+            f"since its last good checkpoint: {last}",
         )
 
     def _sources(self, step: int, batches: Iterable[int]) -> str:
@@ -159,7 +161,9 @@ def _savings(settings: TrainSettings) -> Iterator[str]:
         yield f"lower objective.chunk_rows ({settings.objective.chunk_rows})"
     if not engine.activation_checkpointing:
         yield "set engine.activation_checkpointing=true"
-    if engine.zero_stage < 3:
+    if settings.optimizer.kind == "muon":  # it needs whole matrices
+        return
+    if engine.zero_stage < (2 if settings.lora else 3):
         yield f"raise engine.zero_stage ({engine.zero_stage})"
     if not engine.offload_optimizer:
         yield "set engine.offload_optimizer=true"

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
-from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
+from inference.drafters.without_memory import WithoutMemory
+from inference.protocol import Budget, Committed, VerifyResult
 from inference.sampling import Sampling
-from jakiro.target import StepOutput
 
 
-class OracleDrafter:
+class OracleDrafter(WithoutMemory):
     """Drafts for greedy decoding from continuations that are known beforehand.
 
     Each of the first `num_right` levels has a wrong candidate and the right one, in this order;
@@ -37,8 +35,6 @@ class OracleDrafter:
         self.known = known
         self.vocab_size = vocab_size
         self.num_right = num_right
-        self.needs: frozenset[str] = frozenset()
-        self.hidden_states: tuple[int, ...] = ()
         self.version = "oracle"
         self.bytes_per_token = 0
         self.max_nodes = num_nodes
@@ -56,15 +52,6 @@ class OracleDrafter:
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
         """Return a session."""
         return OracleSession(self, batch)
-
-    def reset(self) -> None:
-        """Nothing is learnt from requests."""
-
-    def encode(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
-        """Never asked: nothing is remembered."""
-        raise NotImplementedError("the oracle needs no memory")
 
     def tree(self, lengths: Sequence[int], places: Sequence[int]) -> DraftTree:
         """Return the trees below the roots at positions `lengths`.

@@ -1,7 +1,7 @@
 """The drafter that needs no training: trigrams that adapt to what is written (arXiv 2407.12021)."""
 
 import numpy as np
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
 
@@ -10,10 +10,10 @@ from inference.drafters.token_session import TokenSession
 from inference.drafters.trigram_index import TrigramIndex, packed
 from inference.drafters.trigram_search import SearchSettings, search
 from inference.drafters.trigram_table import TrigramTable, trigrams_of
-from inference.protocol import Budget, MemoryRows
+from inference.drafters.without_memory import WithoutMemory
+from inference.protocol import Budget
 from inference.sampling import Sampling
 from jakiro.settings import Settings
-from jakiro.target import StepOutput
 
 
 class AdedSettings(Settings):
@@ -33,7 +33,7 @@ class AdedSettings(Settings):
     reset_per_request: bool = False  # every request learns for itself and forgets it at its end
 
 
-class AdedDrafter:
+class AdedDrafter(WithoutMemory):
     """Drafts by searching a table of trigrams, which learns while it is used; threads share it.
 
     Args:
@@ -46,8 +46,6 @@ class AdedDrafter:
     ) -> None:
         self.settings = settings or AdedSettings()
         self.index = index
-        self.needs: frozenset[str] = frozenset()
-        self.hidden_states: tuple[int, ...] = ()
         self.version = "aded"
         self.bytes_per_token = TokenSession.bytes_per_token
         self.max_nodes = self.settings.num_nodes
@@ -58,12 +56,6 @@ class AdedDrafter:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         guessers = [self._guesser() for _ in range(batch)]
         return TokenSession(guessers, Budget(self.max_nodes, self.max_depth), capacity)
-
-    def encode(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
-        """Never asked: nothing is remembered but tokens."""
-        raise NotImplementedError("trigrams need no memory")
 
     def reset(self) -> None:
         """Forget what was learnt from requests, but not what was known from the beginning."""

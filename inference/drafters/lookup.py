@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
 
 from inference.draft_tree import ROOT
 from inference.drafters.candidates import Candidates
 from inference.drafters.token_session import TokenSession
-from inference.protocol import Budget, MemoryRows
+from inference.drafters.without_memory import WithoutMemory
+from inference.protocol import Budget
 from inference.sampling import Sampling
 from jakiro.settings import Settings
-from jakiro.target import StepOutput
 
 
 class LookupSettings(Settings):
@@ -34,7 +34,7 @@ class LookupSettings(Settings):
     discount: float = Field(0.8, gt=0, le=1)  # by which each further token counts less
 
 
-class LookupDrafter:
+class LookupDrafter(WithoutMemory):
     """Drafts what followed in prompt and output when they read like now; holds no state.
 
     Args:
@@ -43,8 +43,6 @@ class LookupDrafter:
 
     def __init__(self, settings: LookupSettings | None = None) -> None:
         self.settings = settings or LookupSettings()
-        self.needs: frozenset[str] = frozenset()
-        self.hidden_states: tuple[int, ...] = ()
         self.version = "lookup"
         self.bytes_per_token = TokenSession.bytes_per_token
         self.max_nodes = self.settings.num_nodes
@@ -54,15 +52,6 @@ class LookupDrafter:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         guessers = [LookupGuesser(self.settings)] * batch
         return TokenSession(guessers, Budget(self.max_nodes, self.max_depth), capacity)
-
-    def encode(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
-        """Never asked: nothing is remembered but tokens."""
-        raise NotImplementedError("looking up needs no memory")
-
-    def reset(self) -> None:
-        """Nothing is learnt from requests."""
 
 
 class LookupGuesser:

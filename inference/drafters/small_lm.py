@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
 from pydantic import Field, PositiveInt
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
 from inference.drafters.lm_rows import LMRows
+from inference.drafters.without_memory import WithoutMemory
 from inference.kary_shape import KaryShape
 from inference.pretrained import load_causal_lm, load_tokenizer
-from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
+from inference.protocol import Budget, Committed, VerifyResult
 from inference.sampling import Sampling
 from inference.tree_builder import TreeBuilder
 from jakiro.errors import TargetMismatch
 from jakiro.settings import Settings
-from jakiro.target import StepOutput, TargetAdapter
+from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 
 
@@ -36,7 +35,7 @@ class SmallLMSettings(Settings):
         return cut if self.num_nodes is None else cut.within(Budget(self.num_nodes)) or cut
 
 
-class SmallLMDrafter:
+class SmallLMDrafter(WithoutMemory):
     """Drafts with another causal LM that has the target's tokenizer; threads may share it.
 
     Args:
@@ -56,8 +55,6 @@ class SmallLMDrafter:
         # Embeddings may be padded to different sizes beyond the tokens of one tokenizer.
         vocab_size = int(target.config.get_text_config().vocab_size)
         self.vocab_size = min(self.model.spec.vocab_size, vocab_size)
-        self.needs: frozenset[str] = frozenset()
-        self.hidden_states: tuple[int, ...] = ()
         self.version = "lm"
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
         self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.drawn)]
@@ -95,15 +92,6 @@ class SmallLMDrafter:
     def shape(self, sampling: Sampling) -> KaryShape:
         """Return the tree for a request."""
         return self.shapes[sampling.do_sample]
-
-    def encode(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
-        """Never asked: the small model reads tokens alone."""
-        raise NotImplementedError("a small language model needs no memory of the target")
-
-    def reset(self) -> None:
-        """Nothing is learnt from requests."""
 
 
 class SmallLMSession:

@@ -50,7 +50,7 @@ def test_two_processes_stop_where_one_meets_a_loss_that_is_not_finite(workshop: 
     *_, last = first.strip().splitlines()
     assert last.startswith("error: the loss of step ")
     assert "documents" in last
-    assert "the run can go on from its start: there is no checkpoint" in last
+    assert "last good checkpoint: none yet" in last
     assert "error: " not in second
     assert "Traceback" not in first + second
 
@@ -67,6 +67,18 @@ def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
         "set engine.offload_optimizer=true",
     ):
         assert advice in str(caught.value)
+
+
+def test_what_the_settings_would_refuse_is_no_advice(workshop: Path) -> None:
+    muon = tiny_run(workshop, optimizer={"kind": "muon"})
+    adapted = tiny_run(
+        workshop, lora={"rank": 2}, initialize={"drafter": "any"}, engine={"zero_stage": 2}
+    )
+    for settings in (muon, adapted):
+        with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
+            torch.empty(1 << 50, dtype=torch.uint8)
+        assert "engine.zero_stage" not in str(caught.value)
+        assert "engine.activation_checkpointing" in str(caught.value)
 
 
 def test_other_errors_are_left_as_they_are(workshop: Path) -> None:

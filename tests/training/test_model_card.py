@@ -71,9 +71,9 @@ def test_the_card_says_if_tau_was_not_measured_and_names_no_folder_of_the_machin
     text = model_card(
         _config(
             {},
-            target="/home/someone/target",
-            data={"paths": ["/home/someone/chats.jsonl"]},
-            initialize={"drafter": "/home/someone/base"},
+            target="/folder/of/someone/target",
+            data={"paths": ["/folder/of/someone/chats.jsonl"]},
+            initialize={"drafter": "/folder/of/someone/base"},
             lora={"rank": 4},
         )
     )
