@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.losslessness import (
+    assert_conversation_goes_on,
+    assert_follows_law,
+    greedy_by_transformers,
+)
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.tables import Tables, no_processors, two_round_error
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
-from inference import Conversation, SpeculativeDecoder
+from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.calibration import DEPTHS, EDGES
@@ -65,20 +69,13 @@ def _inference_mode() -> Iterator[None]:
         yield
 
 
-def _by_transformers(model: LlamaForCausalLM, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    greedy = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
-    return model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
-
-
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str) -> None:
     model = tiny_llama(vocab=11)
     drafter = DRAFTERS[name](model)
     assert isinstance(drafter, Drafter)
     decoder = SpeculativeDecoder(model, drafter)
-    expected = [_by_transformers(model, prompt, 30) for prompt in PROMPTS]
+    expected = [greedy_by_transformers(model, prompt, 30) for prompt in PROMPTS]
     proposed, accepted = Counter[int](), Counter[int]()
     for prompt, tokens in zip(PROMPTS, expected, strict=True):
         output = decoder.generate(prompt, max_new_tokens=30)
@@ -96,18 +93,8 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
 def test_sampled_sequences_follow_the_target_law(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, DRAFTERS[name](model))
-    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted = Counter[int]()
-    for seed in range(2):
-        outputs = decoder.generate_batch([prompt] * 500, seed=seed, max_new_tokens=3, **sampling)
-        counts.update(tuple(output.new_token_ids) for output in outputs)
-        for output in outputs:
-            accepted += output.stats.accepted_by_proposer
-    law = law_of_continuations(model, prompt, 3, **sampling)
+    accepted = assert_follows_law(decoder, model, 1.0).accepted_by_proposer
     assert all(accepted[proposer] > 5 for proposer in (0, decoder.drafter.second_id))
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > 0.0005
 
 
 @pytest.mark.parametrize("children", [1, 2])
@@ -214,13 +201,7 @@ def test_tokens_that_only_the_text_proposed_are_read_by_the_model() -> None:
 def test_a_conversation_goes_on_where_it_was() -> None:
     model = tiny_llama(vocab=11)
     decoder = SpeculativeDecoder(model, DRAFTERS["trained and aded"](model))
-    with Conversation() as conversation:
-        first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
-        longer = [*first.sequences[0].tolist(), 5, 5]
-        second = decoder.generate(longer, max_new_tokens=30, conversation=conversation)
-        other = decoder.generate([1, 2, 4], max_new_tokens=9, conversation=conversation)
-    assert second.sequences[0].tolist() == _by_transformers(model, longer, 30)
-    assert other.sequences[0].tolist() == _by_transformers(model, [1, 2, 4], 9)
+    assert_conversation_goes_on(decoder, model)
 
 
 def test_a_decoder_takes_what_drafts_beside_its_drafter() -> None:

@@ -1,19 +1,22 @@
 """A small language model as the drafter: the target's tokens and law, and its own cache."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.losslessness import (
+    assert_conversation_goes_on,
+    assert_follows_law,
+    greedy_by_transformers,
+)
 from helpers.models import tiny_llama
 from helpers.tables import Tables, no_processors, two_round_error
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper
 
-from inference import Conversation, SpeculativeDecoder
+from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSession, SmallLMSettings
 from inference.kary_shape import KaryShape
@@ -47,13 +50,6 @@ def _drafter(model: LlamaForCausalLM, **settings: object) -> SmallLMDrafter:
     return SmallLMDrafter(_small(model), model, SmallLMSettings(**settings))
 
 
-def _by_transformers(model: LlamaForCausalLM, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    greedy = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
-    return model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
-
-
 @pytest.mark.parametrize("children", [(4, 2, 2), (3,), (1, 1, 1, 1), (2, 3, 2)])
 def test_greedy_tokens_equal_those_of_transformers(children: tuple[int, ...]) -> None:
     model = tiny_llama(vocab=31)
@@ -61,7 +57,7 @@ def test_greedy_tokens_equal_those_of_transformers(children: tuple[int, ...]) ->
     accepted = 0
     for prompt in PROMPTS:
         output = decoder.generate(prompt, max_new_tokens=30)
-        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 30)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 30)
         accepted += output.stats.accepted.total()
     assert accepted > 20
 
@@ -85,17 +81,7 @@ def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
 def test_sampled_sequences_follow_the_target_law() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, _drafter(model))
-    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 0.8, "top_p": 0.9}
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted = 0
-    for seed in range(2):
-        outputs = decoder.generate_batch([prompt] * 500, seed=seed, max_new_tokens=3, **sampling)
-        counts.update(tuple(output.new_token_ids) for output in outputs)
-        accepted += sum(output.stats.accepted.total() for output in outputs)
-    law = law_of_continuations(model, prompt, 3, **sampling)
-    assert accepted > 200
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > 0.0005
+    assert assert_follows_law(decoder, model, 0.8).accepted.total() > 200
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -203,7 +189,7 @@ def test_trees_end_where_the_small_model_has_no_more_positions() -> None:
     small = _small(model, max_position_embeddings=16)
     decoder = SpeculativeDecoder(model, SmallLMDrafter(small, model))
     output = decoder.generate([1, 2, 3], max_new_tokens=40)
-    assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3], 40)
+    assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 40)
     assert max(place for place, depth in enumerate(output.depths, start=3) if depth) <= 16
 
 
@@ -212,19 +198,13 @@ def test_vocabularies_may_be_padded_differently() -> None:
     for vocab in (29, 40):
         decoder = SpeculativeDecoder(model, SmallLMDrafter(_small(model, vocab=vocab), model))
         output = decoder.generate([1, 2, 3], max_new_tokens=20)
-        assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3], 20)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 20)
 
 
 def test_a_conversation_goes_on_where_it_was() -> None:
     model = tiny_llama(vocab=31)
     decoder = SpeculativeDecoder(model, _drafter(model))
-    with Conversation() as conversation:
-        first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
-        longer = [*first.sequences[0].tolist(), 5, 5]
-        second = decoder.generate(longer, max_new_tokens=30, conversation=conversation)
-        other = decoder.generate([1, 2, 4], max_new_tokens=9, conversation=conversation)
-    assert second.sequences[0].tolist() == _by_transformers(model, longer, 30)
-    assert other.sequences[0].tolist() == _by_transformers(model, [1, 2, 4], 9)
+    assert_conversation_goes_on(decoder, model)
 
 
 def test_a_long_prompt_is_read_at_once() -> None:
@@ -234,7 +214,7 @@ def test_a_long_prompt_is_read_at_once() -> None:
     for prompt, output in zip(
         prompts, decoder.generate_batch(prompts, max_new_tokens=9), strict=True
     ):
-        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 9)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 9)
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:

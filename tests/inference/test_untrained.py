@@ -1,17 +1,20 @@
 """Drafters that need no training, in the engine: the target's own tokens and law, every way."""
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.losslessness import (
+    assert_conversation_goes_on,
+    assert_follows_law,
+    greedy_by_transformers,
+)
 from helpers.models import tiny_llama
 from helpers.tables import Tables, no_processors, two_round_error
-from transformers import LlamaForCausalLM, LogitsProcessorList
+from transformers import LogitsProcessorList
 
-from inference import Conversation, SpeculativeDecoder
+from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.candidates import chosen_tree
@@ -35,20 +38,13 @@ def drafter(request: pytest.FixtureRequest) -> Drafter:
     return DRAFTERS[request.param]()
 
 
-def _by_transformers(model: LlamaForCausalLM, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    greedy = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
-    return model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
-
-
 def test_greedy_tokens_equal_those_of_transformers(drafter: Drafter) -> None:
     model = tiny_llama(vocab=11)
     decoder = SpeculativeDecoder(model, drafter)
     accepted = 0
     for prompt in PROMPTS:
         output = decoder.generate(prompt, max_new_tokens=40)
-        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 40)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 40)
         accepted += output.stats.accepted.total()
     assert accepted > 0
 
@@ -80,17 +76,7 @@ def test_rows_of_a_batch_equal_each_prompt_alone(name: str) -> None:
 def test_sampled_sequences_follow_the_target_law(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, DRAFTERS[name]())
-    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted = 0
-    for seed in range(2):
-        outputs = decoder.generate_batch([prompt] * 500, seed=seed, max_new_tokens=3, **sampling)
-        counts.update(tuple(output.new_token_ids) for output in outputs)
-        accepted += sum(output.stats.accepted.total() for output in outputs)
-    law = law_of_continuations(model, prompt, 3, **sampling)
-    assert accepted > 20
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > 0.0005
+    assert assert_follows_law(decoder, model, 1.0).accepted.total() > 20
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -142,13 +128,7 @@ def test_a_session_takes_news_once_and_refuses_gaps(drafter: Drafter) -> None:
 def test_a_conversation_goes_on_where_it_was(drafter: Drafter) -> None:
     model = tiny_llama(vocab=11)
     decoder = SpeculativeDecoder(model, drafter)
-    with Conversation() as conversation:
-        first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
-        longer = [*first.sequences[0].tolist(), 5, 5]
-        second = decoder.generate(longer, max_new_tokens=30, conversation=conversation)
-        other = decoder.generate([1, 2, 4], max_new_tokens=9, conversation=conversation)
-    assert second.sequences[0].tolist() == _by_transformers(model, longer, 30)
-    assert other.sequences[0].tolist() == _by_transformers(model, [1, 2, 4], 9)
+    assert_conversation_goes_on(decoder, model)
 
 
 def test_what_was_learnt_is_kept_until_it_is_reset() -> None:
@@ -177,7 +157,7 @@ def test_threads_share_a_decoder(drafter: Drafter) -> None:
     with ThreadPoolExecutor(3) as threads:
         outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert output.sequences[0].tolist() == _by_transformers(model, prompt, 12)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 12)
 
 
 def test_only_trained_drafters_have_trees_to_choose(drafter: Drafter) -> None:

@@ -1,0 +1,53 @@
+"""Whatever drafts, a decoder says what the target would: checks for any drafter."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from helpers.chi_square import law_of_continuations, p_value
+from transformers import PreTrainedModel
+
+from inference import SpeculativeDecoder
+from inference.conversation import Conversation
+from inference.stats import DecodeStats
+
+SAMPLES, LENGTH = 1000, 3
+LEAST_P_VALUE = 0.0005
+
+
+def greedy_by_transformers(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
+    """Return prompt and greedy tokens of the model's own `generate()`."""
+    ids = torch.tensor([list(prompt)])
+    greedy = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    tokens: list[int] = model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
+    return tokens
+
+
+def assert_follows_law(
+    decoder: SpeculativeDecoder, model: PreTrainedModel, temperature: float
+) -> DecodeStats:
+    """Check sampled sequences against the target's own law, and return what decoding counted."""
+    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": temperature, "top_p": 0.9}
+    outputs = [
+        output
+        for seed in range(2)
+        for output in decoder.generate_batch(
+            [prompt] * (SAMPLES // 2), seed=seed, max_new_tokens=LENGTH, **sampling
+        )
+    ]
+    counts = Counter(tuple(output.new_token_ids) for output in outputs)
+    law = law_of_continuations(model, prompt, LENGTH, **sampling)
+    assert set(counts) <= set(law)
+    assert p_value(counts, law) > LEAST_P_VALUE
+    return DecodeStats.pooled(output.stats for output in outputs)
+
+
+def assert_conversation_goes_on(decoder: SpeculativeDecoder, model: PreTrainedModel) -> None:
+    """Check greedy tokens where a conversation grows, and where another one takes its place."""
+    with Conversation() as conversation:
+        first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
+        longer = [*first.sequences[0].tolist(), 5, 5]
+        second = decoder.generate(longer, max_new_tokens=30, conversation=conversation)
+        other = decoder.generate([1, 2, 4], max_new_tokens=9, conversation=conversation)
+    assert second.sequences[0].tolist() == greedy_by_transformers(model, longer, 30)
+    assert other.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 4], 9)
