@@ -32,6 +32,26 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
+    """Refuse to write a file where that would lose another one, or where there is no folder.
+
+    Args:
+        path: the file.
+        content: what it will hold, as errors call it.
+        option: what else to choose another name for.
+
+    Raises:
+        ConfigError: the file exists, or its folder does not.
+    """
+    if path.exists() or not path.absolute().parent.is_dir():
+        raise ConfigError(
+            f"cannot write {content} to {path}",
+            expected="a new file in a folder that is there",
+            got="a file that exists" if path.exists() else "no such folder",
+            remedy=f"choose another name for {option}",
+        )
+
+
 def fingerprint(*parts: object) -> str:
     """Return a SHA-256 in hexadecimal that is the same for the same parts, on every machine.
 

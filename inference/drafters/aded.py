@@ -24,7 +24,7 @@ class AdedSettings(Settings):
     search: SearchSettings = SearchSettings()
     max_bigrams: int = Field(2**17, ge=1)  # that are learnt; 112 bytes each with 12 successors
     successors: int = Field(12, ge=1, le=256)  # of each bigram
-    step: float = Field(0.1, gt=0)  # what a trigram gains whenever it is met; the paper: 0.04
+    step: float = Field(0.1, ge=0)  # what a trigram gains whenever it is met; the paper: 0.04
     max_weight: float = Field(3.0, gt=0)
     window: int = Field(16, ge=3)  # of the last tokens, whose trigrams are met in every round
     decay: float = Field(1.0, gt=0, le=1)  # of a bigram's weights whenever it is met
@@ -87,6 +87,8 @@ class TrigramGuesser:
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
         """Learn the trigrams that end in a new token, and those of the window."""
+        if not self.settings.step:
+            return
         begin = min(num_known - 2, len(token_ids) - self.settings.window)
         bigrams, successors = trigrams_of(token_ids[max(0, begin) :])
         amounts = np.full(len(bigrams), self.settings.step, np.float32)

@@ -43,7 +43,7 @@ def build(
     from inference.pretrained import load_tokenizer
     from training.trigram_corpus import corpus_records, count_trigrams
 
-    writer(out, "--out")  # refuses what cannot be stored before anything is counted
+    writer(out, "--out", "the trigrams")  # refuses what cannot be stored before anything is counted
     known = load_tokenizer(tokenizer)
     check_vocabulary(len(known))
     with _progress() as track:

@@ -56,20 +56,53 @@ def held_out_prompts(
     Raises:
         DataError: the split holds fewer prompts than asked for.
     """
+    chosen = _different(
+        _heads_in_turn(corpus.files(split)), tokenizer, count, min_tokens, max_tokens
+    )
+    if len(chosen) < count:
+        raise DataError(
+            f"too few prompts in the {split} files",
+            expected=count,
+            got=len(chosen),
+            remedy="ask for fewer prompts, or widen the limits on their tokens",
+        )
+    return chosen
+
+
+def prompts_of(
+    file: SourceFile,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    min_tokens: int = 32,
+    max_tokens: int = 96,
+) -> tuple[Prompt, ...]:
+    """Choose up to `count` prompts of one file, all different; the same ones each time.
+
+    Args:
+        file: source of any kind; one that is no Python has none.
+        tokenizer: counts the tokens.
+        count: number of prompts.
+        min_tokens: a shorter prompt, at the top of a file, is passed over.
+        max_tokens: the budget; a longer head is passed over.
+    """
+    return _different(iter(_shuffled_heads(file)), tokenizer, count, min_tokens, max_tokens)
+
+
+def _different(
+    heads: Iterator[_Head],
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    min_tokens: int,
+    max_tokens: int,
+) -> tuple[Prompt, ...]:
     by_text: dict[str, Prompt] = {}
-    for head in _heads_in_turn(corpus.files(split)):
+    for head in heads:
         if len(by_text) == count:
             break
         text = _longest_text(head, tokenizer, max_tokens)
         if text is not None and _num_tokens(tokenizer, text) >= min_tokens:
             by_text.setdefault(text, Prompt(text, head.path))
-    if len(by_text) < count:
-        raise DataError(
-            f"too few prompts in the {split} files",
-            expected=count,
-            got=len(by_text),
-            remedy="ask for fewer prompts, or widen the limits on their tokens",
-        )
     return tuple(by_text.values())
 
 

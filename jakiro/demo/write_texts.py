@@ -16,8 +16,8 @@ from rich.progress import Progress
 
 from jakiro.demo.corpus import Corpus, load_corpus
 from jakiro.demo.texts import TextRecipe, texts_for
-from jakiro.errors import ConfigError, DataError, JakiroError
-from jakiro.files import write_atomically
+from jakiro.errors import DataError, JakiroError
+from jakiro.files import ensure_new_file, write_atomically
 from training.config import TargetSettings
 from training.preparation import load_model, load_tokenizer
 from training.processes import choose_device
@@ -62,13 +62,7 @@ def _files_named(path: Path) -> set[str]:
 
 
 def _write(options: Any) -> None:
-    if options.out.exists() or not options.out.absolute().parent.is_dir():
-        raise ConfigError(
-            f"cannot write the texts to {options.out}",
-            expected="a new file in a folder that is there",
-            got="a file that exists" if options.out.exists() else "no such folder",
-            remedy="choose another name for --out",
-        )
+    ensure_new_file(options.out, "the texts")
     corpus = without_files(load_corpus(), options.leave_out)
     settings = TargetSettings(name_or_path=options.target)
     model: Any = load_model(settings).eval()

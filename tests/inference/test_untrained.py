@@ -173,3 +173,9 @@ def _committed(tokens: list[int]) -> Committed:
     count = len(tokens) - 1
     verified = torch.tensor([tokens[:count]])
     return Committed((count,), (count,), verified, torch.tensor([tokens[count:]]), None)
+
+
+def test_without_a_step_nothing_is_learnt() -> None:
+    drafter = AdedDrafter(AdedSettings(step=0))
+    SpeculativeDecoder(tiny_llama(vocab=11), drafter).generate(PROMPTS[0], max_new_tokens=20)
+    assert drafter.table.num_bigrams == 0
