@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from inference.drafters.untrained import ADED, LM, UNTRAINED, PairName
+from inference.drafters.untrained import LOOKUP as UNTRAINED_LOOKUP
 from jakiro.errors import ConfigError
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
@@ -18,7 +19,7 @@ SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a ti
 Tree = Literal["trained", "auto", "chosen", "drawn"]
 Candidates = int | Literal["costs"]
 
-_OPTION = re.compile(r",(tree|candidates|settings|name)=([^,]*)$")
+_OPTION = re.compile(r",(tree|candidates|settings|beside-settings|merged-repeats|name)=([^,]*)$")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class MethodName:
             None for the default.
         settings: file with the settings of a drafter that needs no training.
         beside: `aded`, `aded=TABLE` or `lookup`, which shares trees with the drafter; None: alone.
+        beside_settings: file with the settings of that one.
+        merged_repeats: candidates of a tree that goes on where it repeats itself; None: none does.
     """
 
     kind: str
@@ -45,6 +48,8 @@ class MethodName:
     candidates: Candidates | None = None
     settings: str | None = None
     beside: str | None = None
+    beside_settings: str | None = None
+    merged_repeats: int | None = None
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
@@ -99,14 +104,18 @@ def _parse(text: str) -> MethodName:
     if options.get("tree") == "auto" and pair is not None:
         raise _malformed(text, "tree=auto, or two drafters that share trees", text)
     _check_options(kind, options, text)
+    if beside is None and "beside-settings" in options:
+        raise _malformed(text, "two drafters, such as aded+drafter=PATH", "beside-settings alone")
     return MethodName(
         kind=kind,
         path=path or None,
         name=options.get("name") or _name(kind, beside),
         tree=_tree(options.get("tree", "trained"), text),
-        candidates=_count(options.get("candidates"), text),
+        candidates=_candidates(options.get("candidates"), text),
         settings=options.get("settings"),
         beside=beside,
+        beside_settings=options.get("beside-settings"),
+        merged_repeats=_count("merged-repeats", options.get("merged-repeats"), text),
     )
 
 
@@ -121,6 +130,12 @@ def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
         raise _malformed(text, f"options of {DRAFTER}=PATH and {', '.join(UNTRAINED)}", text)
     if kind not in UNTRAINED and "settings" in options:
         raise _malformed(text, f"settings of {', '.join(UNTRAINED)} only", text)
+    chooses = kind in (ADED, UNTRAINED_LOOKUP) or options.get("tree") == "chosen"
+    if "merged-repeats" in options and not chooses:
+        expected = (
+            f"a method that chooses: {ADED}, {UNTRAINED_LOOKUP}, or {DRAFTER}=PATH,tree=chosen"
+        )
+        raise _malformed(text, expected, text)
 
 
 def _check_kind(kind: str, path: str, text: str) -> None:
@@ -138,14 +153,16 @@ def _tree(value: str, text: str) -> Tree:
     raise _malformed(text, f"one of {known}", f"tree={value}")
 
 
-def _count(value: str | None, text: str) -> Candidates | None:
+def _candidates(value: str | None, text: str) -> Candidates | None:
+    return "costs" if value == "costs" else _count("candidates", value, text)
+
+
+def _count(name: str, value: str | None, text: str) -> int | None:
     if value is None:
         return None
-    if value == "costs":
-        return "costs"
     if not value.isdecimal() or int(value) < 1:
-        expected = "candidates=N with N at least 1, or candidates=costs"
-        raise _malformed(text, expected, f"candidates={value}")
+        costs = ", or candidates=costs" if name == "candidates" else ""
+        raise _malformed(text, f"{name}=N with N at least 1{costs}", f"{name}={value}")
     return int(value)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from inference.comparison.sample import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined import CombinedDrafter
+from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained import TrainedDrafter
 from inference.engine import DecodeRun
@@ -110,6 +111,8 @@ class OwnDecoding:
     def parameters(self) -> int | None:
         """Number of the drafter's parameters."""
         drafter = self.decoder.drafter
+        if isinstance(drafter, RepeatingDrafter):
+            drafter = drafter.drafter
         if isinstance(drafter, CombinedDrafter):
             drafter = drafter.first
         if isinstance(drafter, SmallLMDrafter):

@@ -21,6 +21,8 @@ from inference.comparison.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.aded import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.repeating import RepeatingDrafter
+from inference.drafters.repeats import RepeatSettings
 from inference.drafters.untrained import (
     UNTRAINED,
     UntrainedName,
@@ -106,7 +108,7 @@ def _drafted(
     decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
     if (plan := trial.plan(one, decoder, drafter)) is not None:
         decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, beside=beside)
-    return [OwnDecoding(one.name, one.kind, decoder, trial.note(one))]
+    return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder), trial.note(one))]
 
 
 def _untrained(
@@ -117,13 +119,24 @@ def _untrained(
     name = UntrainedName(one.kind, one.path, settings, one.candidates)
     drafter, beside = build_untrained(name, model, tokenizer), _beside(one, tokenizer)
     decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
-    return [OwnDecoding(one.name, one.kind, decoder)]
+    return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder))]
 
 
 def _beside(
     one: MethodName, tokenizer: PreTrainedTokenizerBase
 ) -> AdedDrafter | LookupDrafter | None:
-    return None if one.beside is None else build_beside(one.beside, tokenizer)
+    if one.beside is None:
+        return None
+    settings = None if one.beside_settings is None else Path(one.beside_settings)
+    return build_beside(one.beside, tokenizer, settings)
+
+
+def _with_repeats(one: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    if one.merged_repeats is None:
+        return decoder
+    assert decoder.drafter is not None, "refused when the name was parsed"
+    repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=one.merged_repeats))
+    return SpeculativeDecoder(decoder.target.model, repeating, decoder.tokenizer)
 
 
 def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:

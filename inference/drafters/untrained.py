@@ -65,16 +65,21 @@ class PairName(NamedTuple):
         return None if found is None else cls(found[1], found[2])
 
 
-def build_beside(name: str, tokenizer: PreTrainedTokenizerBase) -> AdedDrafter | LookupDrafter:
+def build_beside(
+    name: str, tokenizer: PreTrainedTokenizerBase, settings: Path | None = None
+) -> AdedDrafter | LookupDrafter:
     """Return a drafter that drafts beside another one; arguments as for `build_untrained`.
 
     Args:
         name: `aded`, `aded=TABLE` or `lookup`.
         tokenizer: of the target.
+        settings: YAML file of its settings.
     """
     known = UntrainedName.parse(name)
     assert known is not None, "checked when the name was parsed"
-    return LookupDrafter() if known.kind == LOOKUP else _aded(known, {}, tokenizer)
+    if known.kind == LOOKUP:
+        return LookupDrafter(_settings(LookupSettings, settings))
+    return _aded(known._replace(settings=settings), {}, tokenizer)
 
 
 def build_untrained(

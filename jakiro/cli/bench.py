@@ -25,8 +25,10 @@ pay best by measured costs: they are chosen on the last 4 prompts of the file (o
 turns), which then are not measured; lookup and aded: our loop with drafters that need no training,
 aded=TABLE with trigrams that `jakiro aded build` counted; lm=SMALL_LM: our loop with a small model
 that has the target's tokenizer; all three with candidates=N or settings=FILE.yaml after commas;
-aded+drafter=PATH, lookup+lm=SMALL_LM and so on: two drafters that share trees. Every
-method can be called ,name=..."""
+aded+drafter=PATH, lookup+lm=SMALL_LM and so on: two drafters that share trees, with
+beside-settings=FILE.yaml of the first-named one; merged-repeats=N: trees of lookup, aded or
+tree=chosen go on where they repeat themselves, up to N candidates. Every method can be called
+,name=..."""
 
 
 def bench(

@@ -39,6 +39,14 @@ def test_what_drafts_beside_another_drafter_stands_before_it() -> None:
     ]
 
 
+def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
+    texts = ["lookup,merged-repeats=24", "aded+drafter=a,beside-settings=s.yaml"]
+    assert parse_methods(texts) == [
+        MethodName("lookup", None, "lookup", merged_repeats=24),
+        MethodName("drafter", "a", "aded+drafter", beside="aded", beside_settings="s.yaml"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
@@ -53,6 +61,9 @@ def test_what_drafts_beside_another_drafter_stands_before_it() -> None:
         (["lookup,tree=auto"], "options of drafter=PATH only"),
         (["aded,candidates=costs"], "options of drafter=PATH only"),
         (["drafter=a,settings=b"], "settings of aded, lookup, lm only"),
+        (["aded,beside-settings=b"], "two drafters"),
+        (["drafter=a,merged-repeats=8"], "a method that chooses"),
+        (["lookup,merged-repeats=0"], "N at least 1"),
         (["lookup=a"], "expected: lookup"),
         (["lm"], "expected: lm=PATH"),
         (["aded+drafter=a,tree=auto"], "two drafters that share trees"),

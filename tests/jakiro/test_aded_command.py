@@ -53,13 +53,14 @@ def test_a_corpus_becomes_a_table_that_decoding_begins_with(
     settings.write_text("depth: 3\nreset_per_request: true\n")
     methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
     methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
-    methods += [f"lookup+lm={folder / 'small'}", f"aded={table}+lm={folder / 'small'},name=both"]
+    methods += [f"lookup+lm={folder / 'small'}", "lookup,merged-repeats=9,name=repeats"]
+    methods += [f"aded={table}+lm={folder / 'small'},beside-settings={settings},name=both"]
     words = [word for one in methods for word in ("--method", one)]
     words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
     words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
     assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
     document = read_document(figures)
-    names = {"aded", "own", "lookup", "lm", "lookup+lm", "both"}
+    names = {"aded", "own", "lookup", "lm", "lookup+lm", "repeats", "both"}
     for name in names:
         assert document.figures(name, 0.0).identical_to_target
     assert {tree.method for tree in document.trees} <= names
