@@ -245,6 +245,34 @@ def test_a_folder_with_another_run_is_refused(
         train(tiny_run(workshop, **{"steps": 2, **changes}))
 
 
+def test_a_folder_whose_run_left_nothing_but_its_settings_takes_others(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(JakiroDrafter, "remember", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(tiny_run(workshop, steps=2, seed=1))
+    assert (workshop / "run" / "run.json").exists()
+    caplog.set_level("INFO")
+    settings = tiny_run(workshop, steps=2)
+    train(settings)
+    assert "becomes this one's (seed was 1, is 0)" in caplog.text
+    assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
+    train(settings)
+
+
+@pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])
+def test_a_folder_with_anything_that_a_run_has_learnt_takes_no_other_settings(
+    workshop: Path, left: str
+) -> None:
+    train(tiny_run(workshop, steps=2))
+    for name in {"best", "drafter", "checkpoints"} - {left}:
+        path = workshop / "run" / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    with pytest.raises(ConfigError, match=r"seed differs"):
+        train(tiny_run(workshop, steps=2, seed=1))
+
+
 def test_a_folder_with_a_run_on_other_data_is_refused(workshop: Path) -> None:
     train(tiny_run(workshop, steps=2))
     write_jsonl(workshop / "texts.jsonl", [{"text": "other words " * 9}] * 4)
