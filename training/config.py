@@ -168,7 +168,8 @@ class EvaluationSettings(Settings):
 
     Attributes:
         every: steps between evaluations, the first before any step; None for one at the end.
-        prompts: a file of `{"text"}` or `{"messages"}` rows; None for starts of held-out documents.
+        prompts: a file as `jakiro bench` reads it, or of `{"text"}` rows; of dialogues the first
+            turn is answered. None for starts of held-out conversations.
         num_prompts: how many are decoded; 0 for none.
         prompt_tokens: how much of a held-out text without response mask becomes its prompt.
         max_new_tokens: length of each answer.

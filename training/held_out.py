@@ -8,9 +8,10 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from inference.comparison.prompt_file import bench_prompt_of
 from inference.prompts import Prompt
+from inference.verify.prompts import Row, is_chat, read_rows
 from jakiro.errors import DataError
-from training.data.sources import find_sources
 from training.data.token_store import TokenStore
 
 Documents = npt.NDArray[np.int64]
@@ -46,21 +47,27 @@ def choose_held_out(
 
 
 def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
-    """Return the first prompts of a data file: texts, or conversations to be answered.
+    """Return the first prompts of a file as `jakiro bench` reads it; of dialogues, the first turns.
+
+    Rows of training data are prompts, too: `text` is read like `prompt`, and a conversation that
+    ends with the assistant is cut before that turn.
 
     Raises:
-        DataError: the file is missing or malformed, or a row is no prompt.
+        PromptError: the file is missing, unreadable or empty, or a line is malformed.
     """
-    records = (record for source in find_sources([str(path)]) for record in source.records())
-    prompts: list[Prompt] = []
-    for fields, place in islice(records, max_prompts):
-        prompt = fields.get("text", fields.get("messages"))
-        if not isinstance(prompt, str | list) or not prompt:
-            raise DataError(
-                f"{place} is no prompt", expected="the key text or messages", got=", ".join(fields)
-            )
-        prompts.append(prompt)
-    return prompts
+    rows = read_rows(path)[:max_prompts]
+    return [bench_prompt_of(_to_be_answered(row)).first for row in rows]
+
+
+def _to_be_answered(row: Row) -> Row:
+    fields = dict(row.fields)
+    if "text" in fields:
+        fields.setdefault("prompt", fields.pop("text"))
+    for key in ("prompt", "messages"):
+        turns = fields.get(key)
+        while is_chat(turns) and turns[-1]["role"] == "assistant":
+            fields[key] = turns = turns[:-1]
+    return row._replace(fields=fields)
 
 
 def prompts_of(

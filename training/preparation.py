@@ -13,7 +13,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from inference.prompts import Prompt
+from inference.limits import check_length
+from inference.prompts import Prompt, encode_prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError
@@ -104,7 +105,7 @@ def prepare(
         drafter_config=config,
         rows=_pack(store, train, settings),
         held_out=PackedRows(store, held_out, settings.data.row_length),
-        prompts=_prompts(settings, store, held_out, target),
+        prompts=_prompts(settings, store, held_out, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target),
         start=_start(settings, config),
@@ -240,15 +241,23 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
 
 
 def _prompts(
-    settings: TrainSettings, store: TokenStore, held_out: Documents, target: TargetAdapter
+    settings: TrainSettings,
+    store: TokenStore,
+    held_out: Documents,
+    target: TargetAdapter,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[Prompt]:
-    evaluation = settings.evaluation
-    if evaluation.prompts is not None:
-        return read_prompts(evaluation.prompts, evaluation.num_prompts)
-    return prompts_of(
-        store,
-        held_out,
-        prompt_tokens=evaluation.prompt_tokens,
-        longest=target.spec.max_position - evaluation.max_new_tokens,
-        count=evaluation.num_prompts,
-    )
+    evaluation, longest = settings.evaluation, target.spec.max_position
+    if evaluation.prompts is None:
+        return prompts_of(
+            store,
+            held_out,
+            prompt_tokens=evaluation.prompt_tokens,
+            longest=longest - evaluation.max_new_tokens,
+            count=evaluation.num_prompts,
+        )
+    prompts = read_prompts(evaluation.prompts, evaluation.num_prompts)
+    for number, prompt in enumerate(prompts, start=1):  # now, for they are decoded late
+        length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
+        check_length(length, length + evaluation.max_new_tokens, longest, number)
+    return prompts

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from helpers.training import write_jsonl
 
-from jakiro.errors import DataError
+from inference.comparison.prompt_file import read_bench_prompts
+from jakiro.errors import DataError, PromptError
 from training.data.token_store import TokenStore
 from training.held_out import choose_held_out, prompts_of, read_prompts
 
@@ -65,9 +66,28 @@ def test_prompts_that_do_not_fit_the_context_are_passed_over() -> None:
     assert prompts_of(store([1]), [0], prompt_tokens=10, longest=6, count=1) == []
 
 
-def test_prompts_are_texts_or_conversations(tmp_path: Path) -> None:
+def test_prompts_are_read_as_the_bench_reads_them(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "?"}]
-    path = write_jsonl(tmp_path / "prompts.jsonl", [{"text": "def"}, {"messages": chat}, {"x": 1}])
-    assert read_prompts(path, 2) == ["def", chat]
-    with pytest.raises(DataError, match=r"prompts\.jsonl:3 is no prompt"):
-        read_prompts(path, 3)
+    rows = [{"prompt": "def"}, {"prompt": [3, 4]}, {"turns": ["?", "and?"]}, {"messages": chat}]
+    path = write_jsonl(tmp_path / "prompts.jsonl", [*rows, {"x": 1}])
+    assert read_prompts(path, 4) == ["def", [3, 4], chat, chat]
+    assert read_prompts(path, 4) == [one.first for one in read_bench_prompts(_first(path, 4))]
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:5 has no usable prompt"):
+        read_prompts(path, 5)
+    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
+    assert read_prompts(tmp_path / "prompts.txt", 9) == ["one", "two"]
+
+
+def test_rows_of_training_data_are_prompts_without_their_last_answers(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
+    rows = [{"text": "def"}, {"messages": turns}, {"prompt": [*turns, turns[-1]]}]
+    path = write_jsonl(tmp_path / "rows.jsonl", [*rows, {"messages": turns[1:2]}])
+    assert read_prompts(path, 3) == ["def", turns[:3], turns[:3]]
+    with pytest.raises(PromptError, match=r"rows\.jsonl:4 has no usable prompt"):
+        read_prompts(path, 4)
+
+
+def _first(path: Path, count: int) -> Path:
+    shorter = path.with_name("first.jsonl")
+    shorter.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+    return shorter
