@@ -25,7 +25,7 @@ class Document(NamedTuple):
 
 
 _Part = str | Rendered | Document  # a text, a text with its responses, or tokens
-_Parts = tuple[str, list[_Part]]  # with the place of their row
+_Parts = tuple[Record, list[_Part]]  # with their row
 
 
 def encode_documents(
@@ -34,6 +34,17 @@ def encode_documents(
     intake: Intake | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[Document]:
+    """Yield the tokens of all rows, one document after another; see `encode_rows`."""
+    for _, documents in encode_rows(tokenizer, records, intake, vocab_size):
+        yield from documents
+
+
+def encode_rows(
+    tokenizer: PreTrainedTokenizerBase,
+    records: Iterable[Record],
+    intake: Intake | None = None,
+    vocab_size: int | None = None,
+) -> Iterator[tuple[Record, list[Document]]]:
     """Yield the tokens of each row; of a conversation there may be several documents.
 
     Rows are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
@@ -55,12 +66,12 @@ def encode_documents(
     while group := list(islice(remaining, BATCH)):
         rows = [row for record in group for row in _read(tokenizer, record, intake)]
         documents = _encode(tokenizer, [part for _, parts in rows for part in parts])
-        for place, parts in rows:
+        for record, parts in rows:
             own = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, own, strict=True):
-                    _check(document, place, vocab_size, is_text=isinstance(part, str))
-                yield from own
+                    _check(document, record.place, vocab_size, is_text=isinstance(part, str))
+                yield record, own
 
 
 def form_of(record: Record) -> str:
@@ -130,7 +141,7 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             chat = parse_chat(record.fields[key], record.fields.get("tools"), record.place)
             parts = [*render_chat(tokenizer, chat)]
             intake.rich += chat.is_rich
-        yield record.place, parts
+        yield record, parts
 
 
 def _text(record: Record) -> str:

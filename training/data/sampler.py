@@ -59,11 +59,11 @@ class Sampler:
         numbers = torch.tensor([number for _, number in places])
         return replace(batch, numbers=self._first_number + numbers)
 
-    def sources(self, step: int, begin: int, end: int) -> dict[int, list[int]]:
-        """Return the packed rows that `batch` reads, by number, each with its documents."""
+    def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
+        """Return the packed rows that `batch` reads, by number, each with what it is made of."""
         first = step * self._rows_per_step
         numbers = [self._place(index)[1] for index in range(first + begin, first + end)]
-        return {number: self._rows.documents(number) for number in numbers}
+        return {number: self._rows.describe(number) for number in numbers}
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the epoch, and the number of its row at an index that never starts anew."""
