@@ -22,28 +22,42 @@ def choose_held_out(
 ) -> tuple[Documents, Documents]:
     """Return the documents to train on and those to hold out, chosen by a hash of their tokens.
 
-    So neither the order of the data nor what else is in it decides about a document.
+    So neither the order of the data nor what else is in it decides about a document. Those of one
+    row of data, such as the answers of a conversation, stay together.
 
     Args:
         store: the tokens.
-        count: documents to hold out.
+        count: rows of data to hold out.
         share: of the others, those to train on, at least one; smaller shares lie inside larger.
 
     Raises:
         DataError: nothing would remain to train on.
     """
-    if count >= store.num_documents:
+    firsts = store.first_documents
+    if count >= len(firsts):
         raise DataError(
             "data.held_out leaves nothing to train on",
-            expected=f"fewer than all {store.num_documents} documents",
+            expected=f"fewer than all {len(firsts)} rows of data",
             got=count,
             remedy="lower data.held_out, or add data",
         )
     if count == 0 and share == 1:
         return np.arange(store.num_documents), np.arange(0)
-    by_hash = np.argsort(store.hashes, kind="stable")
+    by_hash = np.argsort(store.hashes[firsts], kind="stable")
     end = count + max(1, round(share * (len(by_hash) - count)))
-    return np.sort(by_hash[count:end]), by_hash[:count]
+    trained, held_out = (
+        _documents_of(store, by_hash[part]) for part in (slice(count, end), slice(count))
+    )
+    return np.sort(trained), held_out
+
+
+def _documents_of(store: TokenStore, rows: Documents) -> Documents:
+    """Return all documents of some rows of data, row after row."""
+    ends = np.append(store.first_documents[1:], store.num_documents)
+    counts = (ends - store.first_documents)[rows]
+    begins = np.repeat(store.first_documents[rows], counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return begins + within
 
 
 def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:

@@ -78,6 +78,10 @@ class Prepared:
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
         }
+        # Where a row of data is several documents, an earlier version chose among these.
+        chooses = self.settings.data.held_out > 0 or self.settings.data.share < 1
+        if chooses and len(self.rows.store.first_documents) < self.rows.store.num_documents:
+            facts["held_out_by"] = "rows of data"
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
         return facts

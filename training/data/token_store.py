@@ -69,7 +69,7 @@ class TokenStore:
         documents = map(self.document, range(self.num_documents))
         return np.array([hash_document(document) for document in documents], np.uint64)
 
-    @property
+    @cached_property
     def first_documents(self) -> npt.NDArray[np.int64]:
         """The first document of each row of data; the others of a row follow it."""
         if self.places is None:
