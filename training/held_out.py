@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,7 @@ def _to_be_answered(row: Row) -> Row:
     if "text" in fields:
         fields.setdefault("prompt", fields.pop("text"))
     for key in ("prompt", "messages"):
-        turns = fields.get(key)
+        turns: Any = fields.get(key)
         while is_chat(turns) and turns[-1]["role"] == "assistant":
             fields[key] = turns = turns[:-1]
     return row._replace(fields=fields)

@@ -2,6 +2,7 @@
 
 import json
 import resource
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,27 @@ def test_a_file_of_another_target_or_of_other_data_is_refused(
     out.with_name("out.jsonl.settings").unlink()
     with pytest.raises(ConfigError, match="a file that regeneration began"):
         write(regenerator(target), data, out)
+
+
+def test_a_file_of_a_target_in_another_dtype_says_so_and_how_to_go_on(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(regenerator(target), data, out)
+    halved = regenerator(deepcopy(target).to(torch.bfloat16))
+    message = (
+        r"\(target_dtype differs\); expected: float32; got: bfloat16; "
+        r"remedy: choose another file, or repeat --dtype float32"
+    )
+    with pytest.raises(ConfigError, match=message):
+        write(halved, data, out)
+    record = out.with_name("out.jsonl.settings")
+    known = json.loads(record.read_text())
+    del known["target_dtype"]  # as an earlier version left it
+    record.write_text(json.dumps(known))
+    assert write(regenerator(target), data, out).rows == 0
+    with pytest.raises(ConfigError, match="target_weights differs"):
+        write(halved, data, out)
 
 
 def test_a_file_that_another_process_writes_is_refused(

@@ -78,16 +78,18 @@ def form_of(record: Record) -> str:
     """Return the key that says which form a row has.
 
     Raises:
-        RowError: it has none of them, or several, of which one would be taken silently.
+        RowError: it has none of them, or nothing but null under it, or several, of which one would
+            be taken silently.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
         return given[0]
     what = "has several forms at once" if given else "is neither a text nor a conversation"
+    shown = (f"{key}: null" if value is None else key for key, value in record.fields.items())
     raise RowError(
         f"{record.place} {what}",
-        expected=f"one of the keys {', '.join(FORMS)}",
-        got=", ".join(given or record.fields) or "no keys",
+        expected=f"one of the keys {', '.join(FORMS)}, and not null",
+        got=", ".join(given or shown) or "no keys",
         remedy="leave one of them" if given else None,
     )
 

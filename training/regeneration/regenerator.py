@@ -142,6 +142,8 @@ class Regenerator:
         """Return what decides the rows; reads all of the target's weights."""
         settings, target = self._settings, self._decoder.target
         facts: dict[str, Any] = {
+            # Before the weights, which are others in another one.
+            "target_dtype": str(target.dtype).removeprefix("torch."),
             "target_weights": hash_weights(target.model),
             "generation_config": _law_of(target.model.generation_config),
             "tokenizer": tokenizer_fingerprint(self._tokenizer),
