@@ -95,7 +95,8 @@ def _report(written: "Written", num_rows: int, out: Path) -> None:
     )
     if written.cut:
         typer.echo(
-            f"{written.cut:,} answers were cut off before their end; --max-new-tokens allows more"
+            f"{written.cut:,} answers were cut off before their end, and are marked as such; "
+            "--max-new-tokens allows more"
         )
 
 

@@ -46,6 +46,13 @@ def test_a_text_is_all_response_and_ends_with_the_end_of_sequence() -> None:
     assert tokenizer.decode(document.token_ids[:-1].tolist()) == TEXTS[0]
 
 
+def test_a_text_that_was_cut_ends_where_it_was_cut() -> None:
+    tokenizer = tiny_tokenizer()
+    whole, cut = encode(tokenizer, {"text": TEXTS[0]}, {"text": TEXTS[0], "is_cut": True})
+    assert cut.is_response.all()
+    assert cut.token_ids.tolist() == whole.token_ids[:-1].tolist()
+
+
 def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     (document,) = encode(tokenizer, {"messages": CHAT})

@@ -87,7 +87,8 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
             output = target.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0)
             new = output[0, inputs["input_ids"].shape[1] :]
             expected = TOKENIZER.decode(new, skip_special_tokens=True)
-            assert row["messages"][index] == {"role": "assistant", "content": expected}
+            assert row["messages"][index]["role"] == "assistant"
+            assert row["messages"][index]["content"] == expected
 
 
 def test_turns_of_others_stay_and_rows_keep_their_form(
@@ -297,6 +298,18 @@ def test_answers_without_an_end_are_counted(
 ) -> None:
     written = write(regenerator(target, max_new_tokens=2), data, tmp_path / "out.jsonl")
     assert 0 < written.cut <= written.answers
+
+
+def test_no_end_is_learnt_of_answers_that_were_cut(data: Path, tmp_path: Path) -> None:
+    endless = regenerator(tiny_llama(vocab=300, max_position_embeddings=256), max_new_tokens=5)
+    written = write(endless, data, tmp_path / "out.jsonl")
+    assert written.cut == written.answers
+    (source,) = find_sources([str(tmp_path / "out.jsonl")])
+    records = [record for record in source.records() if "input_ids" not in record.fields]
+    for document in encode_documents(TOKENIZER, records):
+        learnt = document.token_ids[document.is_response]
+        assert len(learnt)
+        assert TOKENIZER.eos_token_id not in learnt
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import parse_chat
+from training.data.chat import CUT, parse_chat
 from training.data.intake import Intake, RowError
 from training.data.rendering import Rendered, render_chat
 from training.data.sources import Record
@@ -24,7 +24,14 @@ class Document(NamedTuple):
     is_response: npt.NDArray[np.bool_]
 
 
-_Part = str | Rendered | Document  # a text, a text with its responses, or tokens
+class _Text(NamedTuple):
+    """A text that is all response, perhaps without its end."""
+
+    text: str
+    is_cut: bool
+
+
+_Part = _Text | Rendered | Document  # a text, a text with its responses, or tokens
 _Parts = tuple[Record, list[_Part]]  # with their row
 
 
@@ -50,7 +57,7 @@ def encode_rows(
     Rows are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
     "value"}]}` or `{"input_ids", "loss_mask"}`. A text counts as response from beginning to end and
     is closed by the end-of-sequence token; of a conversation the assistant's turns count, of tokens
-    those whose mask is 1.
+    those whose mask is 1. A text or turn with `"is_cut": true` has no end that is to be learnt.
 
     Args:
         tokenizer: the target's.
@@ -70,7 +77,7 @@ def encode_rows(
             own = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, own, strict=True):
-                    _check(document, record.place, vocab_size, is_text=isinstance(part, str))
+                    _check(document, record.place, vocab_size, is_text=isinstance(part, _Text))
                 yield record, own
 
 
@@ -146,13 +153,13 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
         yield record, parts
 
 
-def _text(record: Record) -> str:
+def _text(record: Record) -> _Text:
     text = record.fields["text"]
     if not isinstance(text, str):
         raise RowError(
             f"{record.place} holds no text", expected="a string", got=type(text).__name__
         )
-    return text
+    return _Text(text, is_cut=record.fields.get(CUT) is True)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Iterator[Document]:
@@ -160,10 +167,11 @@ def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Itera
         yield from _ENCODERS[kind](tokenizer, list(same))
 
 
-def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[Document]:
+def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text]) -> Iterator[Document]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for ids in tokenizer(list(texts), verbose=False)["input_ids"]:
-        closed = ids if ids[-1:] == end else ids + end
+    encoded = tokenizer([one.text for one in texts], verbose=False)["input_ids"]
+    for ids, (_, is_cut) in zip(encoded, texts, strict=True):
+        closed = ids if is_cut or ids[-1:] == end else ids + end
         yield Document(np.array(closed, np.int32), np.ones(len(closed), np.bool_))
 
 
@@ -188,7 +196,7 @@ def _keep(_: PreTrainedTokenizerBase, documents: Sequence[Document]) -> Iterator
     yield from documents
 
 
-_ENCODERS: dict[type, Any] = {str: _encode_texts, Rendered: _encode_chats, Document: _keep}
+_ENCODERS: dict[type, Any] = {_Text: _encode_texts, Rendered: _encode_chats, Document: _keep}
 
 
 def _check(document: Document, place: str, vocab_size: int | None, is_text: bool) -> None:

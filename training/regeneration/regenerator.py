@@ -186,9 +186,10 @@ class Regenerator:
             outputs = self._decode(waiting)
             going_on = []
             for row, output in zip(waiting, outputs, strict=True):
-                self._count(output, written)
+                is_cut = self._is_cut(output)
+                _count(output, is_cut, written)
                 with intake.guard():
-                    self._advance(row, Answer(output.new_token_ids, output.text or ""))
+                    self._advance(row, Answer(output.new_token_ids, output.text or "", is_cut))
                     if row.result is None:
                         going_on.append(row)
             waiting = going_on
@@ -227,12 +228,16 @@ class Regenerator:
             )
         return question
 
-    def _count(self, output: GenerateOutput, written: Written) -> None:
-        written.answers += 1
-        written.tokens += len(output.new_token_ids)
-        written.forwards += output.stats.target_forwards
+    def _is_cut(self, output: GenerateOutput) -> bool:
         is_long = len(output.new_token_ids) >= self._settings.max_new_tokens
-        written.cut += is_long and output.new_token_ids[-1] not in _ends(self._decoder)
+        return is_long and output.new_token_ids[-1] not in _ends(self._decoder)
+
+
+def _count(output: GenerateOutput, is_cut: bool, written: Written) -> None:
+    written.answers += 1
+    written.cut += is_cut
+    written.tokens += len(output.new_token_ids)
+    written.forwards += output.stats.target_forwards
 
 
 def _version_of(drafter: Drafter | None) -> str | None:
