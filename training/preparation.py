@@ -5,32 +5,27 @@ from dataclasses import dataclass
 
 from jaxtyping import Int
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 
 from inference.limits import check_length
 from inference.prompts import Prompt, encode_prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError, DataError
+from jakiro.errors import ConfigError, DataError
 from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
 from jakiro.target_tail import TargetTail
 from training.adapters import check_adapters
-from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
+from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.packing import PackedRows
 from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
 from training.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.initialization import check_initialization
+from training.loading import load_model, load_tokenizer, vocab_size_of
 from training.warm_start import read_start, weights_fingerprint
 
 _logger = get_logger(__name__)
@@ -155,55 +150,6 @@ def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
     """
     if settings.drafter.tail_layers:
         TargetTail(target, settings.drafter.tail_layers)
-
-
-def load_model(settings: TargetSettings) -> PreTrainedModel:
-    """Load a target.
-
-    Raises:
-        CheckpointError: it cannot be loaded.
-    """
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            settings.name_or_path, dtype=TORCH_DTYPES[settings.dtype]
-        )
-    except (OSError, ValueError) as error:
-        raise _cannot_load("target", settings, error) from error
-
-
-def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
-    """Load a target's tokenizer.
-
-    Raises:
-        CheckpointError: it cannot be loaded.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(settings.name_or_path)
-    except (OSError, ValueError) as error:
-        raise _cannot_load("tokenizer", settings, error) from error
-
-
-def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
-    """Return how many tokens a target knows; its weights are not loaded.
-
-    Raises:
-        CheckpointError: it has no config that can be read.
-    """
-    if model is not None:
-        return int(model.config.get_text_config().vocab_size)
-    try:
-        return int(AutoConfig.from_pretrained(settings.name_or_path).get_text_config().vocab_size)
-    except (AttributeError, OSError, ValueError) as error:
-        raise _cannot_load("target", settings, error) from error
-
-
-def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot load the {what} of {settings.name_or_path}",
-        expected="a folder or hub id of a causal language model with its tokenizer",
-        got=str(error).strip().splitlines()[0],
-        remedy="check target.name_or_path",
-    )
 
 
 def _start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:

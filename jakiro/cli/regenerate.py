@@ -48,7 +48,8 @@ def regenerate(
     from jakiro.settings import validate_settings
     from training.data.sources import find_sources
     from training.regeneration.output_file import OutputFile
-    from training.regeneration.regenerator import RegenerationSettings, Regenerator
+    from training.regeneration.regenerator import Regenerator
+    from training.regeneration.settings import RegenerationSettings
 
     values = {
         "temperature": temperature,

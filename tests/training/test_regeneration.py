@@ -23,7 +23,8 @@ from jakiro.target import TargetAdapter
 from training.data.documents import encode_documents
 from training.data.sources import find_sources
 from training.regeneration.output_file import OutputFile
-from training.regeneration.regenerator import RegenerationSettings, Regenerator, Written
+from training.regeneration.regenerator import Regenerator, Written
+from training.regeneration.settings import RegenerationSettings, identify
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
 CHATS = [
@@ -162,9 +163,7 @@ def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
     settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
     deciders = (None, LookupDrafter(), AdedDrafter(), tiny_drafter(TargetAdapter(target)))
     identities = [
-        Regenerator(SpeculativeDecoder(target, one, TOKENIZER), settings).identity(
-            find_sources([str(data)])
-        )
+        identify(SpeculativeDecoder(target, one, TOKENIZER), settings, find_sources([str(data)]))
         for one in deciders
     ]
     assert len({identity["drafter"] for identity in identities}) == len(deciders)
@@ -229,7 +228,7 @@ def test_a_file_that_another_process_writes_is_refused(
     one = regenerator(target)
     sources, out = find_sources([str(data)]), tmp_path / "out.jsonl"
     with (
-        OutputFile(out).claim(one.identity(sources)),
+        OutputFile(out).claim({}),
         pytest.raises(ConfigError, match="another process is writing"),
     ):
         one.write(sources, OutputFile(out))
