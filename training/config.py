@@ -37,10 +37,10 @@ class DataSettings(Settings):
         paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
             `name:split`.
         row_length: tokens of a packed row; longer documents are split.
-        held_out: documents kept out of training, to measure on.
+        held_out: rows of data, such as conversations, kept out of training to measure on.
         skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
             ends the run.
-        share: of the other documents, those to train on; a smaller share is part of a larger one.
+        share: of the other rows, those to train on; a smaller share is part of a larger one.
         cache_folder: where tokens are kept between runs; None for the user's cache.
     """
 
@@ -168,7 +168,8 @@ class EvaluationSettings(Settings):
 
     Attributes:
         every: steps between evaluations, the first before any step; None for one at the end.
-        prompts: a file of `{"text"}` or `{"messages"}` rows; None for starts of held-out documents.
+        prompts: a file as `jakiro bench` reads it, or of `{"text"}` rows; of dialogues the first
+            turn is answered. None for starts of held-out conversations.
         num_prompts: how many are decoded; 0 for none.
         prompt_tokens: how much of a held-out text without response mask becomes its prompt.
         max_new_tokens: length of each answer.

@@ -76,17 +76,17 @@ class FiniteWatch:
             expected="numbers",
             got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
             # The same settings would lead there again, unless it was the device's fault.
-            remedy="look at these documents, or lower optimizer.learning_rate or set "
+            remedy="look at these rows of data, or lower optimizer.learning_rate or set "
             "optimizer.clip in another run_folder; or start again, and the run repeats the steps "
             f"since its last good checkpoint: {last}",
         )
 
     def _sources(self, step: int, batches: Iterable[int]) -> str:
-        rows: dict[int, list[int]] = {}
+        rows: dict[int, str] = {}
         for number in batches:
             begin = number * self._size
             rows |= self._sampler.sources(step, begin, begin + self._size)
-        named = [f"row {row} (documents {_listed(of)})" for row, of in rows.items()]
+        named = [f"packed row {row + 1} ({of})" for row, of in rows.items()]
         return ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
 
     def _none(self) -> Tensor:
@@ -167,7 +167,3 @@ def _savings(settings: TrainSettings) -> Iterator[str]:
         yield f"raise engine.zero_stage ({engine.zero_stage})"
     if not engine.offload_optimizer:
         yield "set engine.offload_optimizer=true"
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

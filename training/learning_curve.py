@@ -18,7 +18,8 @@ from jakiro.files import write_atomically
 from training.config import TrainSettings
 from training.data.packing import PackedRows
 from training.held_out import choose_held_out
-from training.preparation import load_tokenizer, open_store
+from training.loading import load_tokenizer
+from training.preparation import open_store
 from training.run_folder import RunFolder
 
 _SPREAD = 2.0  # standard errors within which a difference may be chance

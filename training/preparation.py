@@ -5,31 +5,27 @@ from dataclasses import dataclass
 
 from jaxtyping import Int
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 
-from inference.prompts import Prompt
+from inference.limits import check_length
+from inference.prompts import Prompt, encode_prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError, DataError
+from jakiro.errors import ConfigError, DataError
 from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
 from jakiro.target_tail import TargetTail
 from training.adapters import check_adapters
-from training.config import TORCH_DTYPES, TargetSettings, TrainSettings
+from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.packing import PackedRows
 from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
 from training.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.initialization import check_initialization
+from training.loading import load_model, load_tokenizer, vocab_size_of
 from training.warm_start import read_start, weights_fingerprint
 
 _logger = get_logger(__name__)
@@ -77,6 +73,10 @@ class Prepared:
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
         }
+        # Where a row of data is several documents, an earlier version chose among these.
+        chooses = self.settings.data.held_out > 0 or self.settings.data.share < 1
+        if chooses and len(self.rows.store.first_documents) < self.rows.store.num_documents:
+            facts["held_out_by"] = "rows of data"
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
         return facts
@@ -104,7 +104,7 @@ def prepare(
         drafter_config=config,
         rows=_pack(store, train, settings),
         held_out=PackedRows(store, held_out, settings.data.row_length),
-        prompts=_prompts(settings, store, held_out, target),
+        prompts=_prompts(settings, store, held_out, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target),
         start=_start(settings, config),
@@ -152,55 +152,6 @@ def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
         TargetTail(target, settings.drafter.tail_layers)
 
 
-def load_model(settings: TargetSettings) -> PreTrainedModel:
-    """Load a target.
-
-    Raises:
-        CheckpointError: it cannot be loaded.
-    """
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            settings.name_or_path, dtype=TORCH_DTYPES[settings.dtype]
-        )
-    except (OSError, ValueError) as error:
-        raise _cannot_load("target", settings, error) from error
-
-
-def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
-    """Load a target's tokenizer.
-
-    Raises:
-        CheckpointError: it cannot be loaded.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(settings.name_or_path)
-    except (OSError, ValueError) as error:
-        raise _cannot_load("tokenizer", settings, error) from error
-
-
-def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
-    """Return how many tokens a target knows; its weights are not loaded.
-
-    Raises:
-        CheckpointError: it has no config that can be read.
-    """
-    if model is not None:
-        return int(model.config.get_text_config().vocab_size)
-    try:
-        return int(AutoConfig.from_pretrained(settings.name_or_path).get_text_config().vocab_size)
-    except (AttributeError, OSError, ValueError) as error:
-        raise _cannot_load("target", settings, error) from error
-
-
-def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot load the {what} of {settings.name_or_path}",
-        expected="a folder or hub id of a causal language model with its tokenizer",
-        got=str(error).strip().splitlines()[0],
-        remedy="check target.name_or_path",
-    )
-
-
 def _start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
     start = read_start(settings, config)
     if start is not None and settings.lora is not None:
@@ -240,15 +191,23 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
 
 
 def _prompts(
-    settings: TrainSettings, store: TokenStore, held_out: Documents, target: TargetAdapter
+    settings: TrainSettings,
+    store: TokenStore,
+    held_out: Documents,
+    target: TargetAdapter,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[Prompt]:
-    evaluation = settings.evaluation
-    if evaluation.prompts is not None:
-        return read_prompts(evaluation.prompts, evaluation.num_prompts)
-    return prompts_of(
-        store,
-        held_out,
-        prompt_tokens=evaluation.prompt_tokens,
-        longest=target.spec.max_position - evaluation.max_new_tokens,
-        count=evaluation.num_prompts,
-    )
+    evaluation, longest = settings.evaluation, target.spec.max_position
+    if evaluation.prompts is None:
+        return prompts_of(
+            store,
+            held_out,
+            prompt_tokens=evaluation.prompt_tokens,
+            longest=longest - evaluation.max_new_tokens,
+            count=evaluation.num_prompts,
+        )
+    prompts = read_prompts(evaluation.prompts, evaluation.num_prompts)
+    for number, prompt in enumerate(prompts, start=1):  # now, for they are decoded late
+        length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
+        check_length(length, length + evaluation.max_new_tokens, longest, number)
+    return prompts

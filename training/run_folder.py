@@ -14,34 +14,14 @@ from filelock import FileLock, Timeout
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder, write_atomically
+from jakiro.logs import get_logger
 from jakiro.provenance import write_provenance
-from jakiro.settings import flattened
 from training.adapters import save_adapters
 from training.config import TrainSettings
 from training.model_card import model_card
+from training.run_identity import difference, identity
 
-# What does not change a run's result: where things lie, how often progress is kept, and what is in
-# which memory at a time. Data, target and the drafter that another one starts from are compared by
-# fingerprint instead.
-_FREE: Any = {
-    "run_folder": True,
-    "checkpoint": True,
-    "log_every": True,
-    "target": {"name_or_path"},
-    "initialize": {"drafter"},
-    "data": {"paths", "cache_folder"},
-    "features": {"folder"},
-    "batch": {"micro_batch"},
-    "objective": {"chunk_rows"},
-    "engine": {
-        *("device", "zero_stage", "activation_checkpointing"),
-        *("offload_optimizer", "offload_parameters"),
-    },
-}
-
-
-_REQUIRED: Any = {"target": {"name_or_path": "any"}, "data": {"paths": ["any"]}}
-_DEFAULTS = {"settings": TrainSettings.model_validate(_REQUIRED).model_dump(mode="json")}
+_logger = get_logger(__name__)
 
 
 class RunFolder:
@@ -79,9 +59,16 @@ class RunFolder:
         """Whether the run has come to its end."""
         return self.drafter.is_dir()
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything of the run would be lost: a checkpoint, `best` or the drafter."""
+        return self.is_finished or self.best.exists() or any(self.checkpoints.glob("step-*"))
+
     @contextmanager
     def claim(self, settings: TrainSettings, facts: Mapping[str, str]) -> Iterator[None]:
         """Own the folder for this run, while no other process trains in it.
+
+        A run that left nothing but its settings gives way to any other one.
 
         Args:
             settings: of the run; kept in `config.yaml`.
@@ -109,9 +96,15 @@ class RunFolder:
         Raises:
             ConfigError: it belongs to another run.
         """
-        record = self.path / "run.json"
-        if record.exists():
-            _require_same(self.path, json.loads(record.read_text()), _identity(settings, facts))
+        found = self._difference(settings, facts) if self.holds_work else None
+        if found is not None:
+            name, expected, got = found
+            raise ConfigError(
+                f"the run folder {self.path} holds a run with other settings ({name} differs)",
+                expected=expected,
+                got=got,
+                remedy="choose another run_folder, or repeat the settings in its config.yaml",
+            )
 
     def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
         """Write the adapters of a drafter by themselves; see `save_adapters`."""
@@ -154,10 +147,28 @@ class RunFolder:
 
     def _check_or_found(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
         self.check(settings, facts)
-        record = self.path / "run.json"
-        if not record.exists():
-            write_provenance(self.path, settings)
-            write_atomically(record, json.dumps(_identity(settings, facts), indent=2))
+        if self._record.exists() and self.holds_work:
+            return
+        if (found := self._difference(settings, facts)) is not None:
+            name, before, now = found
+            _logger.info(
+                f"{self.path} holds no checkpoint of an earlier run with other settings, and "
+                f"becomes this one's ({name} was {before}, is {now})"
+            )
+        write_provenance(self.path, settings)
+        write_atomically(self._record, json.dumps(identity(settings, facts), indent=2))
+
+    @property
+    def _record(self) -> Path:
+        return self.path / "run.json"
+
+    def _difference(
+        self, settings: TrainSettings, facts: Mapping[str, str]
+    ) -> tuple[str, Any, Any] | None:
+        """Return the first thing that is not as in the folder's record, and both values."""
+        if not self._record.exists():
+            return None
+        return difference(json.loads(self._record.read_text()), identity(settings, facts))
 
 
 def settle(partial: Path, final: Path) -> None:
@@ -175,31 +186,3 @@ def _bring_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
-    return {"settings": settings.model_dump(mode="json", exclude=_FREE), **facts}
-
-
-def _require_same(path: Path, recorded: dict[str, Any], identity: dict[str, Any]) -> None:
-    # A setting that the run's version did not have yet had the effect of today's default.
-    then, now = _named(recorded), _named(identity)
-    before = _named(_DEFAULTS) | then
-    for name in sorted((then.keys() | now.keys()) - _free_names()):
-        if before.get(name) != now.get(name):
-            raise ConfigError(
-                f"the run folder {path} holds a run with other settings ({name} differs)",
-                expected=before.get(name),
-                got=now.get(name),
-                remedy="choose another run_folder, or repeat the settings in its config.yaml",
-            )
-
-
-def _free_names() -> set[str]:
-    """Return the settings that no longer count, which the record of an earlier version may have."""
-    defaults = TrainSettings.model_validate(_REQUIRED)
-    return _named(_DEFAULTS).keys() - _named(_identity(defaults, {})).keys()
-
-
-def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix("settings."): value for key, value in flattened(values)}

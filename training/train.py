@@ -47,6 +47,7 @@ def train(
     Raises:
         ConfigError: settings do not fit together, or the run folder holds another run.
         DataError: data is missing or malformed, or holds nothing to learn from.
+        PromptError: the prompts to evaluate on cannot be decoded.
         CheckpointError: the target or a checkpoint cannot be loaded.
         TargetNotSupported: the target cannot be drafted for.
         NumericalError: a loss is not finite.

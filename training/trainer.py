@@ -129,11 +129,9 @@ class Trainer:
 
     def _batches(self, step: int) -> dict[int, Batch]:
         """Return this process's micro-batches of a step, by the first of the step's rows."""
-        size = self._settings.batch.micro_batch
-        stride = size * self._processes.count
-        first = size * self._processes.rank
-        begins = range(first, self._settings.batch.rows, stride)
-        return {begin: self._sampler.batch(step, begin, begin + size) for begin in begins}
+        return self._sampler.micro_batches(
+            step, self._settings.batch.micro_batch, self._processes.rank, self._processes.count
+        )
 
     def _count_positions(self, batches: Iterable[Batch]) -> Tensor:
         count = sum(count_positions(batch) for batch in batches)

@@ -62,7 +62,29 @@ def read_bench_prompts(path: Path) -> list[BenchPrompt]:
     Raises:
         PromptError: the file is missing, unreadable or empty, or a line is malformed.
     """
-    return [_from_row(row) for row in read_rows(path)]
+    return [bench_prompt_of(row) for row in read_rows(path)]
+
+
+def bench_prompt_of(row: Row) -> BenchPrompt:
+    """Return the prompt of one line; see `read_bench_prompts`.
+
+    Raises:
+        PromptError: it has none, or several.
+    """
+    given = [key for key in _FORMS if key in row.fields]
+    if len(given) != 1:
+        got = given or list(row.fields)
+        raise row.unusable("exactly one of the keys prompt, turns and messages", got)
+    key, form = given[0], _FORMS[given[0]]
+    content = row.fields[key]
+    if not form.fits(content):
+        raise row.unusable(f"{key!r} to be {form.expected}", content)
+    category = row.fields.get("category", "all")
+    if not is_text(category):
+        raise row.unusable("'category' to be a text that is not empty", category)
+    if key == "turns":
+        return _built([_asked(content[0])], tuple(content[1:]), category)
+    return _built(content, (), category)
 
 
 def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
@@ -86,23 +108,6 @@ class _Form(NamedTuple):
 
     expected: str
     fits: Callable[[Any], bool]
-
-
-def _from_row(row: Row) -> BenchPrompt:
-    given = [key for key in _FORMS if key in row.fields]
-    if len(given) != 1:
-        got = given or list(row.fields)
-        raise row.unusable("exactly one of the keys prompt, turns and messages", got)
-    key, form = given[0], _FORMS[given[0]]
-    content = row.fields[key]
-    if not form.fits(content):
-        raise row.unusable(f"{key!r} to be {form.expected}", content)
-    category = row.fields.get("category", "all")
-    if not is_text(category):
-        raise row.unusable("'category' to be a text that is not empty", category)
-    if key == "turns":
-        return _built([_asked(content[0])], tuple(content[1:]), category)
-    return _built(content, (), category)
 
 
 def _built(first: Prompt, later_turns: tuple[str, ...], category: str) -> BenchPrompt:

@@ -69,7 +69,7 @@ def read_rows(path: Path) -> list[Row]:
             f"{path} holds no prompts",
             expected="one prompt per line",
             got="empty lines or none",
-            remedy="check the name given to --prompts",
+            remedy="check the name of the file of prompts",
         )
     return rows
 
@@ -97,7 +97,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             f"cannot read the prompts in {path}",
             expected="a file of UTF-8 text",
             got=got,
-            remedy="check the name given to --prompts",
+            remedy="check the name of the file of prompts",
         ) from error
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

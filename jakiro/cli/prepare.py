@@ -32,7 +32,7 @@ def prepare(
     from training.data.packing import PackedRows
     from training.data.preview import preview as preview_of
     from training.data.token_store import open_tokens
-    from training.preparation import load_tokenizer, vocab_size_of
+    from training.loading import load_tokenizer, vocab_size_of
 
     settings = TargetSettings(name_or_path=target)
     with quiet_libraries():

@@ -48,7 +48,8 @@ def regenerate(
     from jakiro.settings import validate_settings
     from training.data.sources import find_sources
     from training.regeneration.output_file import OutputFile
-    from training.regeneration.regenerator import RegenerationSettings, Regenerator
+    from training.regeneration.regenerator import Regenerator
+    from training.regeneration.settings import RegenerationSettings
 
     values = {
         "temperature": temperature,
@@ -95,7 +96,8 @@ def _report(written: "Written", num_rows: int, out: Path) -> None:
     )
     if written.cut:
         typer.echo(
-            f"{written.cut:,} answers were cut off before their end; --max-new-tokens allows more"
+            f"{written.cut:,} answers were cut off before their end, and are marked as such; "
+            "--max-new-tokens allows more"
         )
 
 

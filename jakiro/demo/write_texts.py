@@ -19,7 +19,7 @@ from jakiro.demo.texts import TextRecipe, texts_for
 from jakiro.errors import DataError, JakiroError
 from jakiro.files import ensure_new_file, write_atomically
 from training.config import TargetSettings
-from training.preparation import load_model, load_tokenizer
+from training.loading import load_model, load_tokenizer
 from training.processes import choose_device
 
 EXIT_CODE_BAD_INPUT = 2

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from helpers.training import tiny_run
 from torch import Tensor
@@ -51,6 +52,22 @@ def both_views(
     for step in range(-(-2 * rows.num_rows // size)):
         batch = rows.batch(step, 0, size)
         yield online.view(batch), offline.view(batch)
+
+
+def read_share(
+    settings: TrainSettings, count: int, rank: int
+) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
+    """What one of so many processes reads from shards in an epoch: views by step and first row."""
+    inputs = prepare(settings)
+    reader, size = _reader(inputs, is_offline=True), settings.batch.rows
+    rows = Sampler(inputs.rows, rows_per_step=size, rule=anchor_rule(settings), seed=0)
+    return {
+        (step, first): {name: one.numpy() for name, one in tensors(reader.view(batch)).items()}
+        for step in range(-(-rows.num_rows // size))
+        for first, batch in rows.micro_batches(
+            step, settings.batch.micro_batch, rank, count
+        ).items()
+    }
 
 
 def tensors(view: TargetView) -> dict[str, Tensor]:

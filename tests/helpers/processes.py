@@ -19,8 +19,8 @@ from training.config import TrainSettings
 from training.processes import free_port
 from training.train import main
 
-_FORKING = get_context("forkserver")
-_FORKING.set_forkserver_preload(["deepspeed", "training.run", "training.train"])
+FORKING = get_context("forkserver")
+FORKING.set_forkserver_preload(["deepspeed", "training.run", "training.train"])
 _SECONDS = 300.0
 
 
@@ -80,7 +80,7 @@ def start_training(
             **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)},
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": "cpu"},
         }
-        process = _FORKING.Process(target=_run, args=(config, environment, output, file_limit))
+        process = FORKING.Process(target=_run, args=(config, environment, output, file_limit))
         process.start()
         trainees.append(Trainee(process, output))
     return trainees

@@ -43,7 +43,7 @@ def test_prepare_fills_the_cache_that_training_reads(
     said = capsys.readouterr().out
     assert "4 rows read, 2 skipped; 2 documents" in said
     assert re.search(r"2 documents packed into \d rows with [\d.]+% padding; 1 were split", said)
-    monkeypatch.delattr(token_store, "encode_documents")
+    monkeypatch.delattr(token_store, "encode_rows")
     store = open_tokens(
         [str(folder / "data.jsonl")],
         tiny_tokenizer(CHAT_TEMPLATE),
@@ -58,7 +58,7 @@ def test_a_preview_shows_responses_apart(folder: Path, capsys: pytest.CaptureFix
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--preview", "5"]
     assert run(folder, "prepare", *words) == 0
     said = capsys.readouterr().out
-    assert "document 1 of 2" in said
+    assert f"document 1 of 2, {folder / 'data.jsonl'}:1: " in said.replace("\n", "")
     assert "<user>Why?</s><assistant>⟦Because.</s>⟧" in said
     assert "⟦def add_one" in said
 

@@ -46,6 +46,13 @@ def test_a_text_is_all_response_and_ends_with_the_end_of_sequence() -> None:
     assert tokenizer.decode(document.token_ids[:-1].tolist()) == TEXTS[0]
 
 
+def test_a_text_that_was_cut_ends_where_it_was_cut() -> None:
+    tokenizer = tiny_tokenizer()
+    whole, cut = encode(tokenizer, {"text": TEXTS[0]}, {"text": TEXTS[0], "is_cut": True})
+    assert cut.is_response.all()
+    assert cut.token_ids.tolist() == whole.token_ids[:-1].tolist()
+
+
 def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     (document,) = encode(tokenizer, {"messages": CHAT})
@@ -75,7 +82,13 @@ def test_texts_and_conversations_keep_their_order() -> None:
     ("row", "message"),
     [
         ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
-        ({"text": None}, "file:1 is neither a text nor a conversation"),
+        ({"text": None}, "file:1 is neither a text .*, and not null; got: text: null"),
+        ({"messages": None, "id": 3}, "file:1 is neither a text .*; got: messages: null, id"),
+        ({"messages": [None]}, "file:1 has a malformed turn; .* got: None"),
+        ({"messages": [CHAT[1] | {"content": None}]}, "file:1 has a malformed turn"),
+        ({"conversations": [{"from": None, "value": "?"}]}, "file:1 has a malformed turn"),
+        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": None}, "file:1 has unusable loss_mask; .* got: None"),
         ({"text": 3}, "file:1 holds no text; expected: a string; got: int"),
         ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
         ({"messages": "hi"}, "file:1 holds no conversation"),

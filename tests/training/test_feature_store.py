@@ -117,7 +117,8 @@ def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: P
 def test_features_of_another_precision_are_refused(settings: TrainSettings, workshop: Path) -> None:
     refuse(offline_run(workshop, "bf16"), r"\(dtype differs\); expected: bf16; got: fp32")
     halved = offline_run(workshop, target={"dtype": "bf16"})
-    refuse(halved, COMPLAINT + r" \(target_weights differs\)")
+    said = COMPLAINT + r" \(target_dtype differs\); expected: bfloat16; got: float32"
+    refuse(halved, said)
 
 
 def test_a_drafter_that_reads_more_of_its_target_is_refused(

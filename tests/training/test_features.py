@@ -1,8 +1,11 @@
 """What is read from shards is what the target says, and a run learns the same from it."""
 
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -11,11 +14,13 @@ from helpers.features import (
     assert_same,
     both_views,
     offline_run,
+    read_share,
     tensors,
     with_drafter,
     write_features,
 )
 from helpers.models import tiny_llama, tiny_settings
+from helpers.processes import FORKING
 from helpers.training import tiny_run
 from helpers.variants import VARIANTS
 from torch import nn
@@ -44,6 +49,21 @@ def test_batches_from_fp32_shards_are_bit_by_bit_those_of_the_target(
     write_features(settings)
     for online, offline in both_views(settings):
         assert_same(online, offline)
+
+
+def test_two_processes_together_read_the_batches_of_one(workshop: Path) -> None:
+    settings = with_drafter(offline_run(workshop), VARIANTS["hybrid-tail-1"])
+    write_features(settings)
+    whole = read_share(settings, 1, 0)
+    with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
+        shares = [*pool.map(partial(read_share, settings, 2), range(2))]
+    assert shares[0]
+    assert shares[0].keys().isdisjoint(shares[1])
+    assert sorted([*shares[0], *shares[1]]) == sorted(whole)
+    for place, parts in (shares[0] | shares[1]).items():
+        assert parts.keys() == whole[place].keys()
+        for name, part in parts.items():
+            np.testing.assert_array_equal(part, whole[place][name], strict=True)
 
 
 @pytest.mark.parametrize("kind", ["E2-mixture-P1", "hybrid-tail-1", "feedback-fused"])

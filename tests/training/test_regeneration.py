@@ -2,6 +2,7 @@
 
 import json
 import resource
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from jakiro.target import TargetAdapter
 from training.data.documents import encode_documents
 from training.data.sources import find_sources
 from training.regeneration.output_file import OutputFile
-from training.regeneration.regenerator import RegenerationSettings, Regenerator, Written
+from training.regeneration.regenerator import Regenerator, Written
+from training.regeneration.settings import RegenerationSettings, identify
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
 CHATS = [
@@ -86,7 +88,8 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
             output = target.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0)
             new = output[0, inputs["input_ids"].shape[1] :]
             expected = TOKENIZER.decode(new, skip_special_tokens=True)
-            assert row["messages"][index] == {"role": "assistant", "content": expected}
+            assert row["messages"][index]["role"] == "assistant"
+            assert row["messages"][index]["content"] == expected
 
 
 def test_turns_of_others_stay_and_rows_keep_their_form(
@@ -160,9 +163,7 @@ def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
     settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
     deciders = (None, LookupDrafter(), AdedDrafter(), tiny_drafter(TargetAdapter(target)))
     identities = [
-        Regenerator(SpeculativeDecoder(target, one, TOKENIZER), settings).identity(
-            find_sources([str(data)])
-        )
+        identify(SpeculativeDecoder(target, one, TOKENIZER), settings, find_sources([str(data)]))
         for one in deciders
     ]
     assert len({identity["drafter"] for identity in identities}) == len(deciders)
@@ -200,13 +201,34 @@ def test_a_file_of_another_target_or_of_other_data_is_refused(
         write(regenerator(target), data, out)
 
 
+def test_a_file_of_a_target_in_another_dtype_says_so_and_how_to_go_on(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(regenerator(target), data, out)
+    halved = regenerator(deepcopy(target).to(torch.bfloat16))
+    message = (
+        r"\(target_dtype differs\); expected: float32; got: bfloat16; "
+        r"remedy: choose another file, or repeat --dtype float32"
+    )
+    with pytest.raises(ConfigError, match=message):
+        write(halved, data, out)
+    record = out.with_name("out.jsonl.settings")
+    known = json.loads(record.read_text())
+    del known["target_dtype"]  # as an earlier version left it
+    record.write_text(json.dumps(known))
+    assert write(regenerator(target), data, out).rows == 0
+    with pytest.raises(ConfigError, match="target_weights differs"):
+        write(halved, data, out)
+
+
 def test_a_file_that_another_process_writes_is_refused(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
     one = regenerator(target)
     sources, out = find_sources([str(data)]), tmp_path / "out.jsonl"
     with (
-        OutputFile(out).claim(one.identity(sources)),
+        OutputFile(out).claim({}),
         pytest.raises(ConfigError, match="another process is writing"),
     ):
         one.write(sources, OutputFile(out))
@@ -275,6 +297,18 @@ def test_answers_without_an_end_are_counted(
 ) -> None:
     written = write(regenerator(target, max_new_tokens=2), data, tmp_path / "out.jsonl")
     assert 0 < written.cut <= written.answers
+
+
+def test_no_end_is_learnt_of_answers_that_were_cut(data: Path, tmp_path: Path) -> None:
+    endless = regenerator(tiny_llama(vocab=300, max_position_embeddings=256), max_new_tokens=5)
+    written = write(endless, data, tmp_path / "out.jsonl")
+    assert written.cut == written.answers
+    (source,) = find_sources([str(tmp_path / "out.jsonl")])
+    records = [record for record in source.records() if "input_ids" not in record.fields]
+    for document in encode_documents(TOKENIZER, records):
+        learnt = document.token_ids[document.is_response]
+        assert len(learnt)
+        assert TOKENIZER.eos_token_id not in learnt
 
 
 @pytest.fixture

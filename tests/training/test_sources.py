@@ -10,14 +10,14 @@ from helpers.training import write_jsonl
 
 from jakiro.errors import DataError
 from training.data.intake import Intake
-from training.data.sources import HubSource, find_sources
+from training.data.sources import FileSource, HubSource, find_sources
 
 ROWS = [{"text": "one"}, {"text": "two"}]
 
 
 def read(*paths: Path) -> list[tuple[dict, str]]:
     sources = find_sources([str(path) for path in paths])
-    return [tuple(record) for source in sources for record in source.records()]
+    return [record[:2] for source in sources for record in source.records()]
 
 
 def test_json_jsonl_and_parquet_files_hold_the_same_rows(tmp_path: Path) -> None:
@@ -40,6 +40,7 @@ def test_empty_lines_are_passed_over_but_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
     assert [place for _, place in read(path)] == [f"{path}:1", f"{path}:3"]
+    assert [record.number for record in FileSource(path).records()] == [1, 3]
 
 
 @pytest.mark.parametrize("content", ['{"text": "cut', "\x00", "{'text': 1}"])
@@ -90,7 +91,8 @@ def test_a_data_set_by_name_is_read_through_the_datasets_library(
     (tmp_path / "set").mkdir()
     write_jsonl(tmp_path / "set" / "train.jsonl", ROWS)
     source, name = HubSource(str(tmp_path / "set"), "train"), str(tmp_path / "set")
-    assert [*source.records()] == [(row, f"{name}:{n}") for n, row in enumerate(ROWS, start=1)]
+    records = [*source.records()]
+    assert records == [(row, f"{name}:{n}", n, 0) for n, row in enumerate(ROWS, start=1)]
     assert source.fingerprint() == source.fingerprint() != ""
     with pytest.raises(DataError, match="cannot load the data set"):
         list(HubSource(name, "no such split").records())
@@ -108,7 +110,7 @@ def test_malformed_lines_can_be_passed_over_and_are_counted(tmp_path: Path) -> N
     path.write_text('{"text": "one"}\n{"text\n[1]\n{"text": "two"}\n')
     (source,) = find_sources([str(path)])
     intake = Intake(is_skipping=True)
-    assert [fields for fields, _ in source.records(intake)] == ROWS
+    assert [record.fields for record in source.records(intake)] == ROWS
     assert (intake.rows, intake.skipped) == (4, 2)
 
 

@@ -41,6 +41,25 @@ def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[st
     return [text for is_response, text in parts(tokenizer, document) if is_response]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("cut", [1, 3])
+def test_no_end_is_learnt_of_an_answer_that_was_cut(name: str, cut: int) -> None:
+    tokenizer = family_tokenizer(name)
+    chat = [turn | {"is_cut": True} if n == cut else turn for n, turn in enumerate(CHAT)]
+    whole, marked = (encode(tokenizer, {"messages": one}) for one in (CHAT, chat))
+    for before, after in zip(whole, marked, strict=True):
+        np.testing.assert_array_equal(before.token_ids, after.token_ids)
+    before, after = (
+        [text for document in one for text in responses(tokenizer, document)]
+        for one in (whole, marked)
+    )
+    changed, kept = (0, 1) if cut == 1 else (1, 0)
+    assert after[kept] == before[kept]
+    assert after[changed].endswith(CHAT[cut]["content"])
+    assert before[changed].startswith(after[changed])
+    assert len(before[changed]) > len(after[changed])
+
+
 @pytest.mark.parametrize(
     ("name", "messages", "expected"),
     [

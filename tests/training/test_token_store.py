@@ -29,7 +29,7 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the data was read again")
 
-    monkeypatch.setattr(token_store, "encode_documents", refuse)
+    monkeypatch.setattr(token_store, "encode_rows", refuse)
 
 
 def test_documents_come_back_as_they_were_encoded(tmp_path: Path, data: Path) -> None:
@@ -128,6 +128,21 @@ def test_tokens_in_the_cache_are_refused_for_a_target_that_lacks_some(
         open_tokens(**options, cache_folder=cache, vocab_size=highest)
 
 
+def test_documents_know_their_lines_whatever_came_between(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]}, {"text": ""}])
+    second = write_jsonl(tmp_path / "b.jsonl", [{"no": 1}, {"text": "more"}])
+    second.write_text("\n" + second.read_text())
+    paths = [str(first), str(second)]
+    for _ in range(2):  # read, and out of the cache
+        store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+        assert store.describe([0]) == f"{first}:1"
+        assert store.describe([0, 1]) == f"{first}:1, {second}:3"
+    second = second.rename(tmp_path / "moved.jsonl")
+    paths = [str(first), str(second)]
+    store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+    assert store.describe([1]) == f"{second}:3"
+
+
 def test_a_fingerprint_of_an_earlier_version_still_holds(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "chats.jsonl", [{"messages": CHAT}])
     plain = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
@@ -144,12 +159,13 @@ def test_a_cache_of_an_earlier_version_is_read_anew(tmp_path: Path, data: Path) 
     first = open_in(tmp_path, data)
     (sizes,) = (tmp_path / "cache").glob("*/sizes.json")
     known = json.loads(sizes.read_text())
-    for name in ("counts.json", "hashes.npy"):
+    for name in ("counts.json", "hashes.npy", "rows.npy"):
         (sizes.parent / name).unlink()
         del known[name]
     sizes.write_text(json.dumps(known))
     again = open_in(tmp_path, data)
     assert again.counts == first.counts
+    assert again.places is not None
     assert again.fingerprint == first.fingerprint
 
 

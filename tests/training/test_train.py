@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError
+from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, PromptError
 from jakiro.settings import dump_settings
 from training.config import TrainSettings
 from training.journal import read_evaluations, read_metrics
@@ -245,6 +245,34 @@ def test_a_folder_with_another_run_is_refused(
         train(tiny_run(workshop, **{"steps": 2, **changes}))
 
 
+def test_a_folder_whose_run_left_nothing_but_its_settings_takes_others(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(JakiroDrafter, "remember", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(tiny_run(workshop, steps=2, seed=1))
+    assert (workshop / "run" / "run.json").exists()
+    caplog.set_level("INFO")
+    settings = tiny_run(workshop, steps=2)
+    train(settings)
+    assert "becomes this one's (seed was 1, is 0)" in caplog.text
+    assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
+    train(settings)
+
+
+@pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])
+def test_a_folder_with_anything_that_a_run_has_learnt_takes_no_other_settings(
+    workshop: Path, left: str
+) -> None:
+    train(tiny_run(workshop, steps=2))
+    for name in {"best", "drafter", "checkpoints"} - {left}:
+        path = workshop / "run" / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    with pytest.raises(ConfigError, match=r"seed differs"):
+        train(tiny_run(workshop, steps=2, seed=1))
+
+
 def test_a_folder_with_a_run_on_other_data_is_refused(workshop: Path) -> None:
     train(tiny_run(workshop, steps=2))
     write_jsonl(workshop / "texts.jsonl", [{"text": "other words " * 9}] * 4)
@@ -269,7 +297,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(workshop: Path) -> 
         ({"data": {"row_length": 1000}}, ConfigError, "longer than the target's context"),
         ({"batch": {"rows": 3}}, ConfigError, r"batch\.rows cannot be shared out evenly"),
         ({"target": {"name_or_path": "./missing"}}, CheckpointError, "cannot load the tokenizer"),
-        ({"evaluation": {"prompts": "./missing.jsonl"}}, DataError, "no file or folder"),
+        ({"evaluation": {"prompts": "./missing.jsonl"}}, PromptError, "cannot read the prompts"),
         ({"drafter": {"memory": {"layers": [3]}}}, ConfigError, "layers that the target does not"),
     ],
 )
@@ -304,6 +332,24 @@ def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
     folder = train(settings)
     record = JakiroDrafter.from_pretrained(folder).config.record
     assert record["evaluation"]["decoding"][0]["tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "def " * 200}, "prompt 1 and its new tokens do not fit"),
+        ({"turns": ["def"]}, "the tokenizer has no chat template"),
+        ({"prompt": [300]}, "ids that the target does not have"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded_are_refused_before_the_first_step(
+    workshop: Path, row: dict[str, Any], message: str
+) -> None:
+    write_jsonl(workshop / "prompts.jsonl", [row])
+    settings = tiny_run(workshop, evaluation={"prompts": str(workshop / "prompts.jsonl")})
+    with pytest.raises(PromptError, match=message):
+        train(settings)
+    assert not settings.run_folder.exists()
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from training.ablation.sweep import parse_sweep
 from training.ablation.tables import to_csv, to_markdown, to_terminal
 from training.ablation.trees import parse_trees, prompts_to_choose_on
 from training.config import TrainSettings
-from training.preparation import check_arm, load_model, load_tokenizer, prepare
+from training.loading import load_model, load_tokenizer
+from training.preparation import check_arm, prepare
 
 _logger = get_logger(__name__)
 

@@ -12,6 +12,9 @@ Message = dict[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 
+# Under this key `jakiro regenerate` says that the end of a turn or text is missing.
+CUT = "is_cut"
+
 # What templates may read of a turn beside its role and content.
 _MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
@@ -75,7 +78,8 @@ def _parse_turn(turn: Any, place: str) -> Message:
             got=repr(turn)[:80],
         )
     spoken = {} if content is None else {"content": content}
-    return {"role": _ROLES.get(role, role), **spoken, **more}
+    cut = {CUT: True} if content is not None and fields.get(CUT) is True else {}
+    return {"role": _ROLES.get(role, role), **spoken, **more, **cut}
 
 
 def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:

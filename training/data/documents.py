@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import parse_chat
+from training.data.chat import CUT, parse_chat
 from training.data.intake import Intake, RowError
 from training.data.rendering import Rendered, render_chat
 from training.data.sources import Record
@@ -24,8 +24,15 @@ class Document(NamedTuple):
     is_response: npt.NDArray[np.bool_]
 
 
-_Part = str | Rendered | Document  # a text, a text with its responses, or tokens
-_Parts = tuple[str, list[_Part]]  # with the place of their row
+class _Text(NamedTuple):
+    """A text that is all response, perhaps without its end."""
+
+    text: str
+    is_cut: bool
+
+
+_Part = _Text | Rendered | Document  # a text, a text with its responses, or tokens
+_Parts = tuple[Record, list[_Part]]  # with their row
 
 
 def encode_documents(
@@ -34,12 +41,23 @@ def encode_documents(
     intake: Intake | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[Document]:
+    """Yield the tokens of all rows, one document after another; see `encode_rows`."""
+    for _, documents in encode_rows(tokenizer, records, intake, vocab_size):
+        yield from documents
+
+
+def encode_rows(
+    tokenizer: PreTrainedTokenizerBase,
+    records: Iterable[Record],
+    intake: Intake | None = None,
+    vocab_size: int | None = None,
+) -> Iterator[tuple[Record, list[Document]]]:
     """Yield the tokens of each row; of a conversation there may be several documents.
 
     Rows are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
     "value"}]}` or `{"input_ids", "loss_mask"}`. A text counts as response from beginning to end and
     is closed by the end-of-sequence token; of a conversation the assistant's turns count, of tokens
-    those whose mask is 1.
+    those whose mask is 1. A text or turn with `"is_cut": true` has no end that is to be learnt.
 
     Args:
         tokenizer: the target's.
@@ -55,28 +73,30 @@ def encode_documents(
     while group := list(islice(remaining, BATCH)):
         rows = [row for record in group for row in _read(tokenizer, record, intake)]
         documents = _encode(tokenizer, [part for _, parts in rows for part in parts])
-        for place, parts in rows:
+        for record, parts in rows:
             own = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, own, strict=True):
-                    _check(document, place, vocab_size, is_text=isinstance(part, str))
-                yield from own
+                    _check(document, record.place, vocab_size, is_text=isinstance(part, _Text))
+                yield record, own
 
 
 def form_of(record: Record) -> str:
     """Return the key that says which form a row has.
 
     Raises:
-        RowError: it has none of them, or several, of which one would be taken silently.
+        RowError: it has none of them, or nothing but null under it, or several, of which one would
+            be taken silently.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
         return given[0]
     what = "has several forms at once" if given else "is neither a text nor a conversation"
+    shown = (f"{key}: null" if value is None else key for key, value in record.fields.items())
     raise RowError(
         f"{record.place} {what}",
-        expected=f"one of the keys {', '.join(FORMS)}",
-        got=", ".join(given or record.fields) or "no keys",
+        expected=f"one of the keys {', '.join(FORMS)}, and not null",
+        got=", ".join(given or shown) or "no keys",
         remedy="leave one of them" if given else None,
     )
 
@@ -130,16 +150,16 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             chat = parse_chat(record.fields[key], record.fields.get("tools"), record.place)
             parts = [*render_chat(tokenizer, chat)]
             intake.rich += chat.is_rich
-        yield record.place, parts
+        yield record, parts
 
 
-def _text(record: Record) -> str:
+def _text(record: Record) -> _Text:
     text = record.fields["text"]
     if not isinstance(text, str):
         raise RowError(
             f"{record.place} holds no text", expected="a string", got=type(text).__name__
         )
-    return text
+    return _Text(text, is_cut=record.fields.get(CUT) is True)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Iterator[Document]:
@@ -147,10 +167,11 @@ def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Itera
         yield from _ENCODERS[kind](tokenizer, list(same))
 
 
-def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[Document]:
+def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text]) -> Iterator[Document]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for ids in tokenizer(list(texts), verbose=False)["input_ids"]:
-        closed = ids if ids[-1:] == end else ids + end
+    encoded = tokenizer([one.text for one in texts], verbose=False)["input_ids"]
+    for ids, (_, is_cut) in zip(encoded, texts, strict=True):
+        closed = ids if is_cut or ids[-1:] == end else ids + end
         yield Document(np.array(closed, np.int32), np.ones(len(closed), np.bool_))
 
 
@@ -175,7 +196,7 @@ def _keep(_: PreTrainedTokenizerBase, documents: Sequence[Document]) -> Iterator
     yield from documents
 
 
-_ENCODERS: dict[type, Any] = {str: _encode_texts, Rendered: _encode_chats, Document: _keep}
+_ENCODERS: dict[type, Any] = {_Text: _encode_texts, Rendered: _encode_chats, Document: _keep}
 
 
 def _check(document: Document, place: str, vocab_size: int | None, is_text: bool) -> None:

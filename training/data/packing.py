@@ -107,10 +107,11 @@ class PackedRows:
         row.positions[begin:] -= begin
         return row
 
-    def documents(self, index: int) -> list[int]:
-        """Return which of the store's documents a row holds, by their place in it."""
+    def describe(self, index: int) -> str:
+        """Return where the documents of a row stand in the data."""
         begins = self._pieces.starts[self._ends[index] : self._ends[index + 1]]
-        return [int(one) - 1 for one in np.searchsorted(self.store.starts, begins, "right")]
+        after = np.searchsorted(self.store.starts, begins, "right")
+        return self.store.describe([int(one) - 1 for one in after])
 
 
 def collate(rows: Iterable[RowWithAnchors], is_narrow: bool = False) -> Batch:

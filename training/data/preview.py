@@ -30,8 +30,9 @@ def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -
 
 def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, place: int) -> Text:
     ids, mask = store.document(place)
-    title = f"document {place + 1:,} of {store.num_documents:,}: {len(ids):,} tokens, "
-    text = Text.assemble((f"{title}{int(mask.sum()):,} of responses\n", "bold"))
+    title = f"document {place + 1:,} of {store.num_documents:,}, {store.describe([place])}: "
+    counts = f"{len(ids):,} tokens, {int(mask.sum()):,} of responses\n"
+    text = Text.assemble((title + counts, "bold"))
     shown, mask = ids[:SHOWN], mask[:SHOWN]
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(shown)]
     for begin, end in pairwise(borders):

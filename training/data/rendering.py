@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
-from training.data.chat import Chat
+from training.data.chat import CUT, Chat
 from training.data.intake import RowError
 
 # What templates raise on purpose, and what their expressions do on turns they were not made for.
@@ -41,19 +41,24 @@ class Rendered(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """The text that asks for a turn, generation prompt included, and the one that ends with it."""
+    """The text that asks for a turn, generation prompt included, and the one that ends with it.
+
+    `num_unsaid` characters at the end are those of an end that a cut answer never came to.
+    """
 
     number: int
     asked: str
     answered: str
+    num_unsaid: int
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
     """Return the conversation as the template writes it, with the spans of the assistant's turns.
 
-    A span is what a turn adds to the text that asks for it, thoughts included. That is one text,
-    unless the template rewrites earlier turns when later ones follow, as those that forget earlier
-    thoughts do: then each turn gets a text of its own, which is what decoding sees.
+    A span is what a turn adds to the text that asks for it, thoughts included, and without the end
+    that the template sets behind an answer that was cut. That is one text, unless the template
+    rewrites earlier turns when later ones follow, as those that forget earlier thoughts do: then
+    each turn gets a text of its own, which is what decoding sees.
 
     Raises:
         DataError: the tokenizer has no template.
@@ -66,7 +71,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
         if all(one.answered.startswith(one.asked) for one in turns) and all(
             whole.startswith(one.answered) for one in turns
         ):
-            spans = tuple(Span(len(one.asked), len(one.answered)) for one in turns)
+            spans = tuple(Span(len(one.asked), len(one.answered) - one.num_unsaid) for one in turns)
             return [Rendered(whole, spans)]
         return [_alone(tokenizer, template, chat, one) for one in turns]
     except _FAULTS as error:
@@ -114,7 +119,13 @@ def reads_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def _ask(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, index: int) -> _Turn:
     asked = _apply(tokenizer, template, chat, index, is_asking=True)
-    return _Turn(index, asked, _apply(tokenizer, template, chat, index + 1))
+    answered = _apply(tokenizer, template, chat, index + 1)
+    num_unsaid = 0
+    if CUT in chat.messages[index]:
+        said = chat.messages[index]["content"]
+        others = _with_other_answers(tokenizer, template, chat, index, (said + "0", said + "A"))
+        num_unsaid = len(answered) - min(_count_shared(answered, other) for other in others)
+    return _Turn(index, asked, answered, num_unsaid)
 
 
 def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn) -> Rendered:
@@ -122,17 +133,14 @@ def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: 
     if not text.startswith(turn.asked):  # the answer itself rewrites what comes before it
         begin = _begin_of_answer(tokenizer, template, chat, turn)
         text = turn.asked + turn.answered[begin:]
-    return Rendered(text, (Span(len(turn.asked), len(text)),))
+    return Rendered(text, (Span(len(turn.asked), len(text) - turn.num_unsaid),))
 
 
 def _begin_of_answer(
     tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn
 ) -> int:
     """Return where the text with an answer would go on otherwise, had the answer been another."""
-    others = [
-        _apply(tokenizer, template, _answered_by(chat, turn.number, other), turn.number + 1)
-        for other in ("0", "A")  # one of them begins unlike the answer
-    ]
+    others = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
     begin = min(_count_shared(turn.answered, other) for other in others)
     before = turn.answered[:begin]
     # White space that the template sets before an answer is part of it, unless it was asked with.
@@ -146,9 +154,19 @@ def _count_shared(one: str, other: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _answered_by(chat: Chat, index: int, content: str) -> Chat:
-    turn = {**chat.messages[index], "content": content}
-    return chat._replace(messages=[*chat.messages[:index], turn])
+def _with_other_answers(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    chat: Chat,
+    index: int,
+    contents: tuple[str, str],
+) -> list[str]:
+    """Return the texts that end with a turn, had it said this; one of two ends or begins unlike."""
+    others = ([*chat.messages[:index], chat.messages[index] | {"content": one}] for one in contents)
+    return [
+        _apply(tokenizer, template, chat._replace(messages=messages), index + 1)
+        for messages in others
+    ]
 
 
 def _apply(

@@ -59,11 +59,23 @@ class Sampler:
         numbers = torch.tensor([number for _, number in places])
         return replace(batch, numbers=self._first_number + numbers)
 
-    def sources(self, step: int, begin: int, end: int) -> dict[int, list[int]]:
-        """Return the packed rows that `batch` reads, by number, each with its documents."""
+    def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
+        """Return one process's part of a step, by the first of the step's rows.
+
+        Args:
+            step: counted from zero.
+            size: rows of a micro-batch.
+            rank: of the process, from zero; those of all ranks make up the step.
+            count: of processes, among which the step's rows can be shared out.
+        """
+        begins = range(size * rank, self._rows_per_step, size * count)
+        return {begin: self.batch(step, begin, begin + size) for begin in begins}
+
+    def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
+        """Return the packed rows that `batch` reads, by number, each with what it is made of."""
         first = step * self._rows_per_step
         numbers = [self._place(index)[1] for index in range(first + begin, first + end)]
-        return {number: self._rows.documents(number) for number in numbers}
+        return {number: self._rows.describe(number) for number in numbers}
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the epoch, and the number of its row at an index that never starts anew."""

@@ -12,10 +12,19 @@ from training.data.intake import Intake, RowError
 
 
 class Record(NamedTuple):
-    """One row of data, and where it stands, such as `chats.jsonl:12`."""
+    """One row of data, and where it stands, such as `chats.jsonl:12`.
+
+    Attributes:
+        fields: of the row.
+        place: for messages.
+        number: of its line (JSONL) or of the row (others) in its source, counted from 1.
+        source: which of several sources, counted from 0.
+    """
 
     fields: dict[str, Any]
     place: str
+    number: int = 0
+    source: int = 0
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,11 @@ class FileSource:
     """A JSONL file, a JSON file with one list, or a Parquet file."""
 
     path: Path
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.path)
 
     def fingerprint(self) -> str:
         """Return a hash of the file's bytes."""
@@ -43,7 +57,7 @@ class FileSource:
             intake.rows += 1
             record = None
             with intake.guard():
-                record = _as_record(row, f"{self.path}:{number}")
+                record = _as_record(row, f"{self.name}:{number}", number)
             if record is not None:
                 yield record
 
@@ -71,7 +85,7 @@ class HubSource:
         intake = intake or Intake()
         for number, fields in enumerate(self._load(), start=1):
             intake.rows += 1
-            yield Record(fields, f"{self.name}:{number}")
+            yield Record(fields, f"{self.name}:{number}", number)
 
     def _load(self) -> Any:
         from datasets import load_dataset  # takes seconds to import; files do not need it
@@ -88,6 +102,13 @@ class HubSource:
 
 
 Source = FileSource | HubSource
+
+
+def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
+    """Yield the rows of all sources, each with the number of its source; see their `records`."""
+    for number, source in enumerate(sources):
+        for record in source.records(intake):
+            yield record._replace(source=number)
 
 
 def is_data(path: Path) -> bool:
@@ -182,11 +203,11 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"cannot read {path}", expected="a Parquet file", got=error) from error
 
 
-def _as_record(row: Any, place: str) -> Record:
+def _as_record(row: Any, place: str, number: int) -> Record:
     fields = _parse(row, place) if isinstance(row, bytes) else row
     if not isinstance(fields, dict):
         raise RowError(f"{place} is no row", expected="an object", got=type(fields).__name__)
-    return Record(fields, place)
+    return Record(fields, place, number)
 
 
 def _parse(line: bytes, place: str) -> Any:

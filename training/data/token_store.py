@@ -1,10 +1,8 @@
 """Tokens of all documents, read once, kept in the cache, and mapped into memory from there."""
 
-import hashlib
 import json
 import shutil
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +15,15 @@ from platformdirs import user_cache_path
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
-from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.files import ensure_writable_folder, fingerprint
 from jakiro.target_record import template_fingerprint, tokenizer_fingerprint
 from training.data.counts import ReadCounts
-from training.data.documents import Document, encode_documents
+from training.data.documents import Document, encode_rows
 from training.data.intake import Intake
+from training.data.places import Places
 from training.data.rendering import reads_clock
-from training.data.sources import Source, find_sources
+from training.data.sources import Source, find_sources, read_all
+from training.data.token_writer import hash_document, write_tokens
 
 # Part of the fingerprint: to be raised whenever the same rows would become other tokens.
 _REVISION = 1
@@ -40,6 +40,7 @@ class TokenStore:
         fingerprint: of the data and the tokenizer.
         counts: of what was read; None for documents that come from no file.
         known_hashes: see `hashes`; None to compute them.
+        places: where the documents stand in the data; None for documents that come from no file.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -48,6 +49,7 @@ class TokenStore:
     fingerprint: str
     counts: ReadCounts | None = None
     known_hashes: npt.NDArray[np.uint64] | None = None
+    places: Places | None = None
 
     @property
     def num_documents(self) -> int:
@@ -65,7 +67,20 @@ class TokenStore:
         if self.known_hashes is not None:
             return self.known_hashes
         documents = map(self.document, range(self.num_documents))
-        return np.array([_hash(document) for document in documents], np.uint64)
+        return np.array([hash_document(document) for document in documents], np.uint64)
+
+    @cached_property
+    def first_documents(self) -> npt.NDArray[np.int64]:
+        """The first document of each row of data; the others of a row follow it."""
+        if self.places is None:
+            return np.arange(self.num_documents)
+        return self.places.first_documents
+
+    def describe(self, documents: Sequence[int]) -> str:
+        """Return where documents stand in the data; counted from 1 if they come from no file."""
+        if self.places is not None:
+            return self.places.describe(documents)
+        return f"documents {', '.join(str(document + 1) for document in documents)}"
 
     def document(self, index: SupportsIndex) -> Document:
         """Return the tokens of one document."""
@@ -108,11 +123,11 @@ def open_tokens(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             intake = Intake(skip_bad_rows)
-            records = (record for source in sources for record in source.records(intake))
-            _write(partial, encode_documents(tokenizer, records, intake, vocab_size), intake)
+            records = read_all(sources, intake)
+            write_tokens(partial, encode_rows(tokenizer, records, intake, vocab_size), intake)
             shutil.rmtree(home, ignore_errors=True)
             partial.rename(home)
-    return _checked(_map(home, identity), vocab_size)
+    return _checked(_map(home, identity, sources), vocab_size)
 
 
 def _identify(
@@ -133,53 +148,11 @@ def _identify(
     )
 
 
-def _write(folder: Path, documents: Iterable[Document], intake: Intake) -> None:
-    starts, hashes = array("q", [0]), array("Q")
-    num_responses, num_dropped, highest_id = 0, 0, 0
-    with (folder / "token_ids").open("wb") as ids, (folder / "is_response").open("wb") as mask:
-        for document in documents:
-            if len(document.token_ids) < 2:  # nothing follows anything
-                num_dropped += 1
-                continue
-            starts.append(starts[-1] + len(document.token_ids))
-            hashes.append(_hash(document))
-            num_responses += int(document.is_response.sum())
-            highest_id = max(highest_id, int(document.token_ids.max()))
-            ids.write(document.token_ids.tobytes())
-            mask.write(document.is_response.tobytes())
-    counts = ReadCounts(
-        rows=intake.rows,
-        skipped=intake.skipped,
-        dropped=num_dropped,
-        documents=len(hashes),
-        tokens=starts[-1],
-        responses=num_responses,
-        rich=intake.rich,
-        highest_id=highest_id,
-    )
-    if num_responses == 0:
-        raise DataError(
-            "the data holds nothing to learn from",
-            expected="documents with response tokens",
-            got=f"{counts.documents} documents without any, {counts.skipped} rows skipped",
-        )
-    np.save(folder / "starts.npy", np.array(starts, np.int64))
-    np.save(folder / "hashes.npy", np.array(hashes, np.uint64))
-    write_atomically(folder / "counts.json", counts.model_dump_json())
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    write_atomically(folder / "sizes.json", json.dumps(sizes))
-
-
-def _hash(document: Document) -> int:
-    digest = hashlib.sha256(document.token_ids.tobytes()).digest()
-    return int.from_bytes(digest[:8], "big")
-
-
 def _is_whole(home: Path) -> bool:
     """Whether all files are there in full; what a crash cut off is read again."""
     try:
         sizes = json.loads((home / "sizes.json").read_bytes())
-        is_known = "counts.json" in sizes  # an earlier version did not count
+        is_known = "rows.npy" in sizes  # an earlier version did not note the rows
         return is_known and all(
             (home / name).stat().st_size == size for name, size in sizes.items()
         )
@@ -187,7 +160,7 @@ def _is_whole(home: Path) -> bool:
         return False
 
 
-def _map(home: Path, identity: str) -> TokenStore:
+def _map(home: Path, identity: str, sources: Sequence[Source]) -> TokenStore:
     counts = ReadCounts.model_validate_json((home / "counts.json").read_bytes())
     return TokenStore(
         token_ids=np.memmap(home / "token_ids", np.int32, mode="r"),
@@ -197,6 +170,9 @@ def _map(home: Path, identity: str) -> TokenStore:
         fingerprint=fingerprint(identity, "rich turns") if counts.rich else identity,
         counts=counts,
         known_hashes=np.load(home / "hashes.npy", mmap_mode="r"),
+        places=Places(
+            tuple(source.name for source in sources), np.load(home / "rows.npy", mmap_mode="r")
+        ),
     )
 
 

@@ -24,10 +24,10 @@ class FeatureIdentity(Settings):
     """What features must have in common with a run that reads them.
 
     Attributes:
+        target_dtype: what it computed in.
         target_weights: hash of every byte of the target's weights, adapters included.
         target_configuration: hash of what else decides its features: its configuration, and how
             adapters are scaled and switched.
-        target_dtype: what it computed in.
         data: fingerprint of data and tokenizer.
         packing: hash of packed rows.
         row_length: tokens of a row.
@@ -36,9 +36,9 @@ class FeatureIdentity(Settings):
         dtype: what the features are kept in.
     """
 
+    target_dtype: str  # before the weights, which then differ, too
     target_weights: str
     target_configuration: str
-    target_dtype: str
     data: str
     packing: str
     row_length: int

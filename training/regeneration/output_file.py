@@ -90,14 +90,23 @@ class OutputFile:
             with self._writing():
                 write_atomically(record, json.dumps(identity, indent=1))
             return
-        known = json.loads(record.read_bytes()) if record.exists() else {}
-        for name, value in identity.items():
-            if known.get(name) != value:
+        if not record.exists():
+            raise ConfigError(
+                f"{self.path} holds rows of another origin",
+                expected="a file that regeneration began",
+                got=f"no {record.name} beside it",
+                remedy="choose another file",
+            )
+        known = json.loads(record.read_bytes())
+        # What an earlier version did not note cannot be compared.
+        for name in (name for name in identity if name in known):
+            if known[name] != identity[name]:
+                option = f" --dtype {known[name]}" if name == "target_dtype" else " the settings"
                 raise ConfigError(
                     f"{self.path} was made with other settings ({name} differs)",
-                    expected=known.get(name, "a file that regeneration began"),
-                    got=value,
-                    remedy="choose another file, or repeat the settings",
+                    expected=known[name],
+                    got=identity[name],
+                    remedy=f"choose another file, or repeat{option}",
                 )
 
     def _find_end(self) -> None:

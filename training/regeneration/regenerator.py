@@ -6,43 +6,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.trained import TrainedDrafter
 from inference.outputs import GenerateOutput
-from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError
-from jakiro.settings import Settings
-from jakiro.target_record import hash_weights, template_fingerprint, tokenizer_fingerprint
 from training.data.intake import Intake, RowError
 from training.data.sources import Record, Source
 from training.regeneration.output_file import OutputFile
 from training.regeneration.rows import Answer, Dialogue, dialogue_over
+from training.regeneration.settings import RegenerationSettings, identify
 
 Advance = Callable[[int], None]  # told how many rows of the data are done
-
-
-class RegenerationSettings(Settings):
-    """How the target answers.
-
-    Attributes:
-        temperature: 0 is greedy; other fields of the law are those of the target's own generation
-            config.
-        max_new_tokens: longest answer.
-        prompt_tokens: start of a text that is continued.
-        seed: of all draws; those of an answer depend on it, the row and the turn alone.
-        batch_size: rows answered together; it decides speed and memory.
-        skip_bad_rows: leave out rows that cannot be used; by default the first one ends the run.
-    """
-
-    temperature: float = Field(0.0, ge=0)
-    max_new_tokens: int = Field(512, ge=1)
-    prompt_tokens: int = Field(64, ge=1)
-    seed: int = Field(0, ge=0)
-    batch_size: int = Field(8, ge=1)
-    skip_bad_rows: bool = False
 
 
 @dataclass
@@ -126,7 +101,7 @@ class Regenerator:
             DataError: data is missing or malformed.
         """
         written, intake = Written(), Intake(self._settings.skip_bad_rows)
-        with output.claim(self.identity(sources)):
+        with output.claim(identify(self._decoder, self._settings, sources)):
             advance(output.last_row)
             missing = self._missing(sources, output.last_row, intake)
             while group := list(islice(missing, self._settings.batch_size)):
@@ -137,27 +112,6 @@ class Regenerator:
                 advance(group[-1].number)
         written.left_out = intake.skipped
         return written
-
-    def identity(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what decides the rows; reads all of the target's weights."""
-        settings, target = self._settings, self._decoder.target
-        facts: dict[str, Any] = {
-            "target_weights": hash_weights(target.model),
-            "generation_config": _law_of(target.model.generation_config),
-            "tokenizer": tokenizer_fingerprint(self._tokenizer),
-            "template": template_fingerprint(self._tokenizer),
-            "data": [source.fingerprint() for source in sources],
-            **settings.model_dump(exclude={"batch_size", "seed"}),
-        }
-        if settings.temperature:  # only then is anything drawn
-            drafter = self._decoder.drafter
-            facts["seed"] = settings.seed
-            facts["drafter"] = (
-                hash_weights(drafter.model)
-                if isinstance(drafter, TrainedDrafter)
-                else _version_of(drafter)
-            )
-        return facts
 
     def _missing(self, sources: Sequence[Source], last_row: int, intake: Intake) -> Iterator[_Open]:
         """Yield rows behind the last one, each with its first question."""
@@ -184,9 +138,10 @@ class Regenerator:
             outputs = self._decode(waiting)
             going_on = []
             for row, output in zip(waiting, outputs, strict=True):
-                self._count(output, written)
+                is_cut = self._is_cut(output)
+                _count(output, is_cut, written)
                 with intake.guard():
-                    self._advance(row, Answer(output.new_token_ids, output.text or ""))
+                    self._advance(row, Answer(output.new_token_ids, output.text or "", is_cut))
                     if row.result is None:
                         going_on.append(row)
             waiting = going_on
@@ -225,16 +180,16 @@ class Regenerator:
             )
         return question
 
-    def _count(self, output: GenerateOutput, written: Written) -> None:
-        written.answers += 1
-        written.tokens += len(output.new_token_ids)
-        written.forwards += output.stats.target_forwards
+    def _is_cut(self, output: GenerateOutput) -> bool:
         is_long = len(output.new_token_ids) >= self._settings.max_new_tokens
-        written.cut += is_long and output.new_token_ids[-1] not in _ends(self._decoder)
+        return is_long and output.new_token_ids[-1] not in _ends(self._decoder)
 
 
-def _version_of(drafter: Drafter | None) -> str | None:
-    return None if drafter is None else drafter.version
+def _count(output: GenerateOutput, is_cut: bool, written: Written) -> None:
+    written.answers += 1
+    written.cut += is_cut
+    written.tokens += len(output.new_token_ids)
+    written.forwards += output.stats.target_forwards
 
 
 def _key(*parts: int) -> int:
@@ -249,8 +204,3 @@ def _ends(decoder: SpeculativeDecoder) -> list[int]:
     if ends is None:
         return []
     return ends if isinstance(ends, list) else [ends]
-
-
-def _law_of(config: Any) -> dict[str, Any]:
-    known = {} if config is None else config.to_diff_dict()
-    return {name: value for name, value in known.items() if name != "transformers_version"}

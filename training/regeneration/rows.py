@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import Chat, parse_chat
+from training.data.chat import CUT, Chat, parse_chat
 from training.data.documents import form_of, read_tokens
 from training.data.intake import RowError
 from training.data.rendering import render_question
@@ -13,10 +13,11 @@ from training.data.sources import Record
 
 
 class Answer(NamedTuple):
-    """What the target wrote."""
+    """What the target wrote, and whether the longest length cut it off before its end."""
 
     token_ids: list[int]
     text: str
+    is_cut: bool
 
 
 # Yields the token ids of each question, is sent the answer, and returns the new row.
@@ -54,7 +55,7 @@ def _hold(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> Dialogue:
         if index in chat.answers and "tool_calls" not in turn:
             question = render_question(tokenizer, said)
             answer = yield tokenizer(question, add_special_tokens=False)["input_ids"]
-            turn = {"role": "assistant", "content": answer.text}
+            turn = {"role": "assistant", "content": answer.text} | _mark(answer)
         said.messages.append(turn)
     return {"messages": said.messages} | ({"tools": chat.tools} if chat.tools else {})
 
@@ -73,7 +74,12 @@ def _continue_text(
         )
     answer = yield start
     whole = tokenizer.decode([*start, *answer.token_ids], skip_special_tokens=True)
-    return {"text": str(whole)}
+    return {"text": str(whole)} | _mark(answer)
+
+
+def _mark(answer: Answer) -> dict[str, bool]:
+    """Return what tells training that there is no end to be learnt; tokens need no such mark."""
+    return {CUT: True} if answer.is_cut else {}
 
 
 def _continue_tokens(record: Record) -> Dialogue:

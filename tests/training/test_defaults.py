@@ -1,0 +1,55 @@
+"""What a user gets who sets nothing but target, data and folder: it trains, and it is lossless."""
+
+from pathlib import Path
+
+import pytest
+from helpers.losslessness import (
+    assert_conversation_goes_on,
+    assert_follows_law,
+    greedy_by_transformers,
+)
+from helpers.models import tiny_llama
+from helpers.training import write_jsonl
+
+from inference import SpeculativeDecoder
+from jakiro.settings import validate_settings
+from training.config import TrainSettings
+from training.train import train
+
+# Only what makes it small, and the cache, which else would be the user's.
+_SMALL = {
+    "steps": 4,
+    "optimizer": {"warmup_steps": 2},
+    "batch": {"rows": 2, "micro_batch": 2},
+}
+
+
+@pytest.fixture
+def settings(workshop: Path) -> TrainSettings:
+    """Of a run on tokens of a target whose vocabulary is small enough to count its laws."""
+    tiny_llama().save_pretrained(workshop / "target")
+    tokens = [[(n * k) % 60 + 1 for k in range(40)] for n in range(1, 9)]
+    rows = [{"input_ids": ids, "loss_mask": [0] * 4 + [1] * 36} for ids in tokens]
+    values = {
+        "target": {"name_or_path": str(workshop / "target")},
+        "data": {
+            "paths": [str(write_jsonl(workshop / "tokens.jsonl", rows))],
+            "row_length": 64,
+            "cache_folder": str(workshop / "cache"),
+        },
+        "run_folder": str(workshop / "run"),
+        **_SMALL,
+    }
+    return validate_settings(TrainSettings, values, source="the test")
+
+
+def test_a_drafter_of_bare_defaults_trains_and_decodes_losslessly(settings: TrainSettings) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(train(settings))
+    model = tiny_llama()
+    for prompt in ([1, 2, 3], [7, 14, 21, 28]):
+        output = decoder.generate(prompt, temperature=0.0, max_new_tokens=40)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 40)
+        assert output.stats.proposed_by_proposer.total() > 0
+    assert_conversation_goes_on(decoder, model)
+    stats = assert_follows_law(decoder, model, temperature=0.8)
+    assert stats.accepted.total() > 0

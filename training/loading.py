@@ -1,0 +1,62 @@
+"""A target and its tokenizer, loaded by name."""
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from jakiro.errors import CheckpointError
+from jakiro.target_checks import CausalLM
+from training.config import TORCH_DTYPES, TargetSettings
+
+
+def load_model(settings: TargetSettings) -> PreTrainedModel:
+    """Load a target.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            settings.name_or_path, dtype=TORCH_DTYPES[settings.dtype]
+        )
+    except (OSError, ValueError) as error:
+        raise _cannot_load("target", settings, error) from error
+
+
+def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
+    """Load a target's tokenizer.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(settings.name_or_path)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("tokenizer", settings, error) from error
+
+
+def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
+    """Return how many tokens a target knows; its weights are not loaded.
+
+    Raises:
+        CheckpointError: it has no config that can be read.
+    """
+    if model is not None:
+        return int(model.config.get_text_config().vocab_size)
+    try:
+        return int(AutoConfig.from_pretrained(settings.name_or_path).get_text_config().vocab_size)
+    except (AttributeError, OSError, ValueError) as error:
+        raise _cannot_load("target", settings, error) from error
+
+
+def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load the {what} of {settings.name_or_path}",
+        expected="a folder or hub id of a causal language model with its tokenizer",
+        got=str(error).strip().splitlines()[0],
+        remedy="check target.name_or_path",
+    )
