@@ -36,5 +36,11 @@ class FeatureInput(nn.Module):
             embeddings: of the tokens.
             previous: the feature of the position before each; zeros before the first.
         """
+        return self.join(self.normed(embeddings, previous))
+
+    def normed(
+        self, embeddings: Vectors, previous: Vectors
+    ) -> Float[Tensor, "batch queries twice_hidden"]:
+        """Return what is joined; arguments as for `forward`."""
         both = (self.token_norm(embeddings), self.feature_norm(previous))
-        return self.join(torch.cat(both, dim=-1))
+        return torch.cat(both, dim=-1)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from jakiro.config import DrafterSettings
 from jakiro.errors import ConfigError
@@ -208,11 +208,15 @@ class InitializeSettings(Settings):
         attention_layer: the layer of the target, negative from the end, at whose attention weights
             the trunk's attention starts, for which the trunk needs that layer's heads; "auto" for
             the last one if it can be, else and with None at random.
+        fit_tokens: of the training data, on which a drafter that reads features, and whose
+            attention starts at the last layer, is fitted in closed form to start as that layer as
+            a whole (`training.layer_fit`); 0: only its attention does.
         drafter: folder or hub id of a drafter of the same settings at whose weights this one
             starts, with its table of drafted tokens; step and optimizer are those of a new run.
     """
 
     attention_layer: int | Literal["auto"] | None = "auto"
+    fit_tokens: NonNegativeInt = 32_768
     drafter: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")

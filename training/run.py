@@ -20,7 +20,7 @@ from training.deepspeed_config import check_precision
 from training.evaluate import Evaluation, mean_tau
 from training.failures import exhaustion_explained, writing
 from training.features.store import FeatureStore, open_features
-from training.initialization import initialize
+from training.initialization import initialize, is_fitted
 from training.journal import Journal, progress_bar, read_evaluations
 from training.plateau import PlateauWatch
 from training.preparation import Prepared
@@ -82,10 +82,11 @@ class Run:
         return self._folder.drafter
 
     def _train(self, progress: Progress) -> None:
+        sampler = self._build_sampler()
+        drafter = self._build_drafter(sampler)
         place_target(self._inputs.target, self._processes.device, needs_layers=self._runs_target)
-        drafter = self._build_drafter()
         reader = self._build_reader(drafter)
-        trainer = Trainer(drafter, reader, self._build_sampler(), self._settings, self._processes)
+        trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
             self._take_steps(trainer, evaluation, progress)
@@ -102,11 +103,16 @@ class Run:
         num_tail = self._settings.drafter.tail_layers
         return self._features is None or bool(self._inputs.prompts) or num_tail > 0
 
-    def _build_drafter(self) -> JakiroDrafter:
+    def _build_drafter(self, sampler: Sampler) -> JakiroDrafter:
+        inputs, settings = self._inputs, self._settings
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._settings.seed)  # the same weights on every process
-            drafter = self._inputs.build_drafter()
-        initialize(drafter, self._settings, self._inputs.target, self._inputs.start)
+            torch.manual_seed(settings.seed)  # the same weights on every process
+            drafter = inputs.build_drafter()
+        batches = None
+        if self._checkpoints.latest() is None and is_fitted(settings, inputs.target):
+            place_target(inputs.target, self._processes.device, needs_layers=True)
+            batches = sampler.first_batches(settings.initialize.fit_tokens)
+        initialize(drafter, settings, inputs.target, inputs.start, batches)
         if self._settings.lora is not None:
             add_adapters(drafter, self._settings.lora, self._settings.seed)
         return drafter

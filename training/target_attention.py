@@ -13,7 +13,7 @@ from training.target_rotation import Rotation, in_halves, rotation_of
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("input_layernorm", "attention_layernorm")  # absent where attention reads the stream as is
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LayerAttention(NamedTuple):
@@ -52,7 +52,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
             not the trunk's, or it does not place its keys by rotating them.
     """
     number = _number(target, index)
-    layer = _layers_of(target)[number]
+    layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
     query, key, value, output = (getattr(attention, name).weight for name in _PROJECTIONS)
     _check_heads(target, number, heads, (query, key, value, output))
@@ -65,7 +65,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         key=key,
         value=value,
         output=output,
-        gain=_gain_of(norm, query),
+        gain=gain_of(norm, query),
         left_behind=_left_behind(attention, norm),
         has_same_base=rotation.has_base(heads.rope_base),
     )
@@ -90,7 +90,8 @@ def _number(target: TargetAdapter, index: int) -> int:
     return number
 
 
-def _layers_of(target: TargetAdapter) -> nn.ModuleList:
+def layers_of(target: TargetAdapter) -> nn.ModuleList:
+    """Return the target's layers."""
     count = int(target.config.num_hidden_layers)
     parts = target.model.get_decoder().modules()
     return next(part for part in parts if isinstance(part, nn.ModuleList) and len(part) == count)
@@ -113,7 +114,7 @@ def _check_heads(
     dim, kv_rows = shape.key_dim, shape.num_kv_heads * shape.key_dim
     hidden, rows = target.spec.hidden_size, matrices[-1].shape[-1]
     expected = [(rows, hidden), (kv_rows, hidden), (kv_rows, hidden), (hidden, rows)]
-    are_floats = all(one.dtype in _FLOATS for one in matrices)
+    are_floats = all(one.dtype in FLOATS for one in matrices)
     if not are_floats or [tuple(one.shape) for one in matrices] != expected:
         got = ", ".join(f"{tuple(one.shape)} of {one.dtype}" for one in matrices)
         raise _unusable(number, "plain matrices of keys and values as the cache keeps them", got)
@@ -150,8 +151,13 @@ def _score_factor(attention: nn.Module, head_dim: int) -> float:
     return float(getattr(attention, "scaling", usual)) / usual
 
 
-def _gain_of(norm: nn.Module | None, like: Tensor) -> Tensor:
-    """Return what a norm multiplies each channel by, however it keeps that."""
+def gain_of(norm: nn.Module | None, like: Tensor) -> Tensor:
+    """Return what a norm multiplies each channel by, however it keeps that; 1 without a norm.
+
+    Args:
+        norm: RMS or layer norm over the last axis.
+        like: whose last axis, dtype and device it has.
+    """
     count = like.shape[1]
     if norm is None:
         return like.new_ones(count)

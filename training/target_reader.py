@@ -76,5 +76,9 @@ def place_target(target: TargetAdapter, device: torch.device, *, needs_layers: b
     """Move the target to where training computes; its layers only if they are going to run."""
     model: nn.Module = target.model
     ends = (target.model.get_input_embeddings(), target.model.get_output_embeddings())
-    for part in (model,) if needs_layers else ends:
+    if needs_layers:
+        model.to(device)
+        return
+    model.to("cpu")
+    for part in ends:
         part.to(device)

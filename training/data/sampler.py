@@ -1,5 +1,6 @@
 """Which rows a step sees, and with which anchors: a function of the seed and the step alone."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -58,6 +59,20 @@ class Sampler:
         batch = collate(rows, is_narrow=step < self._narrow_steps)
         numbers = torch.tensor([number for _, number in places])
         return replace(batch, numbers=self._first_number + numbers)
+
+    def first_batches(self, num_tokens: int) -> Iterator[Batch]:
+        """Yield the first rows of training one by one, each once, until they have so many tokens.
+
+        Args:
+            num_tokens: the last row may exceed it; of a shorter epoch all rows are yielded.
+        """
+        for index in range(self.num_rows):
+            if num_tokens <= 0:
+                return
+            step, place = divmod(index, self._rows_per_step)
+            batch = self.batch(step, place, place + 1)
+            num_tokens -= int((batch.documents >= 0).sum())
+            yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
         """Return one process's part of a step, by the first of the step's rows.

@@ -1,0 +1,162 @@
+"""A drafter that starts as the target's last layer, before any step."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import random_batch, tiny_run
+from torch.nn.functional import pad
+
+from jakiro.config import DrafterSettings
+from jakiro.target import TargetAdapter
+from training.initialization import is_fitted, start_as_last_layer, start_from, tell_in_features
+from training.layer_fit import LayerFit, fit_layer
+from training.target_attention import read_attention
+from training.target_feed_forward import read_feed_forward
+from training.train import train
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+
+
+def _settings(kind: str, num_experts: int, width: int) -> DrafterSettings:
+    plain = tiny_settings(num_experts=num_experts, parallel_levels=0, trunk={"kind": kind, **HEADS})
+    return plain.model_copy(update={"bank": plain.bank.model_copy(update={"expert_width": width})})
+
+
+@pytest.mark.parametrize(("kind", "width"), [("feedback", 48), ("hybrid", 64)])
+@torch.no_grad()
+def test_told_in_features_the_drafter_computes_what_the_layer_does(kind: str, width: int) -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target, _settings(kind, 1, width))
+    attention = read_attention(target, -1, target.spec.attention)
+    feed_forward = read_feed_forward(target, -1)
+    assert feed_forward is not None
+    start_from(drafter.trunk, attention)
+    # Exact where all channels are scaled alike: else a norm of scaled channels is about that norm.
+    nothing = (torch.zeros(32, 64), torch.zeros(32))
+    fit = LayerFit(torch.full((32,), 0.4), 0.4, *nothing, torch.rand(48), 1.0, 9)
+    assert tell_in_features(drafter, attention, feed_forward, fit) == 48
+    ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
+    states = model.model(ids, output_hidden_states=True).hidden_states
+    seen: dict[str, torch.Tensor] = {}
+    with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
+        model.model(ids)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    stream = drafter.trunk.self_attention(0.4 * states[-2], positions, mask)
+    features = drafter.bank(stream).expected
+    torch.testing.assert_close(features, 0.4 * seen["output"], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_fit_is_least_squares_over_the_tokens_that_have_one_before() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
+    feed_forward = read_feed_forward(target, -1)
+    fit = fit_layer(drafter, target, feed_forward, batches)
+    read, inputs, outputs, features = _by_hand(target, drafter, batches)
+    assert fit.num_tokens == len(read) == 12 * (9 + 7 + 23)
+    scale = (features * outputs).sum(0) / outputs.square().sum(0)
+    torch.testing.assert_close(fit.scale, scale, atol=1e-5, rtol=1e-4)
+    read = pad(read, (0, 1), value=1.0)
+    ridge = 0.03 * (read * read).sum(0).mean()
+    solved = torch.linalg.solve(read.T @ read + ridge * torch.eye(65), read.T @ inputs)
+    torch.testing.assert_close(fit.weight, (solved[:-1] * scale).T, atol=1e-4, rtol=1e-3)
+    rest = (inputs - read @ solved).square().sum() / (inputs - inputs.mean(0)).square().sum()
+    assert fit.explained == pytest.approx(1 - float(rest), abs=1e-3)
+    assert fit.strengths is not None
+    assert fit.strengths.shape == (48,)
+
+
+def _by_hand(target: TargetAdapter, drafter: Any, batches: list[Any]) -> list[torch.Tensor]:
+    """What is read, the layer's input and output, and features, from the model's own forward."""
+    parts: list[list[torch.Tensor]] = [[], [], [], []]
+    seen: dict[str, torch.Tensor] = {}
+    norm = target.model.model.norm
+    for batch in batches:
+        for row, documents in zip(batch.token_ids, batch.documents, strict=True):
+            for number in range(int(documents.max()) + 1):
+                ids = row[documents == number][None]
+                with norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
+                    output = target.model.model(ids, output_hidden_states=True)
+                features = output.last_hidden_state
+                embeddings = target.embed(ids)[:, 1:]
+                read = drafter.trunk.feature_input.normed(embeddings, features[:, :-1])
+                wanted = (output.hidden_states[-2], seen["output"], features)
+                for kept, part in zip(parts, (read, *(one[:, 1:] for one in wanted)), strict=True):
+                    kept.append(part[0])
+    return [torch.cat(kept) for kept in parts]
+
+
+def test_experts_leave_out_different_units() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, _settings("hybrid", 2, 64))
+    attention = read_attention(target, -1, target.spec.attention)
+    start_as_last_layer(drafter, target, attention, [random_batch((24,))], seed=0)
+    units = drafter.bank.down.detach().norm(dim=-1) > 0
+    assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
+    first, second = drafter.bank.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
+    assert not torch.equal(first, second)
+
+
+def _first_held_out_loss(folder: Path, **changes: Any) -> float:
+    settings = tiny_run(
+        folder,
+        drafter={"trunk": {"kind": "hybrid", **HEADS}},
+        objective={"token_weight": 0.0, "feature_weight": 1.0, "contrast_weight": 0.0},
+        optimizer={"learning_rate": 1e-9},
+        steps=2,
+        **changes,
+    )
+    train(settings)
+    rows = (settings.run_folder / "metrics.jsonl").read_text().splitlines()
+    return float(json.loads(rows[-1])["evaluation"]["held_out"]["loss"])
+
+
+def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        fitted = _first_held_out_loss(
+            workshop,
+            initialize={"attention_layer": "auto", "fit_tokens": 300},
+            run_folder=str(workshop / "fitted"),
+            checkpoint={"every": 1},
+        )
+        assert caplog.text.count("starts as the target's last layer") == 1
+        attention_alone = _first_held_out_loss(
+            workshop, initialize={"attention_layer": "auto", "fit_tokens": 0}
+        )
+        assert caplog.text.count("starts as the target's last layer") == 1
+    assert fitted < 0.8 * attention_alone
+
+
+@pytest.mark.parametrize(
+    ("drafter", "initialize", "expected"),
+    [
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": "auto"}, True),
+        ({"trunk": {"kind": "feedback", **HEADS}}, {"attention_layer": -1}, True),
+        ({"trunk": {"kind": "moa", **HEADS}}, {"attention_layer": "auto"}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": 0}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": None}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"fit_tokens": 0, "attention_layer": -1}, False),
+        ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # other heads
+    ],
+)
+def test_only_what_can_be_the_last_layer_is_fitted(
+    drafter: dict[str, Any], initialize: dict[str, Any], expected: bool, workshop: Path
+) -> None:
+    settings = tiny_run(workshop, drafter=drafter, initialize=initialize)
+    assert is_fitted(settings, TargetAdapter(tiny_llama())) is expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2", "mixtral"])
+def test_feed_forward_parts_of_another_form_are_left_alone(family: str) -> None:
+    assert read_feed_forward(TargetAdapter(tiny_family(family)), -1) is None
