@@ -113,10 +113,11 @@ def _multi_round(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial
         return
     ids, draft_probs = tree.draft_law(parent)
     draft_probs = draft_probs.to(residual.dtype)
+    is_law = bool(draft_probs.sum().isfinite() & (draft_probs >= 0).all())
     for node in siblings:
         is_token = ids == tree.token_ids[node]
         draft_prob = float((draft_probs * is_token).sum())
-        if draft_prob <= 0:
+        if not (is_law and draft_prob > 0):  # NaN is not above 0 either
             raise DraftError(
                 f"sampled candidate {node} has no probability under its draft law",
                 expected="siblings drawn without replacement from the recorded law",
@@ -126,7 +127,8 @@ def _multi_round(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial
         target_prob = float(residual[tree.token_ids[node]])
         excess = residual.index_add(0, ids, -draft_probs).clamp(min=0)
         residual = _renormalised(excess, otherwise=residual)
-        yield Trial(node, min(1.0, target_prob / draft_prob), residual)
+        # In this order NaN stays what it is, and accepts nothing.
+        yield Trial(node, min(target_prob / draft_prob, 1.0), residual)
         rest = draft_probs * ~is_token
         draft_probs = _renormalised(rest, otherwise=rest)
 

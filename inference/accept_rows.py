@@ -60,6 +60,11 @@ class _DraftLaw:
     ids: Int[Tensor, "batch m"]
     probs: Float[Tensor, "batch m"]
 
+    @property
+    def is_law(self) -> Bool[Tensor, " batch"]:
+        """Whether these are probabilities at all."""
+        return self.probs.sum(dim=-1).isfinite() & (self.probs >= 0).all(dim=-1)
+
     def probability(self, token: Tensor) -> Tensor:
         """Return the probability of one token of each sequence."""
         return (self.probs * (self.ids == token[:, None])).sum(dim=-1)
@@ -117,7 +122,8 @@ class _Walk:
         after = self.residual.scatter(1, trial.token[:, None], 0.0)
         if draft is not None:
             drafted = draft.probability(trial.token).double()
-            self.is_sound = self.is_sound & ~(trial.is_tried & trial.is_sampled & (drafted <= 0))
+            is_possible = draft.is_law & (drafted > 0)  # NaN is not above 0 either
+            self.is_sound = self.is_sound & (is_possible | ~(trial.is_tried & trial.is_sampled))
             probability = torch.where(trial.is_sampled, probability / drafted, probability)
             excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
             after = torch.where(trial.is_sampled[:, None], excess, after)

@@ -22,6 +22,7 @@ from inference.draft_tree import TreeRow
 from inference.protocol import Budget
 from inference.sampling import PREFIX_FREE, Sampling
 from inference.tree_shape import TreePlan, TreeShape
+from inference.turns import Turns
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # nodes of the tree that is tried while nothing is known
@@ -70,6 +71,7 @@ class AutoTree:
     def __init__(self, plan: TreePlan, costs: Costs) -> None:
         self.plan = plan
         self.costs = costs
+        self.turns = Turns()
         self._lock = Lock()
         self._learners: dict[object, _Learner] = {}
 
@@ -86,6 +88,7 @@ class AutoTree:
         """Forget what was learnt from earlier runs."""
         with self._lock:
             self._learners.clear()
+        self.turns.reset()
 
 
 class AutoRun:

@@ -115,7 +115,11 @@ class SpeculativeDecoder(Decoding):
             temperature: 0 is greedy, more samples; by default as the target's own generation
                 config says.
             seed: key of every random number; the same seed gives the same output. By default drawn
-                from torch's own generator.
+                from torch's own generator. Where a drafter or `tree="auto"` learns from request to
+                request, the numbers also depend on how many came before, for what some have taught
+                must not be judged by the same. A drafter that learns then gives the same requests
+                in the same order the same output, after `reset()` once more; trees that follow
+                measured times may draw others.
             log_probs: note the new tokens' log-probabilities under the target's processed law.
             streamer: is given the prompt's ids and then new ones as soon as they are certain.
             conversation: of which this is a turn: what it has read already is not read again.
@@ -229,7 +233,7 @@ class SpeculativeDecoder(Decoding):
         handover = Handover(
             model, input_ids, mask, logits_processor, stopping_criteria, generation_config
         )
-        requests = handover.requests(self.target, seed, inputs)
+        requests = self._numbered(handover.requests(self.target, seed, inputs))
         run = self._run(requests, record_for(generation_config, log_probs=False))
         return in_transformers_form(
             self._finished(run, streamer),

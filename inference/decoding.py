@@ -1,6 +1,7 @@
 """What every way to call a decoder goes through: its parts, its requests, and their runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -100,7 +101,10 @@ class Decoding:
         return self._run(requests, record_for(config, False))
 
     def reset(self) -> None:
-        """Forget what earlier requests have taught: which trees pay, and what texts are like."""
+        """Forget what earlier requests have taught: which trees pay, and what texts are like.
+
+        A drafter that learns then gives the same requests, with the same seeds, the same tokens.
+        """
         self.policy.reset()
         if self.drafter is not None:
             self.drafter.reset()
@@ -135,7 +139,7 @@ class Decoding:
     ) -> tuple[list[Request], GenerationConfig]:
         refuse_arguments(temperature, generation)
         vocab_size = self.target.spec.vocab_size
-        return prepare_requests(
+        requests, config = prepare_requests(
             self.target.model,
             [encode_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts],
             seed=seed,
@@ -144,6 +148,17 @@ class Decoding:
             tokenizer=self.tokenizer,
             **generation,
         )
+        return self._numbered(requests), config
+
+    def _numbered(self, requests: list[Request]) -> list[Request]:
+        """Return requests whose chance is their own wherever earlier ones have taught something."""
+        turns = self.policy.turns
+        if self.drafter is not None and self.drafter.turns is not None:
+            turns = self.drafter.turns
+        if turns is None:
+            return requests
+        turn = turns.take()
+        return [replace(one, sampling=replace(one.sampling, turn=turn)) for one in requests]
 
     def _run(self, requests: list[Request], record: Record | None = None) -> DecodeRun:
         return DecodeRun(requests=requests, record=record, **self._parts())

@@ -1,5 +1,6 @@
 """Draft trees: candidate continuations of one root, and the laws that sampled ones came from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -141,6 +142,17 @@ class TreeRow:
         if self.laws is None:
             raise ValueError(f"sampled candidates under node {parent} come without their draft law")
         return self.laws.ids[self.index, parent + 1], self.laws.probs[self.index, parent + 1]
+
+    def follow(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the nodes that tokens lead to from the root, as far as there are any."""
+        nodes: list[int] = []
+        for token in token_ids:
+            siblings = self.children.get(nodes[-1] if nodes else ROOT, ())
+            found = [node for node in siblings if self.token_ids[node] == token]
+            if not found:
+                break
+            nodes.append(found[0])
+        return nodes
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the first level down to `node`; empty for ROOT."""

@@ -188,6 +188,7 @@ class DecodeRun:
         if self.num_rounds:
             self._commit(verdicts, rounds)
             self._tell(tree, verdicts, rounds)
+        self._conclude(rounds)
         still = [place for place, one in enumerate(rounds) if not one.finished]
         if still and len(still) < len(rounds):
             self.context.keep(still)
@@ -237,17 +238,28 @@ class DecodeRun:
         if self.context.session is None:
             return
         laws = [verdict.law for verdict in verdicts]
+        # What was accepted behind the end of a sequence is none of its text.
+        pairs = zip(verdicts, rounds, strict=True)
+        paths = [verdict.path[: len(one.token_ids) - 1] for verdict, one in pairs]
         result = VerifyResult(
             round_id=tree.round_id,
             base_length=[law.length - 1 for law in laws],
-            path=[verdict.path for verdict in verdicts],
-            accepted_length=[len(verdict.path) for verdict in verdicts],
-            next_token=[verdict.next_token for verdict in verdicts],
+            path=paths,
+            accepted_length=[len(path) for path in paths],
+            next_token=[one.token_ids[-1] for one in rounds],
             finished=[one.finished for one in rounds],
             laws=lambda sequence, node: laws[sequence](node),
             logits=lambda sequence, nodes: laws[sequence].logits[[node + 1 for node in nodes]],
         )
         self.context.session.feedback(result)
+
+    def _conclude(self, rounds: list[Round]) -> None:
+        """Show the drafter what is complete, the end of which it has not been told of."""
+        if self.context.session is None:
+            return
+        for place, one in enumerate(rounds):
+            if one.finished:
+                self.context.session.conclude(place, self.live[place].token_ids)
 
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from transformers import (
 
 from inference.limits import refuse_several
 from inference.preparation import Prepared, capture, drawn_seed, prepare, share_processors
-from inference.prompts import unpadded
+from inference.prompts import check_ids, unpadded
 from inference.request import Request
 from inference.sampling import PREFIX_FREE
 from jakiro.errors import PromptError, TargetMismatch
@@ -62,11 +62,14 @@ class Handover:
             inputs: what else goes into the model.
 
         Raises:
-            PromptError: the model's other inputs or the config cannot be honoured.
+            PromptError: the model's other inputs or the config cannot be honoured, or the prompt
+                holds ids that may be embedded and never follow.
             TargetMismatch: the model is not the decoder's target.
         """
         self._check(target, inputs)
         rows = unpadded(self.input_ids, self.attention_mask)
+        for row in rows:
+            check_ids(row, target.spec.vocab_size)
         self._check_positions(inputs.get("position_ids"), rows)
         refuse_several(len(rows), self.processors)
         key = drawn_seed() if seed is None else seed

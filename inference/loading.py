@@ -48,8 +48,8 @@ def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> P
     """
     if (pair := PairName.parse(str(drafter))) is not None:
         parts = load_parts(pair.first.removeprefix("drafter="), target, **load)
-        return parts._replace(beside=build_beside(pair.beside, parts.tokenizer))
-    if (untrained := UntrainedName.parse(str(drafter))) is not None:
+        return parts._replace(beside=build_beside(pair.beside, parts.target, parts.tokenizer))
+    if UntrainedName.parse(str(drafter)) is not None:
         if target is None:
             raise ConfigError(
                 f"the drafter {drafter} serves any target and names none",
@@ -57,14 +57,28 @@ def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> P
                 got="none",
                 remedy="pass target=, or --target on the command line",
             )
-        target_model, tokenizer = _load_target(str(target), load)
-        own = build_untrained(untrained, target_model, tokenizer)
-        return Parts(target_model, own, tokenizer)
+        return parts_over(str(drafter), *_load_target(str(target), load))
     model = JakiroDrafter.from_pretrained(drafter)
     target_model, tokenizer = _load_target(
         str(target or model.config.target_record.name_or_path), load
     )
     return Parts(target_model, model, tokenizer)
+
+
+def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
+    """Return a target that is loaded, and drafters for it; names and errors as for `load_parts`.
+
+    Args:
+        drafter: its name.
+        target: where it shall compute.
+        tokenizer: of the target.
+    """
+    if (pair := PairName.parse(drafter)) is not None:
+        parts = parts_over(pair.first.removeprefix("drafter="), target, tokenizer)
+        return parts._replace(beside=build_beside(pair.beside, target, tokenizer))
+    if (untrained := UntrainedName.parse(drafter)) is not None:
+        return Parts(target, build_untrained(untrained, target, tokenizer), tokenizer)
+    return Parts(target, JakiroDrafter.from_pretrained(drafter), tokenizer)
 
 
 def _load_target(

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 from inference.draft_tree import TreeRow
 from inference.protocol import Budget, Drafter
 from inference.sampling import Sampling
+from inference.turns import Turns
 
 
 @runtime_checkable
@@ -31,6 +32,11 @@ class RoundPolicy(Protocol):
 class DraftPolicy(Protocol):
     """Whatever runs share: it hands out their policies."""
 
+    @property
+    def turns(self) -> Turns | None:
+        """Numbers the runs that it learns from for later ones; None: it learns nothing so."""
+        ...
+
     def open(self, sampling: Sampling, batch: int) -> RoundPolicy:
         """Return the policy of a run over `batch` sequences."""
         ...
@@ -46,6 +52,8 @@ class AlwaysDraft:
     Args:
         drafter: whose trees these are; None never drafts.
     """
+
+    turns: Turns | None = None
 
     def __init__(self, drafter: Drafter | None) -> None:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)

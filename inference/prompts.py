@@ -46,6 +46,16 @@ def encode_prompt(
             got=f"a list of {type(ids[0]).__name__}",
             remedy="use generate_batch for several prompts",
         ) from error
+    check_ids(ids, vocab_size)
+    return ids
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse a prompt with ids that the target's laws do not know.
+
+    Raises:
+        PromptError: there is one.
+    """
     if wrong := [token for token in ids if not 0 <= token < vocab_size]:
         raise PromptError(
             "the prompt holds ids that the target does not have",
@@ -53,7 +63,6 @@ def encode_prompt(
             got=wrong[0],
             remedy="encode the prompt with the target's own tokenizer",
         )
-    return ids
 
 
 def unpadded(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.sampling import Sampling
+from inference.turns import Turns
 from jakiro.target import StepOutput
 
 
@@ -47,9 +48,9 @@ class VerifyResult:
 
     round_id: int
     base_length: list[int]  # position of each root
-    path: list[list[int]]  # accepted nodes of each sequence
+    path: list[list[int]]  # accepted nodes of each sequence, as far as it was emitted
     accepted_length: list[int]
-    next_token: list[int]
+    next_token: list[int]  # the last that was emitted: drafted, where a sequence ended before
     finished: list[bool]
     laws: Callable[[int, int], Float[Tensor, " vocab"]]  # (sequence, visited node) -> target's law
     # (sequence, nodes) -> the target's own logits after them, before any processor
@@ -78,6 +79,15 @@ class DraftSession(Protocol):
 
     def feedback(self, result: VerifyResult) -> None:
         """Learn from a verification, or ignore it."""
+        ...
+
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Learn from a sequence that is complete, or ignore it; its state stays as it is.
+
+        Args:
+            place: of the sequence.
+            token_ids: prompt and all that was emitted.
+        """
         ...
 
     def rollback(self, length: int) -> None:
@@ -133,6 +143,15 @@ class Drafter(Protocol):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that a session takes for each token of a sequence."""
+        ...
+
+    @property
+    def turns(self) -> Turns | None:
+        """Numbers the requests that it learns from for later ones; None: it learns nothing so.
+
+        What was learnt depends on the random numbers that decided it. A later request must not be
+        decided by the same ones, or its law would depend on what is drafted.
+        """
         ...
 
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:

@@ -32,6 +32,7 @@ class RecordingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
+        self.turns = drafter.turns
         self.bytes_per_token = drafter.bytes_per_token
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth
@@ -77,8 +78,14 @@ class RecordingSession:
     def feedback(self, result: VerifyResult) -> None:
         """Record the accepted nodes' ranks by score, and pass on."""
         if self.tree is not None:
-            self.records.append(RoundRecord(self.tree.rank[0, result.path[0]].tolist()))
+            row = self.tree.row()
+            emitted = [*(row.token_ids[node] for node in result.path[0]), result.next_token[0]]
+            self.records.append(RoundRecord([row.rank[node] for node in row.follow(emitted)]))
         self.session.feedback(result)
+
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Pass on."""
+        self.session.conclude(place, token_ids)
 
     def rollback(self, length: int) -> None:
         """Pass on."""

@@ -1,6 +1,7 @@
 """The target's processed law at visited nodes, the draft law's shaping, and keyed chance."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from jaxtyping import Float, Int
@@ -46,6 +47,7 @@ class Sampling:
     do_sample: bool
     seed: int = 0
     row: int = 0  # place in the batch; with the seed, the key of all chance
+    turn: int = 0  # of the requests by which a drafter has learnt; 0 for one that never does
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -75,23 +77,29 @@ class Sampling:
     def shape_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return draft laws after the same warpers that shape the target's, renormalised.
 
-        At temperature 0 the draft law is kept as it is: it only ranks candidates there.
+        At temperature 0 the draft law is kept as it is: it only ranks candidates there. What is not
+        finite, which some warpers refuse, becomes a law in which nothing is possible.
         """
         warpers = [one for one in self.processors if type(one) in PREFIX_FREE]
         if not self.do_sample or not warpers:
             return log_probs
         no_prefix = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
+        is_law = log_probs.amax(dim=-1, keepdim=True).isfinite()
+        log_probs = log_probs.where(is_law, 0.0)
         for warper in warpers:
             log_probs = warper(no_prefix, log_probs)
-        return log_probs.log_softmax(dim=-1)
+        return log_probs.log_softmax(dim=-1).where(is_law, -torch.inf)
 
     def uniforms(self, round_id: int, count: int) -> Float[Tensor, " count"]:
-        """Return numbers in [0, 1), on the CPU, that depend on (seed, row, round) alone."""
+        """Return numbers in [0, 1), on the CPU, that depend on (seed, row, turn, round) alone."""
         return torch.rand(count, dtype=torch.float64, generator=self.generator(round_id))
 
     def generator(self, round_id: int, purpose: int = 0) -> torch.Generator:
-        """Return a CPU generator keyed by (seed, row, round, purpose)."""
+        """Return a CPU generator keyed by (seed, row, turn, round, purpose)."""
         key = ((self.seed * 1_000_003 + self.row) * 1_000_003 + round_id) * 7 + purpose
+        if self.turn:  # hashed: no sum may meet the keys of another seed, row or round
+            hashed = blake2b(f"{self.turn} {key}".encode(), digest_size=8)
+            key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
 
 

@@ -38,6 +38,7 @@ def assemble(
     A sampled tree has all candidates, a deterministic one the best `shape.num_nodes` by score.
     """
     score = torch.cat([level.score for level in levels], dim=1)
+    score = score.masked_fill(score.isnan(), -torch.inf)  # says nothing, and would rank first
     fields = torch.cat([level.fields for level in levels], dim=2)
     counts = tuple((level.score.shape[1], level.children) for level in levels)
     depth, rank = (one.expand_as(score) for one in _layout(counts, score.device))

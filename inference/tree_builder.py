@@ -46,7 +46,7 @@ class LawSource(Protocol):
 
 @dataclass
 class TreeBuilder:
-    """Builds one round's tree.
+    """Builds one round's tree; where a draft law is not finite, there are no candidates.
 
     Args:
         shape: how the tree grows.
@@ -113,13 +113,17 @@ class TreeBuilder:
 
 
 def _top(log_law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the likeliest tokens of laws; all of one that is not finite have probability 0."""
     log_probs, token_ids = log_law.topk(min(count, log_law.shape[-1]), dim=-1)
-    return token_ids, log_probs
+    # NaN ranks first: where there is any, or nothing is possible, the first is not finite.
+    is_law = log_probs[..., :1].isfinite()
+    return token_ids, log_probs.masked_fill(~is_law, -torch.inf)
 
 
 def _sparse(log_law: Tensor) -> SparseLaw:
     token_ids, log_probs = _top(log_law, LAW_SIZE)
-    return SparseLaw(token_ids, log_probs.softmax(dim=-1))
+    # A softmax of nothing but -inf is NaN.
+    return SparseLaw(token_ids, log_probs.softmax(dim=-1).nan_to_num(nan=0.0))
 
 
 def _frontier(level: Level, chosen: Tensor) -> Frontier:

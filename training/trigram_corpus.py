@@ -7,11 +7,14 @@ from typing import Final
 from transformers import PreTrainedTokenizerBase
 
 from inference.drafters.trigram_counter import TrigramCounter
+from inference.drafters.trigram_file import vocabulary_size
 from jakiro.errors import DataError
+from training.data.chat import CUT
 from training.data.documents import encode_documents
 from training.data.sources import Record, find_sources, is_data
 
 _TEXTS: Final = (".txt", ".md", ".rst", ".py")
+_PIECE: Final = 1 << 16  # characters of a text that are counted before more of it is read
 
 
 def count_trigrams(
@@ -27,10 +30,12 @@ def count_trigrams(
         on_document: told of the number of tokens so far, after each document.
 
     Raises:
-        DataError: a row cannot be read, or there is no trigram at all.
+        DataError: a row cannot be read or holds ids that the tokenizer does not have, or there is
+            no trigram at all.
     """
     counter = TrigramCounter()
-    for document in encode_documents(tokenizer, records):
+    size = vocabulary_size(tokenizer)
+    for document in encode_documents(tokenizer, records, vocab_size=size):
         counter.add(document.token_ids)
         on_document(counter.num_tokens)
     if counter.num_trigrams == 0:
@@ -55,7 +60,8 @@ def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
     for name in paths:
         path = Path(name).expanduser()
         texts = _texts_at(path)
-        yield from map(_read_text, texts)
+        for text in texts:
+            yield from _read_text(text)
         if not texts or (path.is_dir() and any(map(is_data, path.rglob("*")))):
             for source in find_sources([name]):
                 yield from source.records()
@@ -67,9 +73,15 @@ def _texts_at(path: Path) -> list[Path]:
     return [path] if path.suffix in _TEXTS else []
 
 
-def _read_text(path: Path) -> Record:
+def _read_text(path: Path) -> Iterator[Record]:
+    """Yield a text in pieces of whole lines: only the last one has an end."""
     try:
-        return Record({"text": path.read_text(encoding="utf-8")}, str(path))
+        with path.open(encoding="utf-8") as file:
+            piece = "".join(file.readlines(_PIECE))
+            while piece:
+                rest = "".join(file.readlines(_PIECE))
+                yield Record({"text": piece, CUT: bool(rest)}, str(path))
+                piece = rest
     except (OSError, UnicodeDecodeError) as error:
         got = error.strerror if isinstance(error, OSError) else error
         raise DataError(

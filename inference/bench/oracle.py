@@ -105,6 +105,9 @@ class OracleSession:
     def feedback(self, result: VerifyResult) -> None:
         """Learn nothing."""
 
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Learn nothing."""
+
     def rollback(self, length: int) -> None:
         """Go back to position `length`."""
         self.lengths = tuple(min(length, one) for one in self.lengths)

@@ -104,7 +104,7 @@ def _drafted(
     one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(one.path))
-    beside = _beside(one, tokenizer)
+    beside = _beside(one, model, tokenizer)
     decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
     if (plan := trial.plan(one, decoder, drafter)) is not None:
         decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, beside=beside)
@@ -117,18 +117,18 @@ def _untrained(
     settings = None if one.settings is None else Path(one.settings)
     assert one.candidates != "costs", "refused when the name was parsed"
     name = UntrainedName(one.kind, one.path, settings, one.candidates)
-    drafter, beside = build_untrained(name, model, tokenizer), _beside(one, tokenizer)
+    drafter, beside = build_untrained(name, model, tokenizer), _beside(one, model, tokenizer)
     decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
     return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder))]
 
 
 def _beside(
-    one: MethodName, tokenizer: PreTrainedTokenizerBase
+    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> AdedDrafter | LookupDrafter | None:
     if one.beside is None:
         return None
     settings = None if one.beside_settings is None else Path(one.beside_settings)
-    return build_beside(one.beside, tokenizer, settings)
+    return build_beside(one.beside, model, tokenizer, settings)
 
 
 def _with_repeats(one: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:

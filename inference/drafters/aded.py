@@ -13,6 +13,7 @@ from inference.drafters.trigram_table import TrigramTable, trigrams_of
 from inference.drafters.without_memory import WithoutMemory
 from inference.protocol import Budget
 from inference.sampling import Sampling
+from inference.turns import Turns
 from jakiro.settings import Settings
 
 
@@ -28,7 +29,8 @@ class AdedSettings(Settings):
     max_weight: float = Field(3.0, gt=0)
     window: int = Field(16, ge=3)  # of the last tokens, whose trigrams are met in every round
     decay: float = Field(1.0, gt=0, le=1)  # of a bigram's weights whenever it is met
-    law_tokens: int = Field(0, ge=0)  # likeliest tokens of each of the target's laws to learn from
+    # Likeliest tokens of each of the target's laws to learn from, at most as many as `successors`.
+    law_tokens: int = Field(0, ge=0)
     law_step: float = Field(0.04, gt=0)  # what a token of probability 1 gains by that
     reset_per_request: bool = False  # every request learns for itself and forgets it at its end
 
@@ -51,6 +53,7 @@ class AdedDrafter(WithoutMemory):
         self.max_nodes = self.settings.num_nodes
         self.max_depth = self.settings.depth
         self.table = self._new_table()
+        self.turns = None if self.settings.reset_per_request else Turns()
 
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
@@ -60,6 +63,8 @@ class AdedDrafter(WithoutMemory):
     def reset(self) -> None:
         """Forget what was learnt from requests, but not what was known from the beginning."""
         self.table.clear()
+        if self.turns is not None:
+            self.turns.reset()
 
     def _guesser(self) -> "TrigramGuesser":
         table = self._new_table() if self.settings.reset_per_request else self.table
@@ -85,6 +90,12 @@ class TrigramGuesser:
         self.settings = settings
         self.reads_laws = settings.law_tokens > 0
 
+    def begin(self) -> bool:
+        """Forget what earlier requests of a conversation have taught, if each is for itself."""
+        if self.settings.reset_per_request:
+            self.table.clear()
+        return self.settings.reset_per_request
+
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
         """Learn the trigrams that end in a new token, and those of the window."""
         if not self.settings.step:
@@ -108,7 +119,7 @@ class TrigramGuesser:
     ) -> None:
         """Learn what the target holds likely after each of the last tokens."""
         count = min(len(logits), len(token_ids) - 1)
-        kept = min(self.settings.law_tokens, logits.shape[1])
+        kept = min(self.settings.law_tokens, self.settings.successors, logits.shape[1])
         if count < 1:
             return
         probs, ids = logits[-count:].float().softmax(dim=-1).topk(kept, dim=-1)

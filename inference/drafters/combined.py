@@ -15,6 +15,7 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained import TrainedDrafter
 from inference.protocol import MemoryRows
 from inference.sampling import Sampling
+from inference.turns import Turns
 from jakiro.target import StepOutput
 
 
@@ -41,6 +42,8 @@ class CombinedDrafter:
         self.needs = first.needs
         self.hidden_states = first.hidden_states
         self.version = first.version
+        # What is learnt of both is this drafter's own; the second one may be shared.
+        self.turns = second.turns or Turns()
         self.bytes_per_token = first.bytes_per_token + second.bytes_per_token
         self.max_nodes = self.settings.num_nodes or first.max_nodes
         self.max_depth = max(first.max_depth, second.max_depth)
@@ -77,3 +80,4 @@ class CombinedDrafter:
         self.second.reset()
         for one in self._knowledge:
             one.clear()
+        self.turns.reset()

@@ -97,11 +97,15 @@ class CombinedSession:
             emitted = [*accepted, result.next_token[row]]
             self.knowledge.learn(one.pool, emitted)
             if self.shape.sampled:
-                drawn = [node for node in nodes if node < one.pool.num_first]
+                drawn = [n for n in one.pool.follow(emitted) if n < one.pool.num_first]
                 guess = self._guesses[row]
                 self.knowledge.learn_drawn(one.row, one.pool, guess, drawn, emitted)
             visited = [ROOT, *result.path[row]]
             self.second.learn(row, accepted, partial(result.logits, row, visited))
+
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Let the second drafter learn."""
+        self.second.conclude(place, token_ids)
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; what was learnt from them stays."""

@@ -5,7 +5,7 @@ continuations of several matches merged into one tree.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -19,6 +19,8 @@ from inference.drafters.without_memory import WithoutMemory
 from inference.protocol import Budget
 from inference.sampling import Sampling
 from jakiro.settings import Settings
+
+_LEAST_SCORE: Final = 1e-30  # of what would be 0 by rounding: its logarithm must be finite
 
 
 class LookupSettings(Settings):
@@ -66,6 +68,10 @@ class LookupGuesser:
     def __init__(self, settings: LookupSettings) -> None:
         self.settings = settings
 
+    def begin(self) -> bool:
+        """Forget nothing: nothing is kept."""
+        return False
+
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
         """Keep nothing: the sequence itself is searched."""
 
@@ -77,7 +83,8 @@ class LookupGuesser:
         found = find_matches(token_ids, own.longest)
         best = found.best(own.shortest, own.matches)
         order = np.arange(len(best.lengths))
-        weights = own.growth ** (best.lengths - own.longest) * own.recency**order
+        # Against the longest match found, which comes first: its weight is 1, whatever underflows.
+        weights = own.growth ** (best.lengths - best.lengths[:1]) * own.recency**order
         rows = continuations(token_ids, best.ends, depth)
         return merged(rows.tolist(), weights.tolist(), own.discount).best(num_nodes)
 
@@ -152,4 +159,6 @@ def merged(rows: Sequence[Sequence[int]], weights: Sequence[float], discount: fl
     if not place_of:
         return Candidates.none()
     parents, token_ids = np.array(list(place_of), np.int64).T
-    return Candidates(token_ids, parents, np.array(depths), np.array(scores).clip(max=1.0))
+    return Candidates(
+        token_ids, parents, np.array(depths), np.array(scores).clip(_LEAST_SCORE, 1.0)
+    )

@@ -59,6 +59,17 @@ class Pool:
             places.append(self._join(above, token, level, share))
         return places
 
+    def follow(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the nodes that tokens lead to from the root, as far as there are any."""
+        nodes: list[int] = []
+        at = ROOT
+        for token in token_ids:
+            found = self.place_of.get((at, token))
+            if found is None:
+                break
+            nodes.append(at := found)
+        return nodes
+
     def path(self, node: int) -> list[int]:
         """Return the tokens from the first level down to a node."""
         tokens: list[int] = []

@@ -35,6 +35,7 @@ class RepeatingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
+        self.turns = drafter.turns
         self.bytes_per_token = drafter.bytes_per_token
         # The other one's trees are never verified as they are.
         self.max_nodes = self.settings.num_nodes
@@ -125,6 +126,10 @@ class RepeatingSession:
         """Pass on what is known of the tree that was drafted."""
         if result.base_length == list(self.lengths) and self._rows:
             self.session.feedback(self._translated(result))
+
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Pass on."""
+        self.session.conclude(place, token_ids)
 
     def rollback(self, length: int) -> None:
         """Pass on."""

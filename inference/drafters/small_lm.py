@@ -140,6 +140,9 @@ class SmallLMSession:
     def feedback(self, result: VerifyResult) -> None:
         """Learn nothing: the weights are fixed."""
 
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Learn nothing."""
+
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; the next `advance` starts there."""
         self.rows.rollback(length)

@@ -21,6 +21,10 @@ Tokens = Int64[np.ndarray, " tokens"]
 class Guesser(Protocol):
     """Guesses how one sequence goes on."""
 
+    def begin(self) -> bool:
+        """Begin another request; return whether what was read is forgotten, to be read again."""
+        ...
+
     def read(self, token_ids: Tokens, num_known: int) -> None:
         """Take in a sequence that has grown; its first `num_known` tokens were read before."""
         ...
@@ -133,6 +137,13 @@ class TokenSession:
             context = np.concatenate((self._known(place), np.array(accepted, np.int64)))
             self.guessers[place].read_laws(context, logits())
 
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Let a sequence's guesser read what has come since it last did."""
+        known = np.array(token_ids, np.int64)
+        if len(known) > self._num_read[place]:
+            self.guessers[place].read(known, self._num_read[place])
+            self._num_read[place] = len(known)
+
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; what was learnt from them stays."""
         self.lengths = tuple(min(length, one) for one in self.lengths)
@@ -148,7 +159,10 @@ class TokenSession:
         self._proposed = []
 
     def adopt(self, sampling: Sampling) -> None:
-        """Draft as before: what is chosen does not depend on how tokens are drawn."""
+        """Begin another request; what is chosen does not depend on how tokens are drawn."""
+        for place, guesser in enumerate(self.guessers):
+            if guesser.begin():
+                self._num_read[place] = 0
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""

@@ -13,6 +13,7 @@ from inference.protocol import Budget, Committed, MemoryRows, VerifyResult
 from inference.sampling import Sampling
 from inference.tree_builder import TreeBuilder
 from inference.tree_shape import MAX_PASSES, TreePlan, TreeShape
+from inference.turns import Turns
 from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -52,6 +53,7 @@ class TrainedDrafter:
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
+        self.turns: Turns | None = None
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
@@ -158,6 +160,9 @@ class TrainedSession:
 
     def feedback(self, result: VerifyResult) -> None:
         """Learn nothing: the weights are fixed."""
+
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Learn nothing."""
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; the next `advance` starts there."""

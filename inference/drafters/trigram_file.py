@@ -44,10 +44,21 @@ def save_trigrams(
         path: of the file.
         tokenizer: whose tokens the trigrams are made of.
         num_tokens: that were counted.
+
+    Raises:
+        CheckpointError: the file could not be loaded again.
     """
+    size = vocabulary_size(tokenizer)
+    if fault := _fault(index.keys, *index.rows, size):
+        raise CheckpointError(
+            f"cannot store these trigrams in {path}",
+            expected=f"tokens from 0 to {size - 1} with weights, bigrams in order",
+            got=fault,
+            remedy="count the corpus with the tokenizer that is given",
+        )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        vocab_size=len(tokenizer),
+        vocab_size=size,
         num_tokens=num_tokens,
     )
     tensors = {"keys": index.keys, "ids": index.rows.ids, "weights": index.rows.weights}
@@ -55,12 +66,20 @@ def save_trigrams(
     write_atomically(path, safetensors.save(tensors, metadata))
 
 
-def load_trigrams(path: Path, tokenizer: PreTrainedTokenizerBase) -> TrigramIndex:
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the largest id and one: there may be gaps between ids, which `len()` leaves out."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def load_trigrams(
+    path: Path, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
+) -> TrigramIndex:
     """Read an index that `save_trigrams` has stored.
 
     Args:
         path: of the file.
         tokenizer: of the target.
+        vocab_size: of the target; tokens that only its tokenizer has are left out.
 
     Raises:
         CheckpointError: the file is missing, damaged, or something else.
@@ -82,7 +101,8 @@ def load_trigrams(path: Path, tokenizer: PreTrainedTokenizerBase) -> TrigramInde
         )
     if fault := _fault(keys, ids, weights, record.vocab_size):
         raise _damaged(path, fault)
-    return TrigramIndex(keys, Successors(ids, weights))
+    index = TrigramIndex(keys, Successors(ids, weights))
+    return index if vocab_size is None else index.within(vocab_size)
 
 
 def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:

@@ -76,6 +76,27 @@ class TrigramIndex:
             return [], []
         return successors_at(self.rows, place)
 
+    def within(self, vocab_size: int) -> "TrigramIndex":
+        """Return the index without the tokens that a target does not have.
+
+        Args:
+            vocab_size: of the target.
+        """
+        tokens = np.maximum(self.keys >> TOKEN_BITS, self.keys & (MAX_VOCABULARY - 1))
+        is_successor = (self.rows.weights > 0) & (self.rows.ids < vocab_size)
+        is_kept = (tokens < vocab_size) & is_successor.any(axis=1)
+        if is_kept.all() and (is_successor == (self.rows.weights > 0)).all():
+            return self
+        order = np.argsort(~is_successor[is_kept], axis=1, kind="stable")
+        rows = Successors(
+            np.where(is_successor, self.rows.ids, NO_SUCCESSOR)[is_kept],
+            np.where(is_successor, self.rows.weights, 0.0)[is_kept],
+        )
+        return TrigramIndex(
+            self.keys[is_kept],
+            Successors(*(np.take_along_axis(one, order, axis=1) for one in rows)),
+        )
+
     def items(self) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
         """Yield every bigram with its successors' weights, heaviest first."""
         for key, ids, weights in zip(self.keys.tolist(), *self.rows, strict=True):

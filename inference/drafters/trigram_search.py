@@ -96,10 +96,13 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
             if ratio > 1.0:
                 excess += ratio - 1.0
                 slope += ratio / gap
+        if slope == 0.0:
+            break
         level += excess / slope
     shares = [max(0.0, factor * weight / (level - weight) - 1.0) for weight in weights]
-    excess_factor = total / sum(shares)
-    return [share * excess_factor for share in shares]
+    found = sum(shares)
+    # What a node a few ulps above one visit has to share out is lost in rounding.
+    return [share * total / found for share in shares] if found > 0.0 else shares
 
 
 def _as_candidates(chosen: list[tuple[int, int, int, float]]) -> Candidates:

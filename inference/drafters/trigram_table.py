@@ -97,10 +97,13 @@ class TrigramTable:
         """Make trigrams heavier, each time that they are given; unknown ones are created.
 
         Of a bigram with too many successors those given now stay, the heaviest first, then the
-        heaviest of the others; of equals the smallest token.
+        heaviest of the others; of equals the smallest token. Amounts that are not above 0 teach
+        nothing.
         """
-        if not len(bigrams):
+        is_given = amounts > 0
+        if not is_given.any():
             return
+        bigrams, successors, amounts = bigrams[is_given], successors[is_given], amounts[is_given]
         keys, which = np.unique(bigrams, return_inverse=True)
         with self._lock:
             self._clock += 1

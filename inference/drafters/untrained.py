@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
-from inference.drafters.trigram_file import load_trigrams
+from inference.drafters.trigram_file import load_trigrams, vocabulary_size
 from inference.drafters.trigram_index import check_vocabulary
 from jakiro.settings import SettingsT, load_settings
 
@@ -66,12 +66,16 @@ class PairName(NamedTuple):
 
 
 def build_beside(
-    name: str, tokenizer: PreTrainedTokenizerBase, settings: Path | None = None
+    name: str,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Path | None = None,
 ) -> AdedDrafter | LookupDrafter:
-    """Return a drafter that drafts beside another one; arguments as for `build_untrained`.
+    """Return a drafter that drafts beside another one; errors as for `build_untrained`.
 
     Args:
         name: `aded`, `aded=TABLE` or `lookup`.
+        target: that it drafts for.
         tokenizer: of the target.
         settings: YAML file of its settings.
     """
@@ -79,7 +83,7 @@ def build_beside(
     assert known is not None, "checked when the name was parsed"
     if known.kind == LOOKUP:
         return LookupDrafter(_settings(LookupSettings, settings))
-    return _aded(known._replace(settings=settings), {}, tokenizer)
+    return _aded(known._replace(settings=settings), {}, target, tokenizer)
 
 
 def build_untrained(
@@ -104,14 +108,18 @@ def build_untrained(
     if name.kind == LM:
         trees = _settings(SmallLMSettings, name.settings).model_copy(update=changes)
         return SmallLMDrafter.from_pretrained(str(name.path), target, tokenizer, trees)
-    return _aded(name, changes, tokenizer)
+    return _aded(name, changes, target, tokenizer)
 
 
 def _aded(
-    name: UntrainedName, changes: dict[str, int], tokenizer: PreTrainedTokenizerBase
+    name: UntrainedName,
+    changes: dict[str, int],
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> AdedDrafter:
-    check_vocabulary(len(tokenizer))
-    index = None if name.path is None else load_trigrams(Path(name.path), tokenizer)
+    check_vocabulary(vocabulary_size(tokenizer))
+    size = int(target.config.get_text_config().vocab_size)
+    index = None if name.path is None else load_trigrams(Path(name.path), tokenizer, size)
     aded = _settings(AdedSettings, name.settings)
     return AdedDrafter(aded.model_copy(update=changes), index)
 

@@ -4,6 +4,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from inference.protocol import MemoryRows
+from inference.turns import Turns
 from jakiro.target import StepOutput
 
 
@@ -12,6 +13,7 @@ class WithoutMemory:
 
     needs: frozenset[str] = frozenset()
     hidden_states: tuple[int, ...] = ()
+    turns: Turns | None = None
 
     def encode(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None

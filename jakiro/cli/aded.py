@@ -38,14 +38,14 @@ def build(
     successors: Annotated[int, typer.Option(min=1, max=256, help="Kept of each bigram.")] = 12,
 ) -> None:
     """Count a corpus, so that `aded=FILE` need not begin with nothing."""
-    from inference.drafters.trigram_file import save_trigrams
+    from inference.drafters.trigram_file import save_trigrams, vocabulary_size
     from inference.drafters.trigram_index import check_vocabulary
     from inference.pretrained import load_tokenizer
     from training.trigram_corpus import corpus_records, count_trigrams
 
     writer(out, "--out", "the trigrams")  # refuses what cannot be stored before anything is counted
     known = load_tokenizer(tokenizer)
-    check_vocabulary(len(known))
+    check_vocabulary(vocabulary_size(known))
     with _progress() as track:
         counter = count_trigrams(known, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)

@@ -27,7 +27,9 @@ def regenerate(
         str | None,
         typer.Option(
             metavar="DRAFTER",
-            help="Speeds the target up: a folder or hub id, or `lookup`, `aded`, `aded=TABLE`.",
+            help="Speeds the target up: a folder or hub id, or lookup, aded, aded=TABLE, or "
+            "lm=MODEL, a smaller model with the same tokenizer; or two that share trees, such as "
+            "aded+drafter=DRAFTER or lookup+lm=MODEL.",
         ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -72,8 +74,7 @@ def _decoder(
 ) -> "SpeculativeDecoder":
     from inference import SpeculativeDecoder
     from inference.comparison.subject import load_target
-    from inference.drafters.untrained import UntrainedName, build_untrained
-    from jakiro.drafter import JakiroDrafter
+    from inference.loading import parts_over
     from jakiro.logs import quiet_libraries
     from training.processes import choose_device
 
@@ -81,11 +82,8 @@ def _decoder(
         model, tokenizer = load_target(target, dtype, choose_device(device))
         if drafter is None:
             return SpeculativeDecoder(model, tokenizer=tokenizer)
-        if (untrained := UntrainedName.parse(drafter)) is not None:
-            return SpeculativeDecoder(
-                model, build_untrained(untrained, model, tokenizer), tokenizer
-            )
-        return SpeculativeDecoder(model, JakiroDrafter.from_pretrained(drafter), tokenizer)
+        parts = parts_over(drafter, model, tokenizer)
+        return SpeculativeDecoder(model, parts.drafter, tokenizer, beside=parts.beside)
 
 
 def _report(written: "Written", num_rows: int, out: Path) -> None:

@@ -24,15 +24,19 @@ def greedy_by_transformers(model: PreTrainedModel, prompt: Sequence[int], count:
 
 
 def assert_follows_law(
-    decoder: SpeculativeDecoder, model: PreTrainedModel, temperature: float
+    decoder: SpeculativeDecoder,
+    model: PreTrainedModel,
+    temperature: float,
+    samples: int = SAMPLES,
+    batch: int = SAMPLES // 2,
 ) -> DecodeStats:
     """Check sampled sequences against the target's own law, and return what decoding counted."""
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": temperature, "top_p": 0.9}
     outputs = [
         output
-        for seed in range(2)
+        for seed in range(samples // batch)
         for output in decoder.generate_batch(
-            [prompt] * (SAMPLES // 2), seed=seed, max_new_tokens=LENGTH, **sampling
+            [prompt] * batch, seed=seed, max_new_tokens=LENGTH, **sampling
         )
     ]
     counts = Counter(tuple(output.new_token_ids) for output in outputs)

@@ -14,6 +14,7 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
 from inference.sampling import ProcessedLaw, Sampling
 from inference.tree_builder import TreeBuilder
 from inference.tree_shape import TreeShape
+from jakiro.errors import DraftError
 
 SHAPES = {
     "deterministic": TreeShape(children=3, breadth=2, num_nodes=8),
@@ -112,3 +113,22 @@ def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> N
     law = torch.full((1, VOCAB), 1 / VOCAB)
     uniforms = torch.full((1, tree.num_nodes + 1), 0.999, dtype=torch.float64)
     assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
+
+
+@pytest.mark.parametrize("place", ["candidate", "another token", "all"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
+def test_no_walk_accepts_by_a_draft_law_that_is_none(place: str, wrong: float) -> None:
+    tables = Tables(VOCAB, components=1, seed=2)
+    tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
+    assert tree.laws is not None
+    is_first = tree.laws.ids[0, 0] == tree.row().token_ids[tree.row().sampled[ROOT][0]]
+    planted = {"candidate": is_first, "another token": ~is_first, "all": is_first | ~is_first}
+    probs = tree.laws.probs.clone()
+    probs[0, 0, planted[place]] = wrong
+    tree = replace(tree, laws=SparseLaw(tree.laws.ids, probs))
+    law = torch.full((1, VOCAB), 1 / VOCAB)
+    for uniform in (0.0, 0.5, 0.999):
+        uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)
+        assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
+        with pytest.raises(DraftError, match="no probability under its draft law"):
+            walk(tree.row(), lambda node: law[0], lambda p, number=uniform: number < p)

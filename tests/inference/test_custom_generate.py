@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 from inference.tree_shape import TreeShape
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target import TargetAdapter
@@ -339,3 +340,13 @@ def test_other_positions_are_refused(model: LlamaForCausalLM, decoder: Speculati
             decoder.generate_batch([[1, 2]], **{name: "something"})
     with pytest.raises(PromptError, match="several are expected"):
         decoder.generate_batch("text")
+
+
+def test_prompts_of_ids_that_may_be_embedded_but_never_follow_are_refused() -> None:
+    model = tiny_llama(vocab=11)
+    model.set_input_embeddings(torch.nn.Embedding(13, model.config.hidden_size))
+    decoder = SpeculativeDecoder(model, LookupDrafter())
+    ids = torch.tensor([[1, 2, 12, 1, 2]])
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "pad_token_id": 0}
+    with pytest.raises(PromptError, match=r"ids that the target does not have.*got: 12"):
+        model.generate(ids, custom_generate=decoder, **arguments)

@@ -1,6 +1,7 @@
 """Looking up: the longest matches, what followed them, and one tree of it."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,18 @@ def test_a_suffix_longer_than_the_text_finds_nothing() -> None:
 
 def test_text_that_never_came_before_has_no_continuation() -> None:
     assert len(LookupGuesser(LookupSettings()).guess(_ids(1, 2, 3), 8, 4).token_ids) == 0
+
+
+@pytest.mark.parametrize("longest", [8, 2000])
+def test_scores_stay_positive_whatever_underflows(longest: int) -> None:
+    settings = LookupSettings(
+        longest=longest, growth=1e9, recency=1e-30, discount=1e-30, shortest=1
+    )
+    text = _ids(*[0, 1] * 40, 2, 1, 0, 1)
+    found = LookupGuesser(settings).guess(text, 60, 12)
+    assert len(found.token_ids) > 12
+    _assert_well_formed(found, 60, 12)
+    assert np.isfinite(np.log(found.scores)).all()
 
 
 def _assert_well_formed(found: Candidates, num_nodes: int, depth: int) -> None:

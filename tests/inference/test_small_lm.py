@@ -84,6 +84,31 @@ def test_sampled_sequences_follow_the_target_law() -> None:
     assert assert_follows_law(decoder, model, 0.8).accepted.total() > 200
 
 
+def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
+    """A small model whose laws are NaN after some tokens."""
+    drafter = _drafter(model)  # which would refuse it as it will be
+    table = drafter.model.model.get_input_embeddings().weight
+    table.data = table.data.clone()
+    table.data[tokens] = float("nan")
+    return drafter
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(150, 1), (600, 300)])
+def test_a_small_model_that_overflows_costs_speed_and_never_the_law(
+    samples: int, batch: int
+) -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, _spoilt(model, slice(5, 14)))
+    assert assert_follows_law(decoder, model, 1.0, samples, batch).accepted.total() > 20
+    silent = SpeculativeDecoder(model, _spoilt(model, slice(0, 23)))
+    for temperature in (0.0, 1.0):
+        output = silent.generate([1, 2], temperature=temperature, seed=0, max_new_tokens=9)
+        assert output.stats.accepted.total() == 0
+    assert silent.generate([1, 2], max_new_tokens=9).sequences[0].tolist() == (
+        greedy_by_transformers(model, [1, 2], 9)
+    )
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> None:
     model = tiny_llama(vocab=31)

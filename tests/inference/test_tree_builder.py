@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from helpers.tables import Tables, TableSource, no_processors
+from helpers.tables import Prefix, Tables, TableSource, no_processors
+from torch import Tensor
+from transformers import EtaLogitsWarper, LogitsProcessorList, TemperatureLogitsWarper
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.tree_builder import TreeBuilder
+from inference.sampling import Sampling
+from inference.tree_builder import Frontier, TreeBuilder
 from inference.tree_shape import TreeShape
 
 
@@ -79,3 +82,51 @@ def test_a_limited_tree_keeps_the_candidates_up_to_a_position_and_no_others() ->
         assert sorted(n for some in kept.row().children.values() for n in some) == [
             node for node, depth in enumerate(tree.depth[0].tolist()) if 1 + depth <= last
         ]
+
+
+class HoledSource(TableSource):
+    """Tables whose laws are not finite after some tokens."""
+
+    def __init__(self, tables: Tables, prefix: Prefix, fault: float, after: int) -> None:
+        super().__init__(tables, prefix)
+        self.fault, self.after = fault, after
+
+    def joint(self, depth: int, frontier: Frontier | None) -> Tensor:
+        """Spoil one entry of each such law, or all of it."""
+        laws = super().joint(depth, frontier)
+        for place, prefix in enumerate(self.frontier):
+            if prefix[-1] == self.after:
+                entries = slice(None) if self.fault == -torch.inf else 2
+                laws[0, place, :, entries] = self.fault
+        return laws
+
+
+ETA = Sampling(
+    LogitsProcessorList([TemperatureLogitsWarper(0.9), EtaLogitsWarper(1e-4)]), do_sample=True
+)
+
+
+@pytest.mark.parametrize("sampling", [no_processors(), ETA], ids=["raw", "eta"])
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_where_a_law_is_not_finite_there_are_no_candidates(
+    sampled: bool, fault: float, sampling: Sampling
+) -> None:
+    shape = TreeShape(
+        autoregressive_levels=3, parallel_levels=0, children=6, breadth=6, sampled=sampled
+    )
+    if not sampled:
+        shape = shape.model_copy(update={"num_nodes": 60})
+    tables, generators = Tables(6, 2, seed=3), [torch.Generator().manual_seed(0)]
+    builder = TreeBuilder(shape, sampling, generators)
+    tree = builder.build(HoledSource(tables, (0,), fault, after=4), torch.tensor([1]))
+    row = tree.row()
+    assert not tree.score.isnan().any()
+    assert tree.laws is None or bool(tree.laws.probs.isfinite().all())
+    reachable = {node for siblings in row.children.values() for node in siblings}
+    spoilt = [node for node in reachable if row.token_ids[node] == 4]
+    assert spoilt
+    assert not set(spoilt) & set(row.children)
+    assert any(parent >= 0 for parent in row.children)
+    empty = builder.build(HoledSource(tables, (4,), fault, after=4), torch.tensor([1]))
+    assert not bool(empty.is_valid.any())

@@ -5,10 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.tokenizers import tiny_tokenizer
+from safetensors import safe_open
 from safetensors.numpy import save
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from inference.drafters.trigram_counter import TrigramCounter
-from inference.drafters.trigram_file import load_trigrams, save_trigrams
+from inference.drafters.trigram_file import load_trigrams, save_trigrams, vocabulary_size
 from inference.drafters.trigram_index import Successors, TrigramIndex
 from inference.drafters.trigram_table import TrigramTable
 from jakiro.errors import CheckpointError, TargetMismatch
@@ -94,9 +97,33 @@ def _unusable(fault: str) -> TrigramIndex:
     ],
 )
 def test_arrays_that_cannot_be_used_are_refused(fault: str, tmp_path: Path) -> None:
-    index = _index()
-    wrong = _unusable(fault)
-    index.keys, index.rows = wrong.keys, wrong.rows
-    save_trigrams(index, tmp_path / "table", tiny_tokenizer())
+    path, wrong = tmp_path / "table", _unusable(fault)
+    with pytest.raises(CheckpointError, match=rf"cannot store .*{fault}"):
+        save_trigrams(wrong, path, tiny_tokenizer())
+    assert not path.exists()
+    save_trigrams(_index(), path, tiny_tokenizer())
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    tensors = {"keys": wrong.keys, "ids": wrong.rows.ids, "weights": wrong.rows.weights}
+    path.write_bytes(save(tensors, metadata))
     with pytest.raises(CheckpointError, match=fault):
-        load_trigrams(tmp_path / "table", tiny_tokenizer())
+        load_trigrams(path, tiny_tokenizer())
+
+
+def test_tokens_that_the_target_does_not_have_are_left_out(tmp_path: Path) -> None:
+    save_trigrams(_index(), tmp_path / "table", tiny_tokenizer())
+    whole = load_trigrams(tmp_path / "table", tiny_tokenizer(), vocab_size=300)
+    assert dict(whole.items()) == dict(_index().items())
+    less = dict(load_trigrams(tmp_path / "table", tiny_tokenizer(), vocab_size=4).items())
+    assert less == {(1, 2): {3: 0.5}, (2, 3): {1: 1.0}, (3, 1): {2: 1.0}}
+    assert load_trigrams(tmp_path / "table", tiny_tokenizer(), 3).row(1, 2) == ([], [])
+
+
+def test_a_vocabulary_with_gaps_ends_at_its_largest_id(tmp_path: Path) -> None:
+    words = models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 500}, unk_token="a")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    assert vocabulary_size(tokenizer) == 501 > len(tokenizer)
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 500, 1, 2], np.int64))
+    save_trigrams(counter.index(9), tmp_path / "table", tokenizer)
+    assert load_trigrams(tmp_path / "table", tokenizer).row(1, 2) == ([500], [1.0])

@@ -40,6 +40,18 @@ def test_shares_are_what_visits_one_by_one_come_to(weights: list[float], visits:
         assert share == pytest.approx(count, abs=1.5 + 0.05 * visits)
 
 
+@given(
+    weights=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=12),
+    ulps=st.integers(1, 1 << 20),
+)
+def test_next_to_nothing_is_shared_out_without_a_fault(weights: list[float], ulps: int) -> None:
+    visits = 1.0 + ulps * float(np.finfo(np.float64).eps)
+    shares = share_visits(visits, weights, SETTINGS)
+    assert len(shares) == len(weights)
+    assert min(shares) >= 0.0
+    assert sum(shares) == pytest.approx(visits - 1) or sum(shares) == 0.0
+
+
 def test_a_node_without_further_visits_shares_none_out() -> None:
     assert share_visits(1.0, [1.0, 2.0], SETTINGS) == [0.0, 0.0]
     assert share_visits(0.3, [1.0], SETTINGS) == [0.0]

@@ -131,6 +131,18 @@ def test_weights_stop_at_their_maximum_and_decay_when_others_are_seen() -> None:
     assert _rows(table.frozen())[1, 2] == pytest.approx({3: 0.5, 4: 0.75})
 
 
+@pytest.mark.parametrize("nothing", [0.0, -0.5, float("nan")])
+def test_amounts_that_are_none_teach_nothing(nothing: float) -> None:
+    table = TrigramTable(8, num_successors=2)
+    _add(table, [1, 2, 3])
+    bigrams = np.array([(1 << 21) | 2] * 3 + [(5 << 21) | 5])
+    amounts = np.array([0.5, nothing, nothing, nothing], np.float32)
+    table.add(bigrams, np.array([9, 4, 3, 5]), amounts)
+    assert _rows(table.frozen()) == {(1, 2): {9: 0.5, 3: 0.25}}
+    table.add(bigrams[:1], np.array([7]), amounts[1:2])
+    assert table.row(1, 2) == ([9, 3], [0.5, 0.25])
+
+
 def test_learning_goes_on_from_what_was_known_before_and_leaves_it_alone() -> None:
     counter = TrigramCounter()
     counter.add(np.array([1, 2, 3, 1, 2, 4, 9, 9, 9], np.int64))

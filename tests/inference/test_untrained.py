@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from helpers.losslessness import (
@@ -19,6 +21,7 @@ from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.candidates import chosen_tree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.trigram_table import trigrams_of
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.tree_shape import TreeShape
@@ -179,3 +182,30 @@ def test_without_a_step_nothing_is_learnt() -> None:
     drafter = AdedDrafter(AdedSettings(step=0))
     SpeculativeDecoder(tiny_llama(vocab=11), drafter).generate(PROMPTS[0], max_new_tokens=20)
     assert drafter.table.num_bigrams == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_every_trigram_of_a_request_is_learnt_when_it_ends(count: int) -> None:
+    model = tiny_llama(vocab=11)
+    aded = AdedDrafter()
+    decoder = SpeculativeDecoder(model, aded)
+    prompts = [[4, 5, 6, 7], [1, 2, 3]]
+    for output in decoder.generate_batch(prompts, max_new_tokens=count):
+        ids = output.sequences[0].tolist()
+        for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
+            assert third in aded.table.row(first, second)[0]
+
+
+def test_nothing_behind_the_end_of_a_request_is_learnt() -> None:
+    model = tiny_llama(vocab=11)
+    prompt, count = [1, 2, 3], 24
+    whole = greedy_by_transformers(model, prompt, count)
+    for end in range(4, count):
+        aded = AdedDrafter(AdedSettings(law_tokens=1, law_step=1e-6))
+        decoder = SpeculativeDecoder(model, aded)
+        aded.table.add(*trigrams_of(np.array(whole)), np.full(count + 1, 2.0, np.float32))
+        before = dict(aded.table.frozen().items())
+        ids = decoder.generate(prompt, max_new_tokens=end).sequences[0].tolist()
+        written = set(pairwise(ids))
+        met = {key for key, row in aded.table.frozen().items() if row != before.get(key)}
+        assert met <= written

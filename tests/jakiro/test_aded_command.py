@@ -7,6 +7,7 @@ import pytest
 from helpers.models import tiny_llama
 from helpers.tokenizers import TEXT, tiny_tokenizer
 
+from inference import SpeculativeDecoder
 from inference.comparison.document import read_document
 from inference.drafters.trigram_file import load_trigrams
 from jakiro.cli import main
@@ -90,6 +91,32 @@ def test_mistakes_are_one_line_and_exit_code_2(
     places = [str(folder / word) if word == "target" else word for word in words]
     assert _run(*places) == 2
     assert message in capsys.readouterr().err
+
+
+def test_ids_that_no_token_has_are_refused_before_a_table_is_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"input_ids": [1, 2, 305, 3], "loss_mask": [0, 1, 1, 1]}
+    (folder / "wrong.jsonl").write_text(json.dumps(row) + "\n")
+    assert _build(folder, tmp_path / "new", corpus="wrong.jsonl") == 2
+    assert "a token that the target does not have" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tiny_llama(vocab=len(tokenizer) - 4).save_pretrained(tmp_path / "less")
+    tokenizer.save_pretrained(tmp_path / "less")
+    last, ids = len(tokenizer) - 1, tokenizer.encode("def main")
+    rows = [
+        {"input_ids": [one, other, last, last], "loss_mask": [0, 1, 1, 1]}
+        for one in (ids[-1], *range(4, 290))
+        for other in (ids[-1], 7)
+    ]
+    (folder / "last.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert _build(folder, tmp_path / "table", corpus="last.jsonl") == 0
+    decoder = SpeculativeDecoder.from_pretrained(f"aded={tmp_path / 'table'}", tmp_path / "less")
+    assert decoder.generate(ids, max_new_tokens=4).new_token_ids
 
 
 def test_what_cannot_be_counted_is_refused(

@@ -93,13 +93,13 @@ def test_regenerate_writes_rows_that_prepare_reads(
     assert "2 rows read, 0 skipped" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("drafter", ["lookup", "aded"])
+@pytest.mark.parametrize("drafter", ["lookup", "aded", "lm={}/target", "aded+lm={}/target"])
 def test_drafters_that_need_no_training_answer_like_the_target_alone(
     folder: Path, drafter: str
 ) -> None:
     words = ["--max-new-tokens", "8", "--skip-bad-rows"]
     assert run(folder, "regenerate", "--out", str(folder / "plain.jsonl"), *words) == 0
-    words += ["--drafter", drafter]
+    words += ["--drafter", drafter.format(folder)]
     assert run(folder, "regenerate", "--out", str(folder / "fast.jsonl"), *words) == 0
     assert (folder / "plain.jsonl").read_bytes() == (folder / "fast.jsonl").read_bytes()
 

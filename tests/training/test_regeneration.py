@@ -16,7 +16,9 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.drafters.aded import AdedDrafter
+from inference.drafters.combined import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
 from jakiro.target import TargetAdapter
@@ -161,7 +163,11 @@ def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
     settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
-    deciders = (None, LookupDrafter(), AdedDrafter(), tiny_drafter(TargetAdapter(target)))
+    small = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=1), target)
+    other = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=2), target)
+    pairs = (CombinedDrafter(small, AdedDrafter()), CombinedDrafter(other, LookupDrafter()))
+    trained = tiny_drafter(TargetAdapter(target))
+    deciders = (None, LookupDrafter(), AdedDrafter(), small, other, *pairs, trained)
     identities = [
         identify(SpeculativeDecoder(target, one, TOKENIZER), settings, find_sources([str(data)]))
         for one in deciders

@@ -6,6 +6,8 @@ from typing import Any
 from pydantic import Field
 
 from inference.decoder import SpeculativeDecoder
+from inference.drafters.combined import CombinedDrafter
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained import TrainedDrafter
 from inference.prompts import needed
 from inference.protocol import Drafter
@@ -57,17 +59,19 @@ def identify(
         **settings.model_dump(exclude={"batch_size", "seed"}),
     }
     if settings.temperature:  # only then is anything drawn
-        drafter = decoder.drafter
         facts["seed"] = settings.seed
-        facts["drafter"] = (
-            hash_weights(drafter.model)
-            if isinstance(drafter, TrainedDrafter)
-            else _version_of(drafter)
-        )
+        facts["drafter"] = _version_of(decoder.drafter)
     return facts
 
 
 def _version_of(drafter: Drafter | None) -> str | None:
+    match drafter:
+        case TrainedDrafter():
+            return hash_weights(drafter.model)
+        case SmallLMDrafter():
+            return hash_weights(drafter.model.model)
+        case CombinedDrafter():
+            return f"{_version_of(drafter.first)}, {_version_of(drafter.second)}"
     return None if drafter is None else drafter.version
 
 

@@ -1,0 +1,116 @@
+"""No request is judged by the random numbers that chose what a drafter has learnt before it."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from helpers.chi_square import law_of_continuations, p_value
+from helpers.losslessness import LEAST_P_VALUE
+from helpers.models import tiny_drafter, tiny_llama
+
+from inference import SpeculativeDecoder
+from inference.auto_tree import AutoTree
+from inference.conversation import Conversation
+from inference.costs import Costs
+from inference.drafters.aded import AdedDrafter, AdedSettings
+from inference.drafters.combined import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.repeating import RepeatingDrafter
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.protocol import Drafter
+from inference.recording import RecordingDrafter
+from inference.tree_shape import TreePlan, TreeShape
+from inference.turns import Turns
+from jakiro.target import TargetAdapter
+
+PROMPT = [1, 2, 1, 2, 1]
+SAMPLING = {"temperature": 1.5, "top_k": 3, "max_new_tokens": 3}
+
+
+def test_a_second_request_with_the_same_seed_follows_the_law() -> None:
+    model = tiny_llama(vocab=23, num_hidden_layers=1)
+    decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(num_nodes=6)))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(160):
+        decoder.reset()
+        _, judged = (decoder.generate(PROMPT, seed=seed, **SAMPLING) for _ in range(2))
+        counts[tuple(judged.new_token_ids[:2])] += 1
+    law = law_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
+    assert p_value(counts, law) > LEAST_P_VALUE
+
+
+def _two_of_each(decoder: SpeculativeDecoder) -> list[list[int]]:
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
+    return [decoder.generate(PROMPT, **arguments).new_token_ids for _ in range(2)]
+
+
+def test_requests_in_the_same_order_repeat_themselves_after_a_reset() -> None:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
+    first, second = _two_of_each(decoder)
+    assert first != second
+    decoder.reset()
+    assert _two_of_each(decoder) == [first, second]
+
+
+def test_drafters_that_learn_nothing_from_requests_give_a_seed_the_same_tokens() -> None:
+    model = tiny_llama(vocab=23)
+    by_request = AdedDrafter(AdedSettings(reset_per_request=True))
+    for drafter in (LookupDrafter(), by_request, tiny_drafter(TargetAdapter(model)), None):
+        first, second = _two_of_each(SpeculativeDecoder(model, drafter))
+        assert first == second
+
+
+def test_a_turn_of_a_conversation_learns_for_itself_where_requests_do() -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(reset_per_request=True)))
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
+    with Conversation() as conversation:
+        one, other = (
+            decoder.generate(PROMPT, conversation=conversation, **arguments) for _ in range(2)
+        )
+    assert one.new_token_ids == other.new_token_ids
+    assert one.depths == other.depths
+
+
+def test_decoders_that_share_what_is_learnt_share_the_count() -> None:
+    model = tiny_llama(vocab=23)
+    aded = AdedDrafter()
+    outputs = [_two_of_each(SpeculativeDecoder(model, aded))[0] for _ in range(2)]
+    assert outputs[0] != outputs[1]
+
+
+def _learns(drafter: Drafter) -> bool:
+    return drafter.turns is not None
+
+
+def test_every_drafter_says_whether_it_learns_from_requests() -> None:
+    model = tiny_llama(vocab=23)
+    small = SmallLMDrafter(tiny_llama(vocab=23, num_hidden_layers=1), model)
+    assert _learns(AdedDrafter())
+    assert _learns(CombinedDrafter(small, LookupDrafter()))
+    aded = AdedDrafter()
+    assert CombinedDrafter(small, aded).turns is aded.turns
+    for drafter in (AdedDrafter(), LookupDrafter(), small):
+        for outer in (RepeatingDrafter(drafter), RecordingDrafter(drafter)):
+            assert outer.turns is drafter.turns
+    assert not _learns(small)
+    assert not _learns(AdedDrafter(AdedSettings(reset_per_request=True)))
+
+
+def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
+    costs = Costs(verify={0: 1.0, 24: 1.5}, draft={1: 0.1, 2: 0.2, 3: 0.3})
+    decoder.policy = AutoTree(TreePlan.of(TreeShape()), costs)
+    first, second = _two_of_each(decoder)
+    assert first != second
+    decoder.reset()
+    assert decoder.policy.turns.take() == 0
+
+
+def test_threads_never_take_the_same_turn() -> None:
+    turns = Turns()
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: turns.take(), range(400)))
+    assert sorted(taken) == list(range(400))
+    turns.reset()
+    assert turns.take() == 0

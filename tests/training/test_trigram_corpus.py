@@ -1,0 +1,28 @@
+"""Counting a corpus: what a text is cut into changes no count but those across its borders."""
+
+from pathlib import Path
+
+import pytest
+from helpers.tokenizers import TEXT, tiny_tokenizer
+
+from training import trigram_corpus
+from training.data import documents
+from training.trigram_corpus import corpus_records, count_trigrams
+
+
+def test_a_large_text_is_counted_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tokenizer, seen = tmp_path / "large.txt", tiny_tokenizer(), []
+    path.write_text(TEXT * 40)
+    whole = count_trigrams(tokenizer, corpus_records([str(path)]))
+    monkeypatch.setattr(trigram_corpus, "_PIECE", len(TEXT) - 1)
+    monkeypatch.setattr(documents, "BATCH", 4)
+    counter = count_trigrams(tokenizer, corpus_records([str(path)]), seen.append)
+    assert len(seen) == 40
+    assert seen == sorted(set(seen))
+    assert counter.num_tokens == whole.num_tokens == len(tokenizer(TEXT * 40)["input_ids"]) + 1
+    found, expected = (dict(one.index(1 << 12).items()) for one in (counter, whole))
+    assert found.keys() <= expected.keys()
+    first, second, third = tokenizer(TEXT)["input_ids"][:3]
+    assert third in found[first, second]
