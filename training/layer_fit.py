@@ -108,7 +108,7 @@ def _sums_of(
 
 
 def _solve(sums: _Sums, feed_forward: LayerFeedForward | None) -> LayerFit:
-    scale = sums.features / sums.outputs
+    scale = sums.features / sums.outputs.clamp(min=torch.finfo(sums.outputs.dtype).tiny)
     floor = _SMALLEST * scale.abs().median()
     scale = torch.where(scale.abs() < floor, floor, scale)
     ridge = _RIDGE * sums.read.diagonal().mean()
