@@ -17,7 +17,7 @@ from torch import nn
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from training.config import LoraSettings
+from training.start_settings import LoraSettings
 
 # What PEFT's own model calls the one that it holds, in the names of its files' weights.
 _PREFIX = "base_model.model."

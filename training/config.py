@@ -3,114 +3,20 @@
 from pathlib import Path
 from typing import Literal
 
-import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from jakiro.config import DrafterSettings
-from jakiro.errors import ConfigError
 from jakiro.settings import Settings
-from training.anchors import AnchorRule, Anchors
+from training.anchors import AnchorRule
+from training.input_settings import (
+    BatchSettings,
+    DataSettings,
+    FeatureSettings,
+    Precision,
+    TargetSettings,
+)
 from training.objectives import ObjectiveSettings
-
-Precision = Literal["fp32", "bf16", "fp16"]
-FeatureDtype = Literal["fp32", "bf16"]
-
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class TargetSettings(Settings):
-    """The frozen target.
-
-    Attributes:
-        name_or_path: a folder or hub id of a causal LM with its tokenizer.
-        dtype: what the target computes in.
-    """
-
-    name_or_path: str = Field(min_length=1)
-    dtype: Precision = "fp32"
-
-
-class DataSettings(Settings):
-    """What to train on, see `training.data`.
-
-    Attributes:
-        paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
-            `name:split`.
-        row_length: tokens of a packed row; longer documents are split.
-        held_out: rows of data, such as conversations, kept out of training to measure on.
-        skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
-            ends the run.
-        share: of the other rows, those to train on; a smaller share is part of a larger one.
-        cache_folder: where tokens are kept between runs; None for the user's cache.
-    """
-
-    paths: tuple[str, ...] = Field(min_length=1)
-    row_length: int = Field(512, ge=2)
-    held_out: int = Field(0, ge=0)
-    skip_bad_rows: bool = False
-    share: float = Field(1.0, gt=0, le=1)
-    cache_folder: Path | None = None
-
-
-class FeatureSettings(Settings):
-    """Where the target's side of the training rows comes from, see `training.features`.
-
-    Attributes:
-        source: "online" runs the target beside the drafter; "offline" reads what `jakiro features`
-            has written, and the target's layers never run in a step.
-        folder: of the shards to be read.
-        dtype: what shards are kept in; "fp32" repeats online training bit by bit.
-    """
-
-    source: Literal["online", "offline"] = "online"
-    folder: Path | None = None
-    dtype: FeatureDtype = "bf16"
-
-    @model_validator(mode="after")
-    def _offline_has_a_folder(self) -> "FeatureSettings":
-        if self.source == "offline" and self.folder is None:
-            raise ValueError("features.folder with features.source offline")
-        return self
-
-
-class BatchSettings(Settings):
-    """What one optimizer step sees; the same for any number of processes.
-
-    Attributes:
-        rows: packed rows of a step, over all processes.
-        micro_batch: rows that a process reads at a time; it decides memory, not the result.
-        draws: times that anchors are drawn for a row; all share one forward of the target.
-        anchors: where verification is taken to have ended: "drafting", at distances that occur when
-            drafting; "blocks", the same for several positions in a row, which with
-            `drafter.tail_layers` is what "drafting" means; or "previous", always at the token
-            before, which is not how drafts are made.
-        curriculum: share of the steps, the first ones, in which self-attention sees drafted tokens
-            only (arXiv 2410.03804).
-
-    A trunk that reads features has `trunk.rollout_steps` instead of the last three.
-    """
-
-    rows: int = Field(8, ge=1)
-    micro_batch: int = Field(8, ge=1)
-    draws: int = Field(1, ge=1, le=8)
-    anchors: Anchors = "drafting"
-    curriculum: float = Field(0.0, ge=0, le=1)
-
-    def accumulation(self, num_processes: int) -> int:
-        """Return how many micro-batches each process reads per step.
-
-        Raises:
-            ConfigError: the rows cannot be shared out evenly.
-        """
-        if self.rows % (self.micro_batch * num_processes):
-            raise ConfigError(
-                "batch.rows cannot be shared out evenly",
-                expected=f"a multiple of batch.micro_batch ({self.micro_batch}) times the "
-                f"number of processes ({num_processes})",
-                got=self.rows,
-                remedy="change batch.rows or batch.micro_batch",
-            )
-        return self.rows // (self.micro_batch * num_processes)
+from training.start_settings import InitializeSettings, LoraSettings
 
 
 class OptimizerSettings(Settings):
@@ -199,46 +105,6 @@ class CheckpointSettings(Settings):
     every: int | None = Field(500, ge=1)
     keep: int = Field(2, ge=1)
     keep_best: bool = True
-
-
-class InitializeSettings(Settings):
-    """Where the drafter's weights start, see `training.initialization`.
-
-    Attributes:
-        attention_layer: the layer of the target, negative from the end, at whose attention weights
-            the trunk's attention starts, for which the trunk needs that layer's heads; "auto" for
-            the last one if it can be, else and with None at random.
-        fit_tokens: of the training data, on which a drafter that reads features, and whose
-            attention starts at the last layer, is fitted in closed form to start as that layer as
-            a whole (`training.layer_fit`); 0: only its attention does.
-        drafter: folder or hub id of a drafter of the same settings at whose weights this one
-            starts, with its table of drafted tokens; step and optimizer are those of a new run.
-    """
-
-    attention_layer: int | Literal["auto"] | None = "auto"
-    fit_tokens: NonNegativeInt = 32_768
-    drafter: str | None = Field(None, min_length=1)
-
-    @model_validator(mode="after")
-    def _starts_at_one_place(self) -> "InitializeSettings":
-        if isinstance(self.attention_layer, int) and self.drafter is not None:
-            raise ValueError("attention_layer or drafter, not both")
-        return self
-
-
-class LoraSettings(Settings):
-    """Low-rank adapters beside frozen weights (arXiv 2106.09685), see `training.adapters`.
-
-    Attributes:
-        rank: of the product that is added to each adapted matrix.
-        alpha: the product is scaled by alpha / rank.
-        targets: names of linear layers or stacks of matrices in the drafter, or their ends, such as
-            `self_attention.project` or `bank.down`; None for all but the router.
-    """
-
-    rank: int = Field(16, ge=1)
-    alpha: int = Field(32, ge=1)
-    targets: tuple[str, ...] | None = Field(None, min_length=1)
 
 
 class TrainSettings(Settings):

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from jakiro.errors import ConfigError
 from training.adapters import add_adapters
-from training.config import TORCH_DTYPES, TrainSettings
+from training.config import TrainSettings
+from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
 from training.processes import choose_device
 from training.simulation import Simulation, drafter_on_meta, simulate, target_on_meta

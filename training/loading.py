@@ -10,7 +10,7 @@ from transformers import (
 
 from jakiro.errors import CheckpointError
 from jakiro.target_checks import CausalLM
-from training.config import TORCH_DTYPES, TargetSettings
+from training.input_settings import TORCH_DTYPES, TargetSettings
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:

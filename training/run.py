@@ -14,13 +14,14 @@ from jakiro.logs import get_logger
 from jakiro.provenance import provenance
 from training.adapters import add_adapters
 from training.checkpoint import Checkpoints, RunState
-from training.config import TORCH_DTYPES, anchor_rule
+from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.deepspeed_config import check_precision
 from training.evaluate import Evaluation, mean_tau
 from training.failures import exhaustion_explained, writing
 from training.features.store import FeatureStore, open_features
 from training.initialization import initialize, is_fitted
+from training.input_settings import TORCH_DTYPES
 from training.journal import Journal, progress_bar, read_evaluations
 from training.plateau import PlateauWatch
 from training.preparation import Prepared

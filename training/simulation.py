@@ -22,7 +22,8 @@ from jakiro.errors import CheckpointError
 from jakiro.target import TargetAdapter
 from jakiro.target_record import record_target
 from training.batch import Batch
-from training.config import TORCH_DTYPES, TargetSettings, TrainSettings, anchor_rule
+from training.config import TrainSettings, anchor_rule
+from training.input_settings import TORCH_DTYPES, TargetSettings
 from training.module import TrainingModule
 from training.target_reader import TargetReader
 

@@ -7,8 +7,9 @@ import torch
 from inference.bench.timing import medians
 from inference.decoder import SpeculativeDecoder
 from training.batch import Batch
-from training.config import TORCH_DTYPES, anchor_rule
+from training.config import anchor_rule
 from training.data.sampler import Sampler
+from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
 from training.optimizer import build_optimizer
 from training.preparation import Prepared

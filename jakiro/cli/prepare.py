@@ -27,11 +27,11 @@ def prepare(
     from rich.console import Console
 
     from jakiro.logs import quiet_libraries
-    from training.config import TargetSettings
     from training.data.counts import DataCounts
     from training.data.packing import PackedRows
     from training.data.preview import preview as preview_of
     from training.data.token_store import open_tokens
+    from training.input_settings import TargetSettings
     from training.loading import load_tokenizer, vocab_size_of
 
     settings = TargetSettings(name_or_path=target)

@@ -108,8 +108,8 @@ def _say_what_it_takes(
 ) -> None:
     from rich.console import Console
 
-    from training.config import TORCH_DTYPES
     from training.estimate import device_memory, estimate, render
+    from training.input_settings import TORCH_DTYPES
     from training.processes import choose_device
     from training.speed import product_rate
 

@@ -15,15 +15,13 @@ from jakiro.config import (
 from jakiro.files import fingerprint
 from jakiro.settings import Settings
 from training.config import (
-    BatchSettings,
     CheckpointSettings,
-    DataSettings,
     EngineSettings,
     EvaluationSettings,
     OptimizerSettings,
-    TargetSettings,
     TrainSettings,
 )
+from training.input_settings import BatchSettings, DataSettings, TargetSettings
 from training.processes import Device
 from training.train import train
 

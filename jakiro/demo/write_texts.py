@@ -18,7 +18,7 @@ from jakiro.demo.corpus import Corpus, load_corpus
 from jakiro.demo.texts import TextRecipe, texts_for
 from jakiro.errors import DataError, JakiroError
 from jakiro.files import ensure_new_file, write_atomically
-from training.config import TargetSettings
+from training.input_settings import TargetSettings
 from training.loading import load_model, load_tokenizer
 from training.processes import choose_device
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from jakiro.config import DrafterSettings
 from jakiro.target_checks import CausalLM
-from training.config import TORCH_DTYPES, TrainSettings, anchor_rule
+from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
 from training.features.store import open_features
 from training.features.writer import FeatureWriter
+from training.input_settings import TORCH_DTYPES
 from training.preparation import Prepared, prepare
 from training.target_reader import TargetReader
 from training.views import TargetView

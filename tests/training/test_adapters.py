@@ -20,10 +20,11 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from training.adapters import adaptable, add_adapters, merged
 from training.batch import Batch
-from training.config import LoraSettings, OptimizerSettings
+from training.config import OptimizerSettings
 from training.drafting import draft_all_positions
 from training.journal import read_metrics
 from training.optimizer import build_optimizer
+from training.start_settings import LoraSettings
 from training.train import train
 
 # PEFT asks transformers by the old name: https://github.com/huggingface/peft

@@ -18,9 +18,10 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.settings import load_settings
 from jakiro.target import TargetAdapter
-from training.config import TORCH_DTYPES, TrainSettings, anchor_rule
+from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
 from training.estimate import choose_micro_batch, device_memory, estimate, render
+from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
 from training.preparation import Prepared, prepare
 from training.processes import join_processes, launch_environment

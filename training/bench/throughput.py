@@ -28,9 +28,10 @@ from jakiro.files import write_atomically
 from jakiro.provenance import provenance
 from jakiro.settings import Settings, load_settings
 from training.bench.parts import flops_of, parts_of
-from training.config import TORCH_DTYPES, TrainSettings, anchor_rule
+from training.config import TrainSettings, anchor_rule
 from training.data.packing import PackedRows
 from training.data.sampler import Sampler
+from training.input_settings import TORCH_DTYPES
 from training.preparation import Prepared, prepare
 from training.processes import join_processes, launch_environment
 from training.speed import product_rate

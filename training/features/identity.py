@@ -10,8 +10,8 @@ from jakiro.files import fingerprint
 from jakiro.settings import Settings
 from jakiro.target import TargetAdapter
 from jakiro.target_record import hash_weights
-from training.config import FeatureDtype
 from training.data.packing import PackedRow
+from training.input_settings import FeatureDtype
 from training.preparation import Prepared
 
 _SAMPLED_ROWS = 4096  # are hashed, evenly spread; beside them the data's own fingerprint counts

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from jakiro.errors import CheckpointError
 from training.batch import Batch
-from training.config import TORCH_DTYPES
 from training.data.packing import collate
 from training.features.identity import identify, packed_row
 from training.features.index import FeatureIndex, Shard, checksum
 from training.features.plan import FeaturePlan
 from training.features.shard_folder import ShardFolder
 from training.features.states import States
+from training.input_settings import TORCH_DTYPES
 from training.preparation import Prepared
 from training.views import read_rows
 

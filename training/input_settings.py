@@ -1,0 +1,111 @@
+"""What a training run reads: the target, data, features of both, and batches of them."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from jakiro.errors import ConfigError
+from jakiro.settings import Settings
+from training.anchors import Anchors
+
+Precision = Literal["fp32", "bf16", "fp16"]
+FeatureDtype = Literal["fp32", "bf16"]
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TargetSettings(Settings):
+    """The frozen target.
+
+    Attributes:
+        name_or_path: a folder or hub id of a causal LM with its tokenizer.
+        dtype: what the target computes in.
+    """
+
+    name_or_path: str = Field(min_length=1)
+    dtype: Precision = "fp32"
+
+
+class DataSettings(Settings):
+    """What to train on, see `training.data`.
+
+    Attributes:
+        paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
+            `name:split`.
+        row_length: tokens of a packed row; longer documents are split.
+        held_out: rows of data, such as conversations, kept out of training to measure on.
+        skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
+            ends the run.
+        share: of the other rows, those to train on; a smaller share is part of a larger one.
+        cache_folder: where tokens are kept between runs; None for the user's cache.
+    """
+
+    paths: tuple[str, ...] = Field(min_length=1)
+    row_length: int = Field(512, ge=2)
+    held_out: int = Field(0, ge=0)
+    skip_bad_rows: bool = False
+    share: float = Field(1.0, gt=0, le=1)
+    cache_folder: Path | None = None
+
+
+class FeatureSettings(Settings):
+    """Where the target's side of the training rows comes from, see `training.features`.
+
+    Attributes:
+        source: "online" runs the target beside the drafter; "offline" reads what `jakiro features`
+            has written, and the target's layers never run in a step.
+        folder: of the shards to be read.
+        dtype: what shards are kept in; "fp32" repeats online training bit by bit.
+    """
+
+    source: Literal["online", "offline"] = "online"
+    folder: Path | None = None
+    dtype: FeatureDtype = "bf16"
+
+    @model_validator(mode="after")
+    def _offline_has_a_folder(self) -> "FeatureSettings":
+        if self.source == "offline" and self.folder is None:
+            raise ValueError("features.folder with features.source offline")
+        return self
+
+
+class BatchSettings(Settings):
+    """What one optimizer step sees; the same for any number of processes.
+
+    Attributes:
+        rows: packed rows of a step, over all processes.
+        micro_batch: rows that a process reads at a time; it decides memory, not the result.
+        draws: times that anchors are drawn for a row; all share one forward of the target.
+        anchors: where verification is taken to have ended: "drafting", at distances that occur when
+            drafting; "blocks", the same for several positions in a row, which with
+            `drafter.tail_layers` is what "drafting" means; or "previous", always at the token
+            before, which is not how drafts are made.
+        curriculum: share of the steps, the first ones, in which self-attention sees drafted tokens
+            only (arXiv 2410.03804).
+
+    A trunk that reads features has `trunk.rollout_steps` instead of the last three.
+    """
+
+    rows: int = Field(8, ge=1)
+    micro_batch: int = Field(8, ge=1)
+    draws: int = Field(1, ge=1, le=8)
+    anchors: Anchors = "drafting"
+    curriculum: float = Field(0.0, ge=0, le=1)
+
+    def accumulation(self, num_processes: int) -> int:
+        """Return how many micro-batches each process reads per step.
+
+        Raises:
+            ConfigError: the rows cannot be shared out evenly.
+        """
+        if self.rows % (self.micro_batch * num_processes):
+            raise ConfigError(
+                "batch.rows cannot be shared out evenly",
+                expected=f"a multiple of batch.micro_batch ({self.micro_batch}) times the "
+                f"number of processes ({num_processes})",
+                got=self.rows,
+                remedy="change batch.rows or batch.micro_batch",
+            )
+        return self.rows // (self.micro_batch * num_processes)
