@@ -13,10 +13,11 @@ class InitializeSettings(Settings):
     Attributes:
         attention_layer: the layer of the target, negative from the end, at whose attention weights
             the trunk's attention starts, for which the trunk needs that layer's heads; "auto" for
-            the last one if it can be, else and with None at random.
+            the one in whose place the drafter stands, the last before `drafter.tail_layers`, if it
+            can be, else and with None at random.
         fit_tokens: of the training data, on which a drafter that reads features, and whose
-            attention starts at the last layer, is fitted in closed form to start as that layer as
-            a whole (`training.layer_fit`); 0: only its attention does.
+            attention starts at the layer in whose place it stands, is fitted in closed form to
+            start as that layer as a whole (`training.layer_fit`); 0: only its attention does.
         drafter: folder or hub id of a drafter of the same settings at whose weights this one
             starts, with its table of drafted tokens; step and optimizer are those of a new run.
     """

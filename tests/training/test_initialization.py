@@ -19,7 +19,8 @@ from jakiro.settings import dump_settings
 from jakiro.target import TargetAdapter
 from moa.trunk import Trunk
 from training.ablation.study import Study, StudySettings
-from training.initialization import check_initialization, initialize, start_from
+from training.initialization import check_initialization, initialize
+from training.layer_start import start_from
 from training.target_attention import read_attention
 from training.target_rotation import rotation_of
 from training.train import train

@@ -1,4 +1,4 @@
-"""A drafter that starts as the target's last layer, before any step."""
+"""A drafter that starts as the layer of the target in whose place it stands, before any step."""
 
 import json
 import logging
@@ -14,43 +14,64 @@ from torch.nn.functional import pad
 
 from jakiro.config import DrafterSettings
 from jakiro.target import TargetAdapter
-from training.initialization import is_fitted, start_as_last_layer, start_from, tell_in_features
+from training.initialization import is_fitted
 from training.layer_fit import LayerFit, fit_layer
+from training.layer_start import start_as_layer, start_from, tell_in_features
 from training.target_attention import read_attention
 from training.target_feed_forward import read_feed_forward
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 
 
-def _settings(kind: str, num_experts: int, width: int) -> DrafterSettings:
-    plain = tiny_settings(num_experts=num_experts, parallel_levels=0, trunk={"kind": kind, **HEADS})
+def _settings(
+    kind: str, num_experts: int, width: int, tail_layers: int = 0, **trunk: Any
+) -> DrafterSettings:
+    plain = tiny_settings(
+        num_experts=num_experts,
+        combine="sum" if tail_layers else "mixture",
+        parallel_levels=0,
+        trunk={"kind": kind, **HEADS, **trunk},
+        tail_layers=tail_layers,
+    )
     return plain.model_copy(update={"bank": plain.bank.model_copy(update={"expert_width": width})})
 
 
-@pytest.mark.parametrize(("kind", "width"), [("feedback", 48), ("hybrid", 64)])
+@pytest.mark.parametrize(
+    ("kind", "width", "tail_layers"), [("feedback", 48, 0), ("hybrid", 64, 0), ("hybrid", 64, 1)]
+)
 @torch.no_grad()
-def test_told_in_features_the_drafter_computes_what_the_layer_does(kind: str, width: int) -> None:
+def test_told_in_its_scale_the_drafter_computes_what_the_layer_does(
+    kind: str, width: int, tail_layers: int
+) -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
-    drafter = tiny_drafter(target, _settings(kind, 1, width))
-    attention = read_attention(target, -1, target.spec.attention)
-    feed_forward = read_feed_forward(target, -1)
+    drafter = tiny_drafter(target, _settings(kind, 1, width, tail_layers))
+    place = -1 - tail_layers
+    attention = read_attention(target, place, target.spec.attention)
+    feed_forward = read_feed_forward(target, place)
     assert feed_forward is not None
     start_from(drafter.trunk, attention)
     # Exact where all channels are scaled alike: else a norm of scaled channels is about that norm.
-    nothing = (torch.zeros(32, 64), torch.zeros(32))
+    nothing = (torch.zeros(32, 64), torch.zeros(32), None)
     fit = LayerFit(torch.full((32,), 0.4), 0.4, *nothing, torch.rand(48), 1.0, 9)
     assert tell_in_features(drafter, attention, feed_forward, fit) == 48
     ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
     states = model.model(ids, output_hidden_states=True).hidden_states
+    outputs = _outputs_of_the_layers(model, ids)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    stream = drafter.trunk.self_attention(0.4 * states[place - 1], positions, mask)
+    features = drafter.bank(stream).expected
+    torch.testing.assert_close(features, 0.4 * outputs[place], atol=1e-4, rtol=1e-4)
+
+
+def _outputs_of_the_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """What each layer writes, the last one before the final norm."""
     seen: dict[str, torch.Tensor] = {}
     with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
-        model.model(ids)
-    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
-    stream = drafter.trunk.self_attention(0.4 * states[-2], positions, mask)
-    features = drafter.bank(stream).expected
-    torch.testing.assert_close(features, 0.4 * seen["output"], atol=1e-4, rtol=1e-4)
+        states = model.model(ids, output_hidden_states=True).hidden_states
+    return [*states[1:-1], seen["output"]]
 
 
 @torch.no_grad()
@@ -60,7 +81,7 @@ def test_the_fit_is_least_squares_over_the_tokens_that_have_one_before() -> None
     drafter = tiny_drafter(target, _settings("feedback", 2, 20))
     batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
     feed_forward = read_feed_forward(target, -1)
-    fit = fit_layer(drafter, target, feed_forward, batches)
+    fit = fit_layer(drafter, target, -1, feed_forward, batches)
     read, inputs, outputs, features = _by_hand(target, drafter, batches)
     assert fit.num_tokens == len(read) == 12 * (9 + 7 + 23)
     scale = (features * outputs).sum(0) / outputs.square().sum(0)
@@ -75,21 +96,49 @@ def test_the_fit_is_least_squares_over_the_tokens_that_have_one_before() -> None
     assert fit.strengths.shape == (48,)
 
 
-def _by_hand(target: TargetAdapter, drafter: Any, batches: list[Any]) -> list[torch.Tensor]:
-    """What is read, the layer's input and output, and features, from the model's own forward."""
+@torch.no_grad()
+def test_fused_states_are_fitted_beside_features_and_encoded_to_what_these_become() -> None:
+    target = TargetAdapter(tiny_llama())
+    settings = _settings("feedback", 1, 20, tail_layers=1, fusion_layers=(1, 2))
+    drafter = tiny_drafter(target, settings)
+    batches = [random_batch((24,), seed=seed) for seed in range(12)]
+    fit = fit_layer(drafter, target, -2, None, batches)
+    read, inputs, *_ = _by_hand(target, drafter, batches, place=-2)
+    assert torch.equal(fit.scale, torch.ones(32))
+    assert fit.shrinkage == 1.0
+    fused = torch.cat([_fused(target, batch, (1, 2)) for batch in batches])
+    told = torch.cat((pad(read, (0, 1), value=1.0), torch.zeros(len(read), 64)), dim=1)
+    fused_instead = torch.cat((read[:, :32], torch.zeros(len(read), 32), told[:, 64:65], fused), 1)
+    rows = torch.cat((told, fused_instead))
+    squares = rows.square().sum(0)
+    ridge = torch.cat((squares[:65].mean().expand(65), squares[65:].mean().expand(64)))
+    solved = torch.linalg.solve(rows.T @ rows + (0.03 * ridge).diag(), rows.T @ inputs.repeat(2, 1))
+    torch.testing.assert_close(fit.weight, solved[:64].T, atol=1e-4, rtol=1e-3)
+    assert fit.encoder is not None
+    by_way_of_encoder = fused @ fit.encoder.T @ fit.weight[:, 32:].T
+    wanted = fused @ solved[65:]
+    assert (by_way_of_encoder - wanted).square().mean() < 0.05 * wanted.square().mean()
+
+
+def _fused(target: TargetAdapter, batch: Any, layers: tuple[int, ...]) -> torch.Tensor:
+    states = target.model.model(batch.token_ids, output_hidden_states=True).hidden_states
+    return torch.cat([states[layer] for layer in layers], dim=-1)[0, :-1]
+
+
+def _by_hand(
+    target: TargetAdapter, drafter: Any, batches: list[Any], place: int = -1
+) -> list[torch.Tensor]:
+    """What is read, a layer's input and output, and features, from the model's own forward."""
     parts: list[list[torch.Tensor]] = [[], [], [], []]
-    seen: dict[str, torch.Tensor] = {}
-    norm = target.model.model.norm
     for batch in batches:
         for row, documents in zip(batch.token_ids, batch.documents, strict=True):
             for number in range(int(documents.max()) + 1):
                 ids = row[documents == number][None]
-                with norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
-                    output = target.model.model(ids, output_hidden_states=True)
-                features = output.last_hidden_state
+                states = target.model.model(ids, output_hidden_states=True).hidden_states
+                outputs, features = _outputs_of_the_layers(target.model, ids), states[-1]
                 embeddings = target.embed(ids)[:, 1:]
                 read = drafter.trunk.feature_input.normed(embeddings, features[:, :-1])
-                wanted = (output.hidden_states[-2], seen["output"], features)
+                wanted = (states[place - 1], outputs[place], features)
                 for kept, part in zip(parts, (read, *(one[:, 1:] for one in wanted)), strict=True):
                     kept.append(part[0])
     return [torch.cat(kept) for kept in parts]
@@ -99,7 +148,7 @@ def test_experts_leave_out_different_units() -> None:
     target = TargetAdapter(tiny_llama())
     drafter = tiny_drafter(target, _settings("hybrid", 2, 64))
     attention = read_attention(target, -1, target.spec.attention)
-    start_as_last_layer(drafter, target, attention, [random_batch((24,))], seed=0)
+    start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
     units = drafter.bank.down.detach().norm(dim=-1) > 0
     assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
     first, second = drafter.bank.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
@@ -130,11 +179,11 @@ def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
             run_folder=str(workshop / "fitted"),
             checkpoint={"every": 1},
         )
-        assert caplog.text.count("starts as the target's last layer") == 1
+        assert caplog.text.count("starts as layer") == 1
         attention_alone = _first_held_out_loss(
             workshop, initialize={"attention_layer": "auto", "fit_tokens": 0}
         )
-        assert caplog.text.count("starts as the target's last layer") == 1
+        assert caplog.text.count("starts as layer") == 1
     assert fitted < 0.8 * attention_alone
 
 
@@ -145,12 +194,15 @@ def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
         ({"trunk": {"kind": "feedback", **HEADS}}, {"attention_layer": -1}, True),
         ({"trunk": {"kind": "moa", **HEADS}}, {"attention_layer": "auto"}, False),
         ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": 0}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": "auto"}, True),
+        ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": -2}, True),
+        ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": -1}, False),
         ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": None}, False),
         ({"trunk": {"kind": "hybrid", **HEADS}}, {"fit_tokens": 0, "attention_layer": -1}, False),
         ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # other heads
     ],
 )
-def test_only_what_can_be_the_last_layer_is_fitted(
+def test_only_what_can_be_the_layer_is_fitted(
     drafter: dict[str, Any], initialize: dict[str, Any], expected: bool, workshop: Path
 ) -> None:
     settings = tiny_run(workshop, drafter=drafter, initialize=initialize)
