@@ -112,7 +112,7 @@ def _add_measuring(parser: ArgumentParser) -> None:
     measuring.add_argument(
         "--prompts",
         type=Path,
-        help="a prompt file of `jakiro bench`; by default the starts of held-out documents",
+        help="a prompt file of `jakiro bench`; by default the starts of held-out rows of data",
     )
     measuring.add_argument("--num-prompts", type=int, default=40)
     measuring.add_argument("--max-new-tokens", type=int, default=64)

@@ -80,7 +80,7 @@ class EvaluationSettings(Settings):
         prompt_tokens: how much of a held-out text without response mask becomes its prompt.
         max_new_tokens: length of each answer.
         temperatures: of the answers; 0 is greedy.
-        held_out_rows: packed rows of held-out documents to measure the loss on.
+        held_out_rows: packed rows of held-out data to measure the loss on.
     """
 
     every: int | None = Field(None, ge=1)

@@ -2,7 +2,7 @@
 
 Equal steps, because the question is what other documents would add to the same training. With equal
 epochs a larger share would also be trained for longer, and would win even if its documents said
-nothing new. All runs are measured on the same held-out documents.
+nothing new. All runs are measured on the same held-out data.
 """
 
 import json

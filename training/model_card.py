@@ -80,7 +80,7 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
 
 def _decoded(one: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     prompts = evaluation["prompts"]
-    source = "starts of held-out documents" if prompts is None else f"from {_called(prompts)}"
+    source = "starts of held-out rows of data" if prompts is None else f"from {_called(prompts)}"
     return (
         f"{one['prompts']} prompts, {source}, were continued by up to "
         f"{evaluation['max_new_tokens']} tokens with the drafter's own trees. Tau is the number of "

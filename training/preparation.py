@@ -183,7 +183,7 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
     if not len(rows):
         raise DataError(
             "there is nothing to train on",
-            expected="response tokens outside of the held-out documents",
+            expected="response tokens outside of the held-out rows of data",
             got="none",
             remedy="add data, or lower data.held_out",
         )

@@ -35,7 +35,7 @@ def count_trigrams(
     """
     counter = TrigramCounter()
     size = vocabulary_size(tokenizer)
-    for document in encode_documents(tokenizer, records, vocab_size=size):
+    for document in encode_documents(tokenizer, records, vocab_size=size, any_mask=True):
         counter.add(document.token_ids)
         on_document(counter.num_tokens)
     if counter.num_trigrams == 0:

@@ -1,5 +1,6 @@
 """Counting a corpus: what a text is cut into changes no count but those across its borders."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,11 @@ def test_a_large_text_is_counted_piece_by_piece(
     assert found.keys() <= expected.keys()
     first, second, third = tokenizer(TEXT)["input_ids"][:3]
     assert third in found[first, second]
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 1], [0, 0, 0, 0]])
+def test_rows_count_whatever_their_mask(mask: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"input_ids": [4, 5, 6, 7], "loss_mask": mask}))
+    counter = count_trigrams(tiny_tokenizer(), corpus_records([str(path)]))
+    assert counter.num_trigrams == 2

@@ -187,7 +187,7 @@ class Study:
 
 
 def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
-    """Return the base's settings with as many prompts of held-out documents as are needed."""
+    """Return the base's settings with as many prompts of held-out data as are needed."""
     changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
 

@@ -16,7 +16,7 @@ class StudyPrompts:
     """Prompts that are checked before any work.
 
     Args:
-        inputs: of the study; its prompts are starts of held-out documents.
+        inputs: of the study; its prompts are starts of held-out rows of data.
         test: a prompt file to report on; None for the inputs' prompts.
         dev: a prompt file to choose settings on, if any are chosen.
         reserved: test prompts that are not reported on, for trees are chosen on them.
@@ -43,7 +43,7 @@ class StudyPrompts:
             self._require_apart(distinct(read_bench_prompts(dev)), found, dev)
 
     def test_file(self, folder: Path) -> Path:
-        """Return the file to report on; starts of held-out documents are written down first."""
+        """Return the file to report on; starts of held-out rows of data are written down first."""
         if self._test is not None:
             return self._test
         path = folder / "prompts.jsonl"

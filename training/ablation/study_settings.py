@@ -25,7 +25,7 @@ class StudySettings(Settings):
         sweep: `key.path=VALUE,VALUE,...`; every arm gets the value that is best for it.
         dev_prompts: that choose the value; none of them may be among the prompts.
         dev_num_prompts: at most so many of them; None for as many as there are prompts.
-        prompts: to measure on, as for `jakiro bench`; None for starts of held-out documents.
+        prompts: to measure on, as for `jakiro bench`; None for starts of held-out rows of data.
         num_prompts: at most so many of them.
         max_new_tokens: longest continuation.
         temperatures: 0 is greedy.

@@ -40,9 +40,10 @@ def encode_documents(
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
+    any_mask: bool = False,
 ) -> Iterator[Document]:
     """Yield the tokens of all rows, one document after another; see `encode_rows`."""
-    for _, documents in encode_rows(tokenizer, records, intake, vocab_size):
+    for _, documents in encode_rows(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
 
 
@@ -51,6 +52,7 @@ def encode_rows(
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
+    any_mask: bool = False,
 ) -> Iterator[tuple[Record, list[Document]]]:
     """Yield the tokens of each row; of a conversation there may be several documents.
 
@@ -64,6 +66,8 @@ def encode_rows(
         records: the rows.
         intake: counts rows, and may pass over unusable ones.
         vocab_size: of the target, if it is known.
+        any_mask: whether a row may be without a response, or nothing but response: for those who
+            look at tokens only.
 
     Raises:
         DataError: a row has none of these forms or several, no response or nothing but response, or
@@ -77,7 +81,9 @@ def encode_rows(
             own = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, own, strict=True):
-                    _check(document, record.place, vocab_size, is_text=isinstance(part, _Text))
+                    if not (any_mask or isinstance(part, _Text)):
+                        _check_mask(document, record.place)
+                    _check_vocabulary(document, record.place, vocab_size)
                 yield record, own
 
 
@@ -199,15 +205,18 @@ def _keep(_: PreTrainedTokenizerBase, documents: Sequence[Document]) -> Iterator
 _ENCODERS: dict[type, Any] = {_Text: _encode_texts, Rendered: _encode_chats, Document: _keep}
 
 
-def _check(document: Document, place: str, vocab_size: int | None, is_text: bool) -> None:
+def _check_mask(document: Document, place: str) -> None:
     num_inside = int(document.is_response.sum())
-    if not is_text and not 0 < num_inside < len(document.token_ids):
+    if not 0 < num_inside < len(document.token_ids):
         raise RowError(
             f"the response mask of {place} is the same everywhere",
             expected="a prompt and a response",
             got="no response" if num_inside == 0 else "nothing but response",
             remedy="check the row and the chat template; a text without prompts has the key text",
         )
+
+
+def _check_vocabulary(document: Document, place: str, vocab_size: int | None) -> None:
     highest = int(document.token_ids.max(initial=0))
     if vocab_size is not None and highest >= vocab_size:
         raise RowError(
