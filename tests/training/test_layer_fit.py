@@ -118,6 +118,14 @@ def test_fused_states_are_fitted_beside_features_and_encoded_to_what_these_becom
     by_way_of_encoder = fused @ fit.encoder.T @ fit.weight[:, 32:].T
     wanted = fused @ solved[65:]
     assert (by_way_of_encoder - wanted).square().mean() < 0.05 * wanted.square().mean()
+    missed = (inputs.repeat(2, 1) - rows @ solved).square().sum()
+    assert fit.explained == pytest.approx(
+        1 - float(missed / (2 * (inputs - inputs.mean(0)).square().sum())), abs=1e-3
+    )
+    tell_in_features(drafter, read_attention(target, -2, target.spec.attention), None, fit)
+    state = torch.randn(1, 3, 2, 32)
+    encoded = drafter.feature_encoder(state)
+    torch.testing.assert_close(encoded, state.flatten(2) @ fit.encoder.T)
 
 
 def _fused(target: TargetAdapter, batch: Any, layers: tuple[int, ...]) -> torch.Tensor:
