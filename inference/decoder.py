@@ -150,7 +150,8 @@ class SpeculativeDecoder(Decoding):
     ) -> list[GenerateOutput]:
         """Return the continuations of several prompts, decoded together.
 
-        Each is what `generate` returns for its prompt alone; those that end free their place.
+        Each is what `generate` returns for its prompt alone; those that end free their place. Where
+        rows share what a drafter learns, each follows the same law as alone, but other draws.
 
         Args:
             prompts: texts, messages or lists of ids of any lengths, or a padded tensor.

@@ -103,7 +103,8 @@ class Decoding:
     def reset(self) -> None:
         """Forget what earlier requests have taught: which trees pay, and what texts are like.
 
-        A drafter that learns then gives the same requests, with the same seeds, the same tokens.
+        A drafter that learns then gives the same requests, with the same seeds, the same tokens,
+        unless some are still being decoded: they go on to teach, and later ones are numbered on.
         """
         self.policy.reset()
         if self.drafter is not None:
@@ -158,7 +159,10 @@ class Decoding:
         if turns is None:
             return requests
         turn = turns.take()
-        return [replace(one, sampling=replace(one.sampling, turn=turn)) for one in requests]
+        return [
+            replace(one, sampling=replace(one.sampling, turn=turn.number), turn=turn)
+            for one in requests
+        ]
 
     def _run(self, requests: list[Request], record: Record | None = None) -> DecodeRun:
         return DecodeRun(requests=requests, record=record, **self._parts())

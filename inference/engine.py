@@ -108,6 +108,9 @@ class DecodeRun:
         if self.is_closed:
             return
         self.is_closed = True
+        for one in self.sequences:
+            if one.request.turn is not None:
+                one.request.turn.end()
         if not self.is_context_lent:
             self.context.close()
 

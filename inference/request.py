@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from inference.sampling import Sampling
 from inference.stats import DecodeStats
 from inference.stopping import StopRule
+from inference.turns import Turn
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Request:
     sampling: Sampling
     stop: StopRule
     max_length: int  # prompt included
+    turn: Turn | None = None  # where it teaches something
 
 
 @dataclass

@@ -72,6 +72,9 @@ class EngineSettings(Settings):
 class EvaluationSettings(Settings):
     """Measuring on what training does not see: held-out loss, and the real decode loop.
 
+    It changes no step, so a run can go on with other settings of it; `best` is then the best of
+    what was measured either way.
+
     Attributes:
         every: steps between evaluations, the first before any step; None for one at the end.
         prompts: a file as `jakiro bench` reads it, or of `{"text"}` rows; of dialogues the first

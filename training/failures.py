@@ -94,11 +94,12 @@ class FiniteWatch:
 
 
 @contextmanager
-def exhaustion_explained(settings: TrainSettings) -> Iterator[None]:
+def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) -> Iterator[None]:
     """Say what to change when memory or disk space does not suffice.
 
     Args:
         settings: of the run.
+        evaluates: whether an evaluation is inside, not a step of training.
 
     Raises:
         ResourceError: there was too little inside.
@@ -110,11 +111,11 @@ def exhaustion_explained(settings: TrainSettings) -> Iterator[None]:
             raise _cannot_write("what the run records", settings.run_folder, error) from error
         if not is_out_of_memory(error):
             raise
+        what = "an evaluation" if evaluates else "a step of training"
         raise ResourceError(
-            "there is too little memory for a step of training",
+            f"there is too little memory for {what}",
             got=str(error).strip().splitlines()[0] if str(error) else "an allocation that failed",
-            remedy="; ".join(_savings(settings)) + "; the run then goes on where it was; "
-            "or start another one with a shorter data.row_length",
+            remedy=_remedy(settings, evaluates=evaluates),
         ) from error
 
 
@@ -150,6 +151,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory could not be had, on a GPU or in main memory."""
     is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_typed or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
+    if evaluates:
+        return (
+            f"lower evaluation.max_new_tokens ({settings.evaluation.max_new_tokens}), "
+            f"evaluation.num_prompts ({settings.evaluation.num_prompts}) or batch.micro_batch "
+            f"({settings.batch.micro_batch}); the run then goes on from its last checkpoint"
+        )
+    return (
+        "; ".join(_savings(settings)) + "; the run then goes on where it was; "
+        "or start another one with a shorter data.row_length"
+    )
 
 
 def _savings(settings: TrainSettings) -> Iterator[str]:

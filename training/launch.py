@@ -1,6 +1,7 @@
 """DeepSpeed's launcher: the command that starts the processes of a run, and waiting for it."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -112,12 +113,17 @@ def command(
 def launch(words: Sequence[str], settings: TrainSettings) -> int:
     """Run a command from `command` and return its exit code.
 
-    An interruption reaches it, too: it is given the time to end its processes.
+    An interruption reaches it, too: it is given the time to end its processes. So does a request to
+    terminate, which the launcher would not pass on to them.
     """
     device = choose_device(settings.engine.device).type
     started = subprocess.Popen(words, env=os.environ | {"DS_ACCELERATOR": device})
-    while True:
-        try:
-            return started.wait()
-        except KeyboardInterrupt:
-            continue
+    before = signal.signal(signal.SIGTERM, lambda *_: started.send_signal(signal.SIGINT))
+    try:
+        while True:
+            try:
+                return started.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, before)

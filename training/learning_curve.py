@@ -158,6 +158,8 @@ def verdict(points: Sequence[Point]) -> str:
             f"The data is not read once in these steps (the smaller share {before.epochs:.2f} "
             "times): train for more steps before asking for more data."
         )
+    if last.tokens == before.tokens:
+        return "The two largest shares hold the same documents: nothing follows for more data."
     doublings = math.log2(last.tokens / before.tokens)
     gain = last.agreement - before.agreement
     chance = _SPREAD * math.sqrt(sum(_variance(point) for point in (before, last)))

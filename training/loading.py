@@ -1,12 +1,15 @@
 """A target and its tokenizer, loaded by name."""
 
+from peft import PeftConfig
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from jakiro.errors import CheckpointError
 from jakiro.target_checks import CausalLM
@@ -48,9 +51,23 @@ def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> in
     if model is not None:
         return int(model.config.get_text_config().vocab_size)
     try:
-        return int(AutoConfig.from_pretrained(settings.name_or_path).get_text_config().vocab_size)
+        return int(config_at(settings.name_or_path).get_text_config().vocab_size)
     except (AttributeError, OSError, ValueError) as error:
         raise _cannot_load("target", settings, error) from error
+
+
+def config_at(name_or_path: str) -> PreTrainedConfig:
+    """Return a model's config; that of the model below where a name stands for adapters.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it cannot be understood.
+    """
+    adapters = find_adapter_config_file(name_or_path)
+    if adapters is None:
+        return AutoConfig.from_pretrained(name_or_path)
+    below = PeftConfig.from_pretrained(name_or_path).base_model_name_or_path
+    return AutoConfig.from_pretrained(below or name_or_path)
 
 
 def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:

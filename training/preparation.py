@@ -178,7 +178,10 @@ def _check_row_length(row_length: int, max_position: int) -> None:
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
     rows = PackedRows(store, documents, settings.data.row_length)
     if store.counts is not None:
-        for line in DataCounts(read=store.counts, packed=rows.counts).lines():
+        counts = DataCounts(read=store.counts, packed=rows.counts)
+        if counts.advice is not None:
+            _logger.warning(counts.advice)
+        for line in counts.lines():
             _logger.info(line)
     if not len(rows):
         raise DataError(

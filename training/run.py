@@ -139,6 +139,9 @@ class Run:
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
         settings, checkpoints = self._settings, self._checkpoints
         state = self._state = checkpoints.restore(trainer.engine)
+        # What was measured since the checkpoint is measured again, and must not be beaten by less.
+        taus = [tau for tau in (state.best_tau, self._folder.best_tau) if tau is not None]
+        state.best_tau = max(taus, default=None)
         if not state.step:
             drafter = trainer.copy_drafter()
             check_untrained(
@@ -147,6 +150,8 @@ class Run:
         if self._processes.is_first:
             self._journal = Journal(self._folder.path, state.step)
             self._watch = PlateauWatch(read_evaluations(self._folder.path))
+        if settings.evaluation.every is not None:
+            self._warn_if_blind()
         if settings.evaluation.every is not None and not state.step:
             self._evaluate(trainer, evaluation)
         task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
@@ -157,6 +162,14 @@ class Run:
                 self._evaluate(trainer, evaluation)
             if self._is_due(settings.checkpoint.every):
                 checkpoints.save(trainer.engine, state)
+
+    def _warn_if_blind(self) -> None:
+        inputs, is_first = self._inputs, self._processes.is_first
+        if is_first and not inputs.prompts and not len(inputs.held_out):
+            _logger.warning(
+                "evaluation.every has nothing to measure on: set data.held_out, or name "
+                "evaluation.prompts"
+            )
 
     def _take_step(self, trainer: Trainer) -> None:
         started, state = perf_counter(), self._state
@@ -177,7 +190,8 @@ class Run:
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
         """Record how good the drafter is now, keep it if it is the best, and return both."""
         drafter = trainer.copy_drafter()
-        found = evaluation.measure(drafter)
+        with exhaustion_explained(self._settings, evaluates=True):
+            found = evaluation.measure(drafter)
         self._write({"evaluation": found})
         if self._journal is not None and evaluation.example is not None:
             self._journal.show(self._state.step, evaluation.example)

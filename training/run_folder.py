@@ -11,6 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder, write_atomically
@@ -58,6 +59,15 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run has come to its end."""
         return self.drafter.is_dir()
+
+    @property
+    def best_tau(self) -> float | None:
+        """The tau of `best`; None without one."""
+        if not self.best.exists():
+            return None
+        record: dict[str, Any] = JakiroConfig.from_pretrained(self.best).record or {}
+        found: float | None = record.get("training", {}).get("best_tau")
+        return found
 
     @property
     def holds_work(self) -> bool:

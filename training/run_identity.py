@@ -6,13 +6,14 @@ from typing import Any
 from jakiro.settings import flattened
 from training.config import TrainSettings
 
-# What does not change a run's result: where things lie, how often progress is kept, and what is in
-# which memory at a time. Data, target and the drafter that another one starts from are compared by
-# fingerprint instead.
+# What does not change a run's result: where things lie, how often progress is kept, how it is
+# measured on the way, and what is in which memory at a time. Data, target and the drafter that
+# another one starts from are compared by fingerprint instead.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
     "log_every": True,
+    "evaluation": True,
     "target": {"name_or_path"},
     "initialize": {"drafter"},
     "data": {"paths", "cache_folder"},

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
@@ -24,6 +24,7 @@ from jakiro.target_record import record_target
 from training.batch import Batch
 from training.config import TrainSettings, anchor_rule
 from training.input_settings import TORCH_DTYPES, TargetSettings
+from training.loading import config_at
 from training.module import TrainingModule
 from training.target_reader import TargetReader
 
@@ -139,7 +140,7 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
 @lru_cache(maxsize=2)
 def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
     try:
-        config = AutoConfig.from_pretrained(name_or_path)
+        config = config_at(name_or_path)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (OSError, ValueError) as error:

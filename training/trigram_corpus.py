@@ -9,12 +9,16 @@ from transformers import PreTrainedTokenizerBase
 from inference.drafters.trigram_counter import TrigramCounter
 from inference.drafters.trigram_file import vocabulary_size
 from jakiro.errors import DataError
+from jakiro.logs import get_logger
 from training.data.chat import CUT
 from training.data.documents import encode_documents
-from training.data.sources import Record, find_sources, is_data
+from training.data.sources import Record, find_sources
 
 _TEXTS: Final = (".txt", ".md", ".rst", ".py")
+_ROWS: Final = (".jsonl", ".parquet")  # that are taken wherever they lie
 _PIECE: Final = 1 << 16  # characters of a text that are counted before more of it is read
+
+_logger = get_logger(__name__)
 
 
 def count_trigrams(
@@ -51,6 +55,8 @@ def count_trigrams(
 def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
     """Yield texts and rows of data.
 
+    In a folder, texts that are not UTF-8 are left out with a warning, and so is .json beside texts.
+
     Args:
         paths: training data as `data.paths` names it, text files, or folders with either.
 
@@ -61,9 +67,12 @@ def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
         path = Path(name).expanduser()
         texts = _texts_at(path)
         for text in texts:
-            yield from _read_text(text)
-        if not texts or (path.is_dir() and any(map(is_data, path.rglob("*")))):
-            for source in find_sources([name]):
+            if path.is_dir() and not _is_utf8(text):
+                _logger.warning(f"left out: {text} is not UTF-8")
+            else:
+                yield from _read_text(text)
+        for rows in _rows_at(path) if texts else [name]:
+            for source in find_sources([rows]):
                 yield from source.records()
 
 
@@ -71,6 +80,23 @@ def _texts_at(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(one for one in path.rglob("*") if one.suffix in _TEXTS and one.is_file())
     return [path] if path.suffix in _TEXTS else []
+
+
+def _rows_at(path: Path) -> list[str]:
+    """Return the files of rows beside texts; .json may be anything there, and is left alone."""
+    if not path.is_dir():
+        return []
+    return [str(one) for one in sorted(path.rglob("*")) if one.suffix in _ROWS and one.is_file()]
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return all(True for _ in file)
+    except UnicodeDecodeError:
+        return False
+    except OSError:
+        return True  # reading it says what is wrong
 
 
 def _read_text(path: Path) -> Iterator[Record]:

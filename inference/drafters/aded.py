@@ -23,15 +23,17 @@ class AdedSettings(Settings):
     num_nodes: int = Field(24, ge=1)
     depth: int = Field(8, ge=1)
     search: SearchSettings = SearchSettings()
-    max_bigrams: int = Field(2**17, ge=1)  # that are learnt; 112 bytes each with 12 successors
+    # That are learnt; 112 bytes each with 12 successors.
+    max_bigrams: int = Field(2**17, ge=1, le=2**32)
     successors: int = Field(12, ge=1, le=256)  # of each bigram
-    step: float = Field(0.1, ge=0)  # what a trigram gains whenever it is met; the paper: 0.04
-    max_weight: float = Field(3.0, gt=0)
+    # What a trigram gains whenever it is met; the paper: 0.04.
+    step: float = Field(0.1, ge=0, le=1e6)
+    max_weight: float = Field(3.0, gt=0, le=1e6)
     window: int = Field(16, ge=3)  # of the last tokens, whose trigrams are met in every round
     decay: float = Field(1.0, gt=0, le=1)  # of a bigram's weights whenever it is met
     # Likeliest tokens of each of the target's laws to learn from, at most as many as `successors`.
     law_tokens: int = Field(0, ge=0)
-    law_step: float = Field(0.04, gt=0)  # what a token of probability 1 gains by that
+    law_step: float = Field(0.04, gt=0, le=1e6)  # what a token of probability 1 gains by that
     reset_per_request: bool = False  # every request learns for itself and forgets it at its end
 
 
@@ -98,7 +100,7 @@ class TrigramGuesser:
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
         """Learn the trigrams that end in a new token, and those of the window."""
-        if not self.settings.step:
+        if not self.settings.step or num_known == len(token_ids):
             return
         begin = min(num_known - 2, len(token_ids) - self.settings.window)
         bigrams, successors = trigrams_of(token_ids[max(0, begin) :])

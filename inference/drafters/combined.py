@@ -51,6 +51,7 @@ class CombinedDrafter:
         if isinstance(first, TrainedDrafter):
             self.second_id = first.model.config.settings.bank.num_experts
         self._knowledge = [Knowledge(self.settings) for _ in range(3)]
+        self._num_resets = self.turns.num_resets
 
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
@@ -65,7 +66,12 @@ class CombinedDrafter:
         )
 
     def knowledge(self, do_sample: bool, is_drawn: bool) -> Knowledge:
-        """Return what was learnt where tokens, and perhaps candidates, are drawn or not."""
+        """Return what was learnt where tokens, and perhaps candidates, are drawn or not.
+
+        Whoever lets a shared second drafter count from 0 again lets this one forget, too.
+        """
+        if self.turns.num_resets != self._num_resets:
+            self._forget()
         return self._knowledge[do_sample + is_drawn]
 
     def encode(
@@ -78,6 +84,11 @@ class CombinedDrafter:
         """Forget what was learnt from requests."""
         self.first.reset()
         self.second.reset()
+        if self.second.turns is None:
+            self.turns.reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._num_resets = self.turns.num_resets
         for one in self._knowledge:
             one.clear()
-        self.turns.reset()

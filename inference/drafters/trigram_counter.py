@@ -35,6 +35,8 @@ class TrigramCounter:
         """Count the trigrams of a text."""
         self.num_tokens += len(token_ids)
         bigrams, successors = trigrams_of(token_ids)
+        if not len(bigrams):
+            return
         self._waiting.append(bigrams << TOKEN_BITS | successors)
         self._num_waiting += len(bigrams)
         self.num_trigrams += len(bigrams)

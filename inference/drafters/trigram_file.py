@@ -24,6 +24,9 @@ from jakiro.target_record import tokenizer_fingerprint
 
 _RECORD: Final = "trigrams"  # key of the file's metadata
 
+# What reading a damaged file raises; types that numpy does not have, too.
+_DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
+
 
 class TrigramRecord(Settings):
     """What a file of trigrams says of itself."""
@@ -89,7 +92,7 @@ def load_trigrams(
         with safe_open(path, framework="numpy") as file:
             record = _record_of(file.metadata())
             keys, ids, weights = (file.get_tensor(name) for name in ("keys", "ids", "weights"))
-    except (OSError, SafetensorError, ValidationError, ValueError) as error:
+    except _DAMAGE as error:
         raise _damaged(path, str(error).strip().splitlines()[0]) from error
     got = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint != got:

@@ -24,9 +24,9 @@ _NEWTON_STEPS: Final = 4  # shares are exact to about a percent
 class SearchSettings(Settings):
     """How many visits a search makes, and how it explores."""
 
-    visits: float = Field(150.0, gt=1)
-    exploration: float = Field(32.0, gt=0)  # c1
-    exploration_growth: float = Field(8.0, gt=0)  # c2: visits after which exploration grows
+    visits: float = Field(150.0, gt=1, le=1e9)
+    exploration: float = Field(32.0, gt=0, le=1e9)  # c1
+    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits after which exploration grows
 
 
 def search(

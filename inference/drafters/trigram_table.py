@@ -86,7 +86,13 @@ class TrigramTable:
             if key + 1 in keys:
                 rows = Successors(self._ids, self._weights)
                 return successors_at(rows, here * self._ways + keys.index(key + 1))
-        return ([], []) if self.below is None else self.below.row(first, second)
+        if self.below is None:
+            return [], []
+        tokens, weights = self.below.row(first, second)
+        if len(tokens) > self.num_successors:
+            best = sorted(range(len(tokens)), key=lambda at: -weights[at])[: self.num_successors]
+            tokens, weights = [tokens[at] for at in best], [weights[at] for at in best]
+        return tokens, weights
 
     def add(
         self,
@@ -119,14 +125,21 @@ class TrigramTable:
         with self._lock:
             self._keys.fill(0)
 
-    def frozen(self) -> TrigramIndex:
-        """Return all that is known now, the index below included, as an index."""
+    def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
+        """Return what is known now, the index below included, as an index.
+
+        Args:
+            max_bigrams: the most that it has, those that were learnt first of all, the latest of
+                them; None for all. Whoever learns upon what was learnt before bounds it so.
+        """
         with self._lock:
             own = self._keys.ravel() > 0
-            keys = self._keys.ravel()[own] - 1
+            keys, learnt_at = self._keys.ravel()[own] - 1, self._learnt_at.ravel()[own]
             if self.below is not None:
-                keys = np.union1d(keys, self.below.keys)
-            keys = np.sort(keys)
+                others = np.setdiff1d(self.below.keys, keys)
+                keys = np.concatenate((keys, others))
+                learnt_at = np.concatenate((learnt_at, np.zeros_like(others)))
+            keys = np.sort(keys[np.argsort(-learnt_at, kind="stable")[:max_bigrams]])
             return TrigramIndex(keys, self._lookup(keys))
 
     def _lookup(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:

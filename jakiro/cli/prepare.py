@@ -49,5 +49,8 @@ def prepare(
         console.print(document, end="\n\n")
     rows = PackedRows(store, range(store.num_documents), row_length)
     if store.counts is not None:
-        for line in DataCounts(read=store.counts, packed=rows.counts).lines():
+        counts = DataCounts(read=store.counts, packed=rows.counts)
+        for line in counts.lines():
             typer.echo(line)
+        if counts.advice is not None:
+            typer.echo(counts.advice)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.tokenizers import tiny_tokenizer
 from safetensors import safe_open
 from safetensors.numpy import save
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -127,3 +129,15 @@ def test_a_vocabulary_with_gaps_ends_at_its_largest_id(tmp_path: Path) -> None:
     counter.add(np.array([1, 2, 500, 1, 2], np.int64))
     save_trigrams(counter.index(9), tmp_path / "table", tokenizer)
     assert load_trigrams(tmp_path / "table", tokenizer).row(1, 2) == ([500], [1.0])
+
+
+def test_a_type_that_numpy_does_not_have_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    save_trigrams(_index(), path, tiny_tokenizer())
+    with safe_open(path, framework="pt") as file:
+        parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        save_file(parts | {"weights": parts["weights"].to(dtype)}, path, metadata)
+        with pytest.raises(CheckpointError, match="cannot load trigrams"):
+            load_trigrams(path, tiny_tokenizer())

@@ -166,6 +166,27 @@ def test_an_index_of_fewer_or_more_successors_fits_below() -> None:
         assert _rows(table.frozen())[1, 2] == pytest.approx({3: 2 / 3, 5: 0.25})
 
 
+def test_a_row_below_is_cut_to_its_heaviest_successors() -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 9] * 3 + [1, 2, 4, 1, 2, 4, 1, 2, 5], np.int64))
+    table = TrigramTable(8, num_successors=2, below=counter.index(10, 5))
+    assert table.row(1, 2) == _cut(counter.index(10, 2).row(1, 2))
+
+
+def _cut(row: tuple[list[int], list[float]]) -> tuple[list[int], list[float]]:
+    return row[0][:2], row[1][:2]
+
+
+def test_what_is_learnt_upon_what_was_learnt_can_be_bounded() -> None:
+    index = None
+    for start in range(0, 400, 100):
+        table = TrigramTable(64, below=index)
+        _add(table, list(range(start, start + 60)))
+        index = table.frozen(max_bigrams=80)
+        assert len(index.keys) <= 80
+        assert index.row(start + 3, start + 4)[0] == [start + 5]
+
+
 def test_nothing_is_known_at_first_and_short_texts_teach_nothing() -> None:
     table = TrigramTable(8)
     for stream in ([], [1], [1, 2]):

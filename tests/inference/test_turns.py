@@ -104,13 +104,56 @@ def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
     first, second = _two_of_each(decoder)
     assert first != second
     decoder.reset()
-    assert decoder.policy.turns.take() == 0
+    assert decoder.policy.turns.take().number == 0
 
 
 def test_threads_never_take_the_same_turn() -> None:
     turns = Turns()
     with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: turns.take(), range(400)))
+        taken = list(threads.map(lambda _: turns.take().number, range(400)))
     assert sorted(taken) == list(range(400))
     turns.reset()
-    assert turns.take() == 0
+    assert turns.take().number == 0
+
+
+def test_numbers_go_on_after_a_reset_while_a_request_may_still_teach() -> None:
+    model = tiny_llama(vocab=23, num_hidden_layers=1)
+    decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(num_nodes=6)))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(160):
+        decoder.reset()
+        under_way = iter(decoder.start([PROMPT], seed=seed, **SAMPLING))
+        next(under_way)
+        decoder.reset()
+        list(under_way)
+        judged = decoder.generate(PROMPT, seed=seed, **SAMPLING)
+        counts[tuple(judged.new_token_ids[:2])] += 1
+    law = law_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
+    assert p_value(counts, law) > LEAST_P_VALUE
+
+
+def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
+    turns = decoder.drafter.turns
+    decoder.generate(PROMPT, seed=7, **SAMPLING)
+    dropped = decoder.start([PROMPT], seed=7, **SAMPLING)
+    kept = decoder.start([PROMPT], seed=7, **SAMPLING)
+    del dropped
+    decoder.reset()
+    assert turns.take().number == 3
+    kept.finish()
+    decoder.reset()
+    assert turns.take().number == 0
+
+
+def test_who_shares_a_drafter_that_is_reset_forgets_too() -> None:
+    model = tiny_llama(vocab=23)
+    aded = AdedDrafter()
+    both = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), beside=aded)
+    alone = SpeculativeDecoder(model, aded)
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 24}
+    first = both.generate(PROMPT, **arguments)
+    alone.reset()
+    again = both.generate(PROMPT, **arguments)
+    assert again.new_token_ids == first.new_token_ids
+    assert again.depths == first.depths

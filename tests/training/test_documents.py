@@ -166,3 +166,26 @@ def test_a_tokenizer_without_a_template_is_no_fault_of_a_row() -> None:
 def test_an_unsuitable_template_is_explained(template: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         encode(tiny_tokenizer(template), {"messages": CHAT[:3]})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "half \ud800 a character"},
+        {
+            "messages": [
+                {"role": "user", "content": "\udfff"},
+                {"role": "assistant", "content": "a"},
+            ]
+        },
+        {"messages": [{"role": "user", "content": "\udfff"}]},
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "\ud800"}]},
+    ],
+)
+def test_half_a_character_is_a_fault_of_its_row(row: dict[str, Any]) -> None:
+    records = [Record({"text": "good"}, "data:1"), Record(row, "data:2")]
+    with pytest.raises(DataError, match="data:2 holds half a character"):
+        list(encode_documents(tiny_tokenizer(), records))
+    intake = Intake(is_skipping=True)
+    assert len(list(encode_documents(tiny_tokenizer(), records, intake))) == 1
+    assert intake.skipped == 1

@@ -69,6 +69,14 @@ def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
         assert advice in str(caught.value)
 
 
+def test_an_evaluation_that_needs_too_much_says_what_of_it_to_lower(workshop: Path) -> None:
+    settings = tiny_run(workshop, evaluation={"max_new_tokens": 9})
+    with pytest.raises(ResourceError) as caught, exhaustion_explained(settings, evaluates=True):
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert "too little memory for an evaluation" in str(caught.value)
+    assert "evaluation.max_new_tokens (9)" in str(caught.value)
+
+
 def test_what_the_settings_would_refuse_is_no_advice(workshop: Path) -> None:
     muon = tiny_run(workshop, optimizer={"kind": "muon"})
     adapted = tiny_run(

@@ -132,3 +132,28 @@ def test_the_demo_configuration_trains_under_the_launcher_on_one_process(worksho
     assert finished.returncode == 0, finished.stderr
     drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
     assert drafter.config.record["training"]["step"] == 2
+
+
+WAITING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+print("waiting", flush=True)
+time.sleep(60)
+"""
+LAUNCHING = """
+import sys
+from pathlib import Path
+from training.config import TrainSettings
+from training.launch import launch
+settings = TrainSettings.model_validate({"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}})
+sys.exit(launch([sys.executable, "-c", sys.argv[1]], settings))
+"""
+
+
+def test_a_request_to_terminate_reaches_what_was_launched() -> None:
+    words = [sys.executable, "-c", LAUNCHING, WAITING]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "waiting\n"
+        started.terminate()
+        assert started.wait(timeout=30) == 7

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from helpers.training import tiny_run
 from transformers import AutoTokenizer
+from typer.testing import CliRunner, Result
 
+from jakiro.cli import app
 from jakiro.errors import ConfigError
+from jakiro.settings import dump_settings
 from training.data.token_store import open_tokens
 from training.held_out import choose_held_out
 from training.learning_curve import LearningCurve, Point, parse_shares, verdict
@@ -83,3 +86,22 @@ def test_features_on_disk_make_no_curve_because_every_share_has_rows_of_its_own(
 def test_a_curve_needs_something_to_be_measured_on(workshop: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.held_out"):
         LearningCurve(tiny_run(workshop, data={"held_out": 0}), [0.5, 1.0])
+
+
+def test_shares_of_the_same_documents_say_nothing() -> None:
+    assert "the same documents" in verdict([point(1.0, 0.5), point(1.0, 0.5)])
+
+
+def test_a_finished_share_is_asked_whether_it_had_these_settings(workshop: Path) -> None:
+    def learn(steps: int) -> Result:
+        config = workshop / "curve.yaml"
+        run = tiny_run(workshop, steps=steps, evaluation={"num_prompts": 0})
+        config.write_text(dump_settings(run))
+        words = ["train", "--config", str(config), "--learning-curve", "0.5,1"]
+        return CliRunner().invoke(app, words)
+
+    assert learn(2).exit_code == 0
+    assert learn(2).exit_code == 0
+    other = learn(3)
+    assert isinstance(other.exception, ConfigError)
+    assert "steps differs" in str(other.exception)

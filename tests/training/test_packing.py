@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.data.counts import DataCounts, PackCounts, ReadCounts
 from training.data.packing import PackedRows
 from training.data.token_store import TokenStore
 
@@ -64,3 +65,15 @@ def test_only_the_chosen_documents_are_packed(documents: list[int]) -> None:
     rows = PackedRows(store_of([4, 4]), documents, 8)
     tokens = [t for i in range(len(rows)) for t in rows.row(i).token_ids[rows.row(i).is_response]]
     assert tokens == [token for index in documents for token in range(4 * index, 4 * index + 4)]
+
+
+@pytest.mark.parametrize(("padding", "advises"), [(0.04, False), (0.06, True)])
+def test_much_padding_comes_with_advice(padding: float, advises: bool) -> None:
+    read = ReadCounts(
+        rows=1, skipped=0, dropped=0, documents=1, tokens=9, responses=9, rich=0, highest_id=1
+    )
+    packed = PackCounts(
+        rows=1, documents=1, padding=padding, split=0, left_out=0, left_out_tokens=0
+    )
+    advice = DataCounts(read=read, packed=packed).advice
+    assert (advice is not None and "data.row_length" in advice) is advises

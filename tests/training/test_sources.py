@@ -121,3 +121,10 @@ def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> Non
     ]
     same, also, other = (source.fingerprint() for source in find_sources(list(map(str, paths))))
     assert same == also != other
+
+
+def test_brackets_without_end_are_a_malformed_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is not JSON"):
+        list(FileSource(path).records())

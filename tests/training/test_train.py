@@ -173,6 +173,32 @@ def test_a_half_written_checkpoint_is_never_used(
     assert curve(whole) == curve(halved)
 
 
+def test_a_run_that_begins_again_keeps_the_best_drafter_that_it_had(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_run(workshop, evaluation={"every": 2}, checkpoint={"every": None})
+    taus = [1.2, 1.9, 1.5, 1.0]
+
+    def measure(_: Any) -> float:
+        if not taus:
+            raise PowerCutError
+        return taus.pop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("training.run.mean_tau", measure)
+        with pytest.raises(PowerCutError):
+            train(settings)
+    assert _best(settings)["step"] == 4
+    monkeypatch.setattr("training.run.mean_tau", lambda _: 1.6)
+    train(settings)
+    assert _best(settings)["step"] == 4
+
+
+def _best(settings: TrainSettings) -> dict[str, Any]:
+    config = json.loads((settings.run_folder / "best" / "config.json").read_text())
+    return dict(config["record"]["training"])
+
+
 def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny_run(workshop)
     with monkeypatch.context() as patched:
@@ -209,6 +235,7 @@ def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
     free: dict[str, Any] = {
         "batch": {"micro_batch": 4},
         "checkpoint": {"keep": 1, "keep_best": False},
+        "evaluation": {"num_prompts": 1, "every": 1},
         "engine": {"zero_stage": 2, "offload_optimizer": True},
         "objective": {"chunk_rows": 64},
     }

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from jakiro.settings import Settings
 
+_TOLERATED_PADDING = 0.05  # of what is read
+
 
 class ReadCounts(Settings):
     """What was read.
@@ -54,6 +56,16 @@ class DataCounts(Settings):
 
     read: ReadCounts
     packed: PackCounts
+
+    @property
+    def advice(self) -> str | None:
+        """What to do about padding, if it is a waste."""
+        if self.packed.padding <= _TOLERATED_PADDING:
+            return None
+        return (
+            f"{self.packed.padding:.0%} of what is read is padding: another data.row_length, such "
+            "as twice this one, may waste less"
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield what to tell the user."""

@@ -1,7 +1,7 @@
 """From a row of data to tokens, and which of them the drafter shall learn to guess."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,10 +92,11 @@ def form_of(record: Record) -> str:
 
     Raises:
         RowError: it has none of them, or nothing but null under it, or several, of which one would
-            be taken silently.
+            be taken silently; or half a character, which no tokenizer takes.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
+        _check_text(record, given[0])
         return given[0]
     what = "has several forms at once" if given else "is neither a text nor a conversation"
     shown = (f"{key}: null" if value is None else key for key, value in record.fields.items())
@@ -105,6 +106,28 @@ def form_of(record: Record) -> str:
         got=", ".join(given or shown) or "no keys",
         remedy="leave one of them" if given else None,
     )
+
+
+def _check_text(record: Record, key: str) -> None:
+    for value in () if key == "input_ids" else (record.fields[key], record.fields.get("tools")):
+        for text in _strings_in(value):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise RowError(
+                    f"{record.place} holds half a character",
+                    expected="text that can be written as UTF-8",
+                    got=f"a lone surrogate in {text[max(0, error.start - 20) : error.end]!r}",
+                ) from error
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(_strings_in, (*value, *value.values())))
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield from chain.from_iterable(map(_strings_in, value))
 
 
 def read_tokens(record: Record) -> Document:

@@ -150,7 +150,7 @@ def _sources_at(name: str) -> list[Source]:
 
 
 def _sources_in(folder: Path) -> list[Source]:
-    files = sorted(path for path in folder.rglob("*") if is_data(path))
+    files = sorted(path for path in folder.rglob("*") if is_data(path) and path.is_file())
     if not files:
         raise DataError(
             f"the folder {folder} holds no training data",
@@ -213,7 +213,7 @@ def _as_record(row: Any, place: str, number: int) -> Record:
 def _parse(line: bytes, place: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or brackets without end
         raise RowError(f"{place} is not JSON", expected="valid JSON", got=error) from error
 
 
