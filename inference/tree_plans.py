@@ -7,6 +7,7 @@ from inference.protocol import Budget
 from inference.tree_budget import MAX_NODES
 from inference.tree_shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
+from jakiro.settings import validate_settings
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
@@ -19,16 +20,29 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
     )
 
 
-def trees_of_size(drafter: JakiroDrafter, num_nodes: int) -> TreePlan:
+def trees_of_size(
+    drafter: JakiroDrafter, num_nodes: int, num_passes: int | None = None
+) -> TreePlan:
     """Return trees of at most so many candidates, as deep as the drafter's schedule if they can be.
 
     Which nodes a greedy tree has is left to their scores as far as possible: 8 are chosen among
     those of 3 nodes per level with 4 children each, 60 among 10 with 10 (EAGLE-2, arXiv
     2406.16858). A sampled tree, which is never cut, has the widest levels that fit.
+
+    Args:
+        drafter: whose trees they are.
+        num_nodes: candidates.
+        num_passes: of the drafter's trunk; None for those of its schedule.
+
+    Raises:
+        ConfigError: there cannot be so many passes.
     """
     schedule = drafter.config.settings.schedule.model_dump()
+    if num_passes is not None:
+        schedule["autoregressive_levels"] = num_passes
     width = isqrt(num_nodes * 5 // 3)
-    wide = TreeShape(**schedule, children=max(4, width), breadth=max(3, width), num_nodes=num_nodes)
+    sizes = {"children": max(4, width), "breadth": max(3, width), "num_nodes": num_nodes}
+    wide = validate_settings(TreeShape, schedule | sizes, source="the trees")
     drawn = wide.model_copy(update={"sampled": True})
     shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, drawn)]
     greedy, sampling = (shape for shape in shapes if shape is not None)

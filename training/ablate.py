@@ -124,8 +124,8 @@ def _add_measuring(parser: ArgumentParser) -> None:
         nargs="+",
         default=[],
         help="measure every arm with several kinds of trees instead, each as the options of a "
-        "drafter of `jakiro bench`: tree=chosen,candidates=60 or candidates=costs (for which 4 "
-        "prompts are not reported on); a sweep chooses with --candidates",
+        "drafter of `jakiro bench`: tree=chosen,candidates=60,levels=8 or candidates=costs (for "
+        "which 4 prompts are not reported on); a sweep chooses with --candidates",
     )
     measuring.add_argument("--repeats", type=int, default=1)
 

@@ -19,7 +19,8 @@ SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a ti
 Tree = Literal["trained", "auto", "chosen", "drawn"]
 Candidates = int | Literal["costs"]
 
-_OPTION = re.compile(r",(tree|candidates|settings|beside-settings|merged-repeats|name)=([^,]*)$")
+_OPTIONS = ("tree", "candidates", "levels", "settings", "beside-settings", "merged-repeats", "name")
+_OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class MethodName:
             candidates are drawn where tokens are, as "trained" has it, too.
         candidates: nodes of a draft tree; "costs" for the trees that pay best by measured costs;
             None for the default.
+        levels: passes of the drafter for a tree; None for those of its training.
         settings: file with the settings of a drafter that needs no training.
         beside: `aded`, `aded=TABLE` or `lookup`, which shares trees with the drafter; None: alone.
         beside_settings: file with the settings of that one.
@@ -46,6 +48,7 @@ class MethodName:
     name: str = ""
     tree: Tree = "trained"
     candidates: Candidates | None = None
+    levels: int | None = None
     settings: str | None = None
     beside: str | None = None
     beside_settings: str | None = None
@@ -112,6 +115,7 @@ def _parse(text: str) -> MethodName:
         name=options.get("name") or _name(kind, beside),
         tree=_tree(options.get("tree", "trained"), text),
         candidates=_candidates(options.get("candidates"), text),
+        levels=_count("levels", options.get("levels"), text),
         settings=options.get("settings"),
         beside=beside,
         beside_settings=options.get("beside-settings"),
@@ -126,6 +130,9 @@ def _name(kind: str, beside: str | None) -> str:
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
     if kind != DRAFTER and ("tree" in options or options.get("candidates") == "costs"):
         raise _malformed(text, f"options of {DRAFTER}=PATH only", "tree or candidates=costs")
+    sized = kind == DRAFTER and options.get("candidates", "costs") != "costs"
+    if "levels" in options and not sized:
+        raise _malformed(text, f"levels beside {DRAFTER}=PATH,candidates=N", text)
     if kind not in (DRAFTER, *UNTRAINED) and "candidates" in options:
         raise _malformed(text, f"options of {DRAFTER}=PATH and {', '.join(UNTRAINED)}", text)
     if kind not in UNTRAINED and "settings" in options:

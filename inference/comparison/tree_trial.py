@@ -52,7 +52,7 @@ class Trial:
             return self._by_costs(name, decoder, drafter)
         if name.candidates is None and name.tree != "chosen":
             return None
-        plan = _sized(name.candidates, drafter)
+        plan = _sized(name, drafter)
         return TreePlan.of(plan.greedy) if name.tree == "chosen" else plan
 
     def note(self, name: MethodName) -> str:
@@ -90,5 +90,7 @@ class Trial:
         ).plan
 
 
-def _sized(candidates: int | None, drafter: JakiroDrafter) -> TreePlan:
-    return default_tree(drafter) if candidates is None else trees_of_size(drafter, candidates)
+def _sized(name: MethodName, drafter: JakiroDrafter) -> TreePlan:
+    if not isinstance(name.candidates, int):
+        return default_tree(drafter)
+    return trees_of_size(drafter, name.candidates, name.levels)

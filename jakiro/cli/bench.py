@@ -20,15 +20,15 @@ _METHODS = """A way to decode; may be repeated. transformers: its generate(); tr
 with prompt lookup, the best of three settings; transformers-assisted=SMALL_LM: with a small model;
 plain: our loop alone; drafter=PATH: our loop with a drafter, and after commas tree=trained,
 tree=auto, tree=chosen (the best candidates, also where tokens are drawn) or tree=drawn (candidates
-are drawn where tokens are, the default), and candidates=N, or candidates=costs for the trees that
-pay best by measured costs: they are chosen on the last 4 prompts of the file (of its categories in
-turns), which then are not measured; lookup and aded: our loop with drafters that need no training,
-aded=TABLE with trigrams that `jakiro aded build` counted; lm=SMALL_LM: our loop with a small model
-that has the target's tokenizer; all three with candidates=N or settings=FILE.yaml after commas;
-aded+drafter=PATH, lookup+lm=SMALL_LM and so on: two drafters that share trees, with
-beside-settings=FILE.yaml of the first-named one; merged-repeats=N: trees of lookup, aded or
-tree=chosen go on where they repeat themselves, up to N candidates. Every method can be called
-,name=..."""
+are drawn where tokens are, the default), and candidates=N, perhaps with levels=M passes of the
+drafter, or candidates=costs for the trees that pay best by measured costs: they are chosen on the
+last 4 prompts of the file (of its categories in turns), which then are not measured; lookup and
+aded: our loop with drafters that need no training, aded=TABLE with trigrams that `jakiro aded
+build` counted; lm=SMALL_LM: our loop with a small model that has the target's tokenizer; all three
+with candidates=N or settings=FILE.yaml after commas; aded+drafter=PATH, lookup+lm=SMALL_LM and so
+on: two drafters that share trees, with beside-settings=FILE.yaml of the first-named one;
+merged-repeats=N: trees of lookup, aded or tree=chosen go on where they repeat themselves, up to N
+candidates. Every method can be called ,name=..."""
 
 
 def bench(

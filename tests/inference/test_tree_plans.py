@@ -9,6 +9,7 @@ from inference.tree_plans import largest_trees, trees_of_size
 from inference.tree_shape import TreeShape
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.settings import validate_settings
 from jakiro.target import TargetAdapter
 
@@ -51,6 +52,14 @@ def test_chosen_trees_are_full_and_drawn_ones_fit_as_they_are(
     assert plan.sampling.depth == plan.greedy.depth == min(sum(levels), num_nodes)
     larger = trees_of_size(_drafter(*levels), num_nodes + 1)
     assert larger.sampling.max_nodes >= plan.sampling.max_nodes
+
+
+def test_trees_can_be_deeper_than_in_training() -> None:
+    plan = trees_of_size(_drafter(2, 1), 60, num_passes=6)
+    assert plan.greedy.depth == plan.sampling.depth == 7
+    assert plan.sampling.max_nodes <= 60
+    with pytest.raises(ConfigError, match="the trees"):
+        trees_of_size(_drafter(2, 1), 60, num_passes=17)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

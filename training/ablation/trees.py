@@ -57,10 +57,10 @@ def identity(trees: Sequence[Trees]) -> object:
 
 def _label(text: str) -> str:
     parts = text.split(",")
-    if not all(part.startswith(("tree=", "candidates=")) for part in parts):
+    if not all(part.startswith(("tree=", "candidates=", "levels=")) for part in parts):
         raise ConfigError(
             f"--trees {text} cannot be used",
-            expected="tree=... and candidates=..., or one of them",
+            expected="tree=..., candidates=... and levels=..., or some of them",
             got=text,
             remedy="see the methods of `jakiro bench --help`",
         )
