@@ -149,8 +149,9 @@ def _learn(
 
     curve = LearningCurve(settings, parse_shares(shares))
     for run in curve.runs:
-        # A finished run, too: it says whether it had these settings, and trains nothing again.
-        say(f"learning curve: training on {run.share:g} of the documents")
+        if not run.is_finished:
+            say(f"learning curve: training on {run.share:g} of the documents")
+        # A finished run, too: it refuses other settings, and trains nothing again.
         _run(run.settings, config, [*overrides, *run.overrides], processes)
     for line in curve.finish():
         typer.echo(line)
