@@ -1,6 +1,6 @@
 """Numbers requests, so that none shares its chance with what an earlier one has taught."""
 
-from threading import Lock
+from threading import RLock
 from weakref import WeakSet
 
 
@@ -15,7 +15,8 @@ class Turns:
         self.num_resets = 0
         self._next = 0
         self._under_way: WeakSet[Turn] = WeakSet()
-        self._lock = Lock()
+        # A run that is garbage ends its turn wherever the collector comes, even in `take`.
+        self._lock = RLock()
 
     def take(self) -> "Turn":
         """Return the turn of a request, whose number no other one gets until `reset`."""

@@ -1,8 +1,12 @@
 """No request is judged by the random numbers that chose what a drafter has learnt before it."""
 
+import gc
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
+import pytest
 from helpers.chi_square import law_of_continuations, p_value
 from helpers.losslessness import LEAST_P_VALUE
 from helpers.models import tiny_drafter, tiny_llama
@@ -19,20 +23,35 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
 from inference.recording import RecordingDrafter
 from inference.tree_shape import TreePlan, TreeShape
-from inference.turns import Turns
+from inference.turns import Turn, Turns
 from jakiro.target import TargetAdapter
 
 PROMPT = [1, 2, 1, 2, 1]
 SAMPLING = {"temperature": 1.5, "top_k": 3, "max_new_tokens": 3}
 
 
-def test_a_second_request_with_the_same_seed_follows_the_law() -> None:
+def _teach(decoder: SpeculativeDecoder, seed: int) -> None:
+    decoder.generate(PROMPT, seed=seed, **SAMPLING)
+
+
+def _teach_across_a_reset(decoder: SpeculativeDecoder, seed: int) -> None:
+    under_way = iter(decoder.start([PROMPT], seed=seed, **SAMPLING))
+    next(under_way)
+    decoder.reset()
+    list(under_way)
+
+
+@pytest.mark.parametrize("teach", [_teach, _teach_across_a_reset])
+def test_a_second_request_with_the_same_seed_follows_the_law(
+    teach: Callable[[SpeculativeDecoder, int], None],
+) -> None:
     model = tiny_llama(vocab=23, num_hidden_layers=1)
     decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(num_nodes=6)))
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(160):
         decoder.reset()
-        _, judged = (decoder.generate(PROMPT, seed=seed, **SAMPLING) for _ in range(2))
+        teach(decoder, seed)
+        judged = decoder.generate(PROMPT, seed=seed, **SAMPLING)
         counts[tuple(judged.new_token_ids[:2])] += 1
     law = law_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
     assert p_value(counts, law) > LEAST_P_VALUE
@@ -116,22 +135,6 @@ def test_threads_never_take_the_same_turn() -> None:
     assert turns.take().number == 0
 
 
-def test_numbers_go_on_after_a_reset_while_a_request_may_still_teach() -> None:
-    model = tiny_llama(vocab=23, num_hidden_layers=1)
-    decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(num_nodes=6)))
-    counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(160):
-        decoder.reset()
-        under_way = iter(decoder.start([PROMPT], seed=seed, **SAMPLING))
-        next(under_way)
-        decoder.reset()
-        list(under_way)
-        judged = decoder.generate(PROMPT, seed=seed, **SAMPLING)
-        counts[tuple(judged.new_token_ids[:2])] += 1
-    law = law_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
-    assert p_value(counts, law) > LEAST_P_VALUE
-
-
 def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
     decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
     turns = decoder.drafter.turns
@@ -144,6 +147,34 @@ def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
     kept.finish()
     decoder.reset()
     assert turns.take().number == 0
+
+
+class _Abandoned:
+    """A run that nobody holds but itself, and that ends its turn when the collector comes."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn, self.itself = turn, self
+
+    def __del__(self) -> None:
+        self.turn.end()
+
+
+def test_a_turn_may_end_while_its_thread_takes_another() -> None:
+    turns = Turns()
+
+    def take_many() -> None:
+        for _ in range(300):
+            _Abandoned(turns.take())
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        thread = Thread(target=take_many, daemon=True)
+        thread.start()
+        thread.join(timeout=30)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert not thread.is_alive()
 
 
 def test_who_shares_a_drafter_that_is_reset_forgets_too() -> None:
