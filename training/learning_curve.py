@@ -6,7 +6,6 @@ nothing new. All runs are measured on the same held-out data.
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +17,10 @@ from jakiro.files import write_atomically
 from training.config import TrainSettings
 from training.data.packing import PackedRows
 from training.held_out import choose_held_out
+from training.learning_verdict import Point, verdict
 from training.loading import load_tokenizer
 from training.preparation import open_store
 from training.run_folder import RunFolder
-
-_SPREAD = 2.0  # standard errors within which a difference may be chance
 
 
 @dataclass(frozen=True)
@@ -51,29 +49,6 @@ class ShareRun:
     def is_finished(self) -> bool:
         """Whether it has come to its end."""
         return self.folder.is_finished
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one share of the documents led to.
-
-    Attributes:
-        share: of the documents.
-        tokens: of these documents.
-        epochs: times that they were read.
-        agreement: how often drafter and target agree on the next token of held-out text.
-        loss: on held-out text.
-        positions: of held-out text that these are means over.
-        tau: tokens per forward of the target at the first temperature, if it was measured.
-    """
-
-    share: float
-    tokens: int
-    epochs: float
-    agreement: float
-    loss: float
-    positions: int
-    tau: float | None
 
 
 class LearningCurve:
@@ -116,7 +91,7 @@ class LearningCurve:
         facts = {"points": [asdict(point) for point in points], "verdict": sentence}
         write_atomically(self._folder / "learning-curve.json", json.dumps(facts, indent=1) + "\n")
         plot(points, sentence, self._folder / "learning-curve.png")
-        return [*map(_line, points), sentence]
+        return [*(point.line for point in points), sentence]
 
     def _points(self) -> list[Point]:
         data = self._settings.data
@@ -150,36 +125,6 @@ def parse_shares(text: str) -> list[float]:
     return shares
 
 
-def verdict(points: Sequence[Point]) -> str:
-    """Return a sentence on whether more data would help, judging by the two largest shares."""
-    before, last = points[-2:]
-    if before.epochs < 1:
-        return (
-            f"The data is not read once in these steps (the smaller share {before.epochs:.2f} "
-            "times): train for more steps before asking for more data."
-        )
-    if last.tokens == before.tokens:
-        return "The two largest shares hold the same documents: nothing follows for more data."
-    doublings = math.log2(last.tokens / before.tokens)
-    gain = last.agreement - before.agreement
-    chance = _SPREAD * math.sqrt(sum(_variance(point) for point in (before, last)))
-    change = (
-        f"From {before.tokens:,} to {last.tokens:,} tokens agreement went from "
-        f"{before.agreement:.1%} to {last.agreement:.1%}, {gain / doublings * 100:+.1f} points "
-        "per doubling"
-    )
-    if gain > chance:
-        return f"{change}: more data of this kind would help."
-    return (
-        f"{change}, within chance ({chance * 100:.1f}): more data would hardly help at this size."
-    )
-
-
-def _variance(point: Point) -> float:
-    """Return that of an agreement whose positions were independent, which is the least there is."""
-    return point.agreement * (1 - point.agreement) / max(1, point.positions)
-
-
 def _run(settings: TrainSettings, share: float, folder: Path) -> ShareRun:
     data = settings.data.model_copy(update={"share": share})
     return ShareRun(share, settings.model_copy(update={"data": data, "run_folder": folder}))
@@ -197,12 +142,4 @@ def _point(run: ShareRun, tokens: int, epochs: float) -> Point:
         loss=held_out["loss"],
         positions=held_out["positions"],
         tau=decoding[0]["tau"] if decoding else None,
-    )
-
-
-def _line(point: Point) -> str:
-    tau = "" if point.tau is None else f", tau {point.tau:.2f}"
-    return (
-        f"{point.share:g} of the documents, {point.tokens:,} tokens, {point.epochs:.1f} epochs: "
-        f"agreement {point.agreement:.1%}, loss {point.loss:.3f}{tau}"
     )

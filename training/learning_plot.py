@@ -2,22 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from training.learning_verdict import Point
 from training.plot_theme import THEME
-
-if TYPE_CHECKING:
-    from training.learning_curve import Point
 
 _COLOR = "#0072b2"
 _PANEL = (3.2, 2.8)  # inches
 
 
-def plot(points: "Sequence[Point]", sentence: str, path: Path) -> None:
+def plot(points: Sequence[Point], sentence: str, path: Path) -> None:
     """Write a PNG with one panel for each measure, and the verdict below."""
     measures = ["agreement", "loss"]
     if all(point.tau is not None for point in points):
@@ -32,7 +30,7 @@ def plot(points: "Sequence[Point]", sentence: str, path: Path) -> None:
         figure.savefig(path, format="png")
 
 
-def _paint(panel: Any, name: str, points: "Sequence[Point]") -> None:
+def _paint(panel: Any, name: str, points: Sequence[Point]) -> None:
     tokens = [point.tokens for point in points]
     panel.plot(tokens, [getattr(point, name) for point in points], "o-", color=_COLOR)
     panel.set_title("held-out loss" if name == "loss" else name)

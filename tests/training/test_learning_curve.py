@@ -13,7 +13,8 @@ from jakiro.errors import ConfigError
 from jakiro.settings import dump_settings
 from training.data.token_store import open_tokens
 from training.held_out import choose_held_out
-from training.learning_curve import LearningCurve, Point, parse_shares, verdict
+from training.learning_curve import LearningCurve, parse_shares
+from training.learning_verdict import Point, verdict
 from training.train import train
 
 
