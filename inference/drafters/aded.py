@@ -49,7 +49,8 @@ class AdedDrafter(WithoutMemory):
         self, settings: AdedSettings | None = None, index: TrigramIndex | None = None
     ) -> None:
         self.settings = settings or AdedSettings()
-        self.index = index
+        # Once, not for the table of every request.
+        self.index = None if index is None else index.narrowed(self.settings.successors)
         self.version = "aded"
         self.bytes_per_token = TokenSession.bytes_per_token
         self.max_nodes = self.settings.num_nodes

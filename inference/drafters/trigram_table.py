@@ -50,7 +50,7 @@ class TrigramTable:
         self.num_successors = num_successors
         self.max_weight = max_weight
         self.decay = decay
-        self.below = below
+        self.below = None if below is None else below.narrowed(num_successors)
         self._ways = min(WAYS, max_bigrams)
         num_sets = max_bigrams // self._ways
         self._keys = np.zeros((num_sets, self._ways), np.int64)  # bigram + 1; 0: free
@@ -88,11 +88,7 @@ class TrigramTable:
                 return successors_at(rows, here * self._ways + keys.index(key + 1))
         if self.below is None:
             return [], []
-        tokens, weights = self.below.row(first, second)
-        if len(tokens) > self.num_successors:
-            best = sorted(range(len(tokens)), key=lambda at: -weights[at])[: self.num_successors]
-            tokens, weights = [tokens[at] for at in best], [weights[at] for at in best]
-        return tokens, weights
+        return self.below.row(first, second)
 
     def add(
         self,
@@ -150,22 +146,17 @@ class TrigramTable:
             if self.below is None:
                 ids[is_missing], weights[is_missing] = NO_SUCCESSOR, 0.0
             else:
-                ids[is_missing], weights[is_missing] = self._fitted(bigrams[is_missing])
+                ids[is_missing], weights[is_missing] = self._padded(bigrams[is_missing])
         return Successors(ids, weights)
 
-    def _fitted(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        """Return rows of the index below, cut or padded to as many successors as there are here."""
+    def _padded(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
+        """Return rows of the index below, padded to as many successors as there are here."""
         assert self.below is not None
         found = self.below.lookup(bigrams)
-        count = self.num_successors
-        if found.ids.shape[1] == count:
-            return found
-        fitted = Successors.none(len(bigrams), count)
-        order = np.argsort(-found.weights, axis=1, kind="stable")[:, :count]
-        width = order.shape[1]
-        fitted.ids[:, :width] = np.take_along_axis(found.ids, order, axis=1)
-        fitted.weights[:, :width] = np.take_along_axis(found.weights, order, axis=1)
-        return fitted
+        padded = Successors.none(len(bigrams), self.num_successors)
+        width = found.ids.shape[1]
+        padded.ids[:, :width], padded.weights[:, :width] = found
+        return padded
 
     def _grown(
         self,
