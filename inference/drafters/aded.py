@@ -7,9 +7,9 @@ from torch import Tensor
 
 from inference.drafters.candidates import Candidates
 from inference.drafters.token_session import TokenSession
-from inference.drafters.trigram_index import TrigramIndex, packed
+from inference.drafters.trigram_index import TrigramIndex, packed, trigrams_of
 from inference.drafters.trigram_search import SearchSettings, search
-from inference.drafters.trigram_table import TrigramTable, trigrams_of
+from inference.drafters.trigram_table import TrigramTable
 from inference.drafters.without_memory import WithoutMemory
 from inference.protocol import Budget
 from inference.sampling import Sampling

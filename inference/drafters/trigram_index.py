@@ -138,6 +138,14 @@ def packed(
     return (first << TOKEN_BITS) | second
 
 
+def trigrams_of(
+    token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"],
+) -> tuple[Int64[np.ndarray, " trigrams"], Int64[np.ndarray, " trigrams"]]:
+    """Return the packed bigrams of a text and the token after each."""
+    ids = np.asarray(token_ids, np.int64)
+    return packed(ids[:-2], ids[1:-1]), ids[2:]
+
+
 def unpacked(key: int) -> tuple[int, int]:
     """Return the two tokens of a packed bigram."""
     return key >> TOKEN_BITS, key & (MAX_VOCABULARY - 1)

@@ -1,15 +1,11 @@
-"""A table of trigrams that learns, of bounded size, in arrays (ADED, arXiv 2407.12021).
-
-Bigrams lie in sets of a few places each, as lines in a processor's cache: a bigram's hash names its
-set, and where that is full, the bigram that was learnt from the longest ago makes way.
-"""
+"""A table of trigrams that learns, of bounded size, in arrays (ADED, arXiv 2407.12021)."""
 
 from threading import Lock
-from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Int64
 
+from inference.drafters.bigram_places import BigramPlaces
 from inference.drafters.trigram_index import (
     MAX_VOCABULARY,
     NO_SUCCESSOR,
@@ -18,10 +14,6 @@ from inference.drafters.trigram_index import (
     TrigramIndex,
     successors_at,
 )
-
-WAYS: Final = 8  # places of a set
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # spreads neighbouring bigrams over all sets
-_64_BITS: Final = (1 << 64) - 1
 
 
 class TrigramTable:
@@ -51,26 +43,21 @@ class TrigramTable:
         self.max_weight = max_weight
         self.decay = decay
         self.below = None if below is None else below.narrowed(num_successors)
-        self._ways = min(WAYS, max_bigrams)
-        num_sets = max_bigrams // self._ways
-        self._keys = np.zeros((num_sets, self._ways), np.int64)  # bigram + 1; 0: free
-        self._learnt_at = np.zeros((num_sets, self._ways), np.int64)
+        self._places = BigramPlaces(max_bigrams)
         # A lazily mapped page of zeros costs nothing until it is written.
-        self._ids = np.zeros((self._keys.size, num_successors), np.int32)
-        self._weights = np.zeros((self._keys.size, num_successors), np.float32)
-        self._clock = 0
+        self._ids = np.zeros((self._places.size, num_successors), np.int32)
+        self._weights = np.zeros((self._places.size, num_successors), np.float32)
         self._lock = Lock()
 
     @property
     def num_bigrams(self) -> int:
         """Bigrams that were learnt and not evicted."""
-        return int(np.count_nonzero(self._keys))
+        return self._places.num_taken
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays, however much is learnt; the index below not included."""
-        arrays = (self._keys, self._learnt_at, self._ids, self._weights)
-        return sum(one.nbytes for one in arrays)
+        return self._places.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
         """Return the successors of packed bigrams."""
@@ -79,13 +66,10 @@ class TrigramTable:
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
         """Return the tokens that follow two others, and their weights."""
-        key = (first << TOKEN_BITS) | second
-        here = ((key * _GOLDEN & _64_BITS) >> 32) % len(self._keys)
         with self._lock:
-            keys = self._keys[here].tolist()
-            if key + 1 in keys:
-                rows = Successors(self._ids, self._weights)
-                return successors_at(rows, here * self._ways + keys.index(key + 1))
+            place = self._places.find_one((first << TOKEN_BITS) | second)
+            if place is not None:
+                return successors_at(Successors(self._ids, self._weights), place)
         if self.below is None:
             return [], []
         return self.below.row(first, second)
@@ -108,9 +92,8 @@ class TrigramTable:
         bigrams, successors, amounts = bigrams[is_given], successors[is_given], amounts[is_given]
         keys, which = np.unique(bigrams, return_inverse=True)
         with self._lock:
-            self._clock += 1
             before = self._lookup(keys)
-            places = self._claim(keys)
+            places = self._places.claim(keys)
             rows = self._grown(before, which, successors, amounts)
             has_place = places >= 0
             self._ids[places[has_place]] = rows.ids[has_place]
@@ -119,7 +102,7 @@ class TrigramTable:
     def clear(self) -> None:
         """Forget everything but the index below."""
         with self._lock:
-            self._keys.fill(0)
+            self._places.clear()
 
     def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
         """Return what is known now, the index below included, as an index.
@@ -129,8 +112,7 @@ class TrigramTable:
                 them; None for all. Whoever learns upon what was learnt before bounds it so.
         """
         with self._lock:
-            own = self._keys.ravel() > 0
-            keys, learnt_at = self._keys.ravel()[own] - 1, self._learnt_at.ravel()[own]
+            keys, learnt_at = self._places.taken()
             if self.below is not None:
                 others = np.setdiff1d(self.below.keys, keys)
                 keys = np.concatenate((keys, others))
@@ -139,7 +121,7 @@ class TrigramTable:
             return TrigramIndex(keys, self._lookup(keys))
 
     def _lookup(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        places = self._find(bigrams)
+        places = self._places.find(bigrams)
         ids, weights = self._ids[places], self._weights[places]
         is_missing = places < 0
         if is_missing.any():
@@ -193,44 +175,3 @@ class TrigramTable:
         rows.ids[row[is_kept], place[is_kept]] = cells[kept] & (MAX_VOCABULARY - 1)
         rows.weights[row[is_kept], place[is_kept]] = weights[kept]
         return rows
-
-    def _find(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return where bigrams are, or -1."""
-        sets = self._sets(bigrams)
-        is_here = self._keys[sets] == (bigrams + 1)[:, None]
-        way = is_here.argmax(axis=1)
-        return np.where(is_here[np.arange(len(bigrams)), way], sets * self._ways + way, -1)
-
-    def _claim(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return places of different bigrams, new ones included; -1 where there is no room."""
-        places = self._find(bigrams)
-        self._learnt_at.ravel()[places[places >= 0]] = self._clock
-        if (places < 0).any():
-            self._insert(bigrams[places < 0])
-            places = self._find(bigrams)
-        return places
-
-    def _insert(self, bigrams: Int64[np.ndarray, " n"]) -> None:
-        """Give new bigrams the places that are free or were learnt from the longest ago."""
-        sets = self._sets(bigrams)
-        order = np.argsort(sets, kind="stable")
-        sets, bigrams = sets[order], bigrams[order]
-        turn = np.arange(len(sets)) - np.searchsorted(sets, sets)  # among those of one set
-        has_room = turn < self._ways
-        sets, bigrams, turn = sets[has_room], bigrams[has_room], turn[has_room]
-        age = np.where(self._keys[sets] == 0, -1, self._learnt_at[sets])
-        way = np.argsort(age, axis=1, kind="stable")[np.arange(len(sets)), turn]
-        self._keys[sets, way] = bigrams + 1
-        self._learnt_at[sets, way] = self._clock
-
-    def _sets(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        mixed = (bigrams.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
-        return (mixed % np.uint64(len(self._keys))).astype(np.int64)
-
-
-def trigrams_of(
-    token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"],
-) -> tuple[Int64[np.ndarray, " trigrams"], Int64[np.ndarray, " trigrams"]]:
-    """Return the packed bigrams of a text and the token after each."""
-    ids = np.asarray(token_ids, np.int64)
-    return (ids[:-2] << TOKEN_BITS) | ids[1:-1], ids[2:]

@@ -19,8 +19,9 @@ from inference.drafters.trigram_index import (
     check_vocabulary,
     packed,
     successors_at,
+    trigrams_of,
 )
-from inference.drafters.trigram_table import TrigramTable, trigrams_of
+from inference.drafters.trigram_table import TrigramTable
 from inference.sampling import Sampling
 from jakiro.errors import ConfigError
 

@@ -21,7 +21,7 @@ from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.candidates import chosen_tree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
-from inference.drafters.trigram_table import trigrams_of
+from inference.drafters.trigram_index import trigrams_of
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.tree_shape import TreeShape
