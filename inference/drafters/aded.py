@@ -1,6 +1,7 @@
 """The drafter that needs no training: trigrams that adapt to what is written (arXiv 2407.12021)."""
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
@@ -126,7 +127,8 @@ class TrigramGuesser:
         if count < 1:
             return
         probs, ids = logits[-count:].float().softmax(dim=-1).topk(kept, dim=-1)
+        # One copy from the device: fp32 holds every id, which has at most TOKEN_BITS.
+        found = torch.stack((probs, ids)).cpu().numpy()
         tokens = token_ids[-count - 1 :]
-        bigrams = np.repeat(packed(tokens[:-1], tokens[1:]), kept)
-        amounts = self.settings.law_step * probs.flatten().cpu().numpy()
-        self.table.add(bigrams, ids.flatten().cpu().numpy(), amounts.astype(np.float32))
+        amounts = found[0] * np.float32(self.settings.law_step)
+        self.table.add_rows(packed(tokens[:-1], tokens[1:]), found[1].astype(np.int64), amounts)

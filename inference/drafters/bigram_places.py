@@ -55,23 +55,30 @@ class BigramPlaces:
 
     def find(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Return the places of bigrams, or -1."""
-        sets = self._sets(bigrams)
-        is_here = self._keys[sets] == (bigrams + 1)[:, None]
-        way = is_here.argmax(axis=1)
-        return np.where(is_here[np.arange(len(bigrams)), way], sets * self._ways + way, -1)
+        sets, stored = self._sets(bigrams), bigrams + 1
+        way = (self._keys[sets] == stored[:, None]).argmax(axis=1)
+        places = sets * self._ways + way
+        return np.where(self._keys.ravel()[places] == stored, places, -1)
 
-    def claim(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def claim(
+        self, bigrams: Int64[np.ndarray, " n"], found: Int64[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, " n"]:
         """Return the places of different bigrams that are learnt from; new ones get some.
 
         It is -1 where there is no room, because too many of these share a set.
+
+        Args:
+            bigrams: that are learnt from.
+            found: what `find` says of them.
         """
         self._clock += 1
-        places = self.find(bigrams)
-        self._learnt_at.ravel()[places[places >= 0]] = self._clock
-        if (places < 0).any():
-            self._insert(bigrams[places < 0])
-            places = self.find(bigrams)
-        return places
+        is_new = found < 0
+        if not is_new.any():
+            self._learnt_at.ravel()[found] = self._clock
+            return found
+        self._learnt_at.ravel()[found[~is_new]] = self._clock
+        self._insert(bigrams[is_new])
+        return self.find(bigrams)
 
     def clear(self) -> None:
         """Free all places."""
@@ -91,5 +98,5 @@ class BigramPlaces:
         self._learnt_at[sets, way] = self._clock
 
     def _sets(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        mixed = (bigrams.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
-        return (mixed % np.uint64(len(self._keys))).astype(np.int64)
+        mixed = bigrams.view(np.uint64) * np.uint64(_GOLDEN) >> np.uint64(32)
+        return (mixed % np.uint64(len(self._keys))).view(np.int64)

@@ -3,11 +3,11 @@
 from threading import Lock
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 
 from inference.drafters.bigram_places import BigramPlaces
+from inference.drafters.trigram_growth import Met, grown
 from inference.drafters.trigram_index import (
-    MAX_VOCABULARY,
     NO_SUCCESSOR,
     TOKEN_BITS,
     Successors,
@@ -87,17 +87,29 @@ class TrigramTable:
         nothing.
         """
         is_given = amounts > 0
-        if not is_given.any():
+        if is_given.any():
+            self._learn(Met.of(bigrams[is_given], successors[is_given], amounts[is_given]))
+
+    def add_rows(
+        self,
+        bigrams: Int64[np.ndarray, " bigrams"],
+        successors: Int64[np.ndarray, "bigrams each"],
+        amounts: Float32[np.ndarray, "bigrams each"],
+    ) -> None:
+        """Do as `add` does with several successors of each bigram, at less expense.
+
+        Args:
+            bigrams: each counts as often as it has successors.
+            successors: different ones of each bigram.
+            amounts: of each of them.
+        """
+        if not bigrams.size:
             return
-        bigrams, successors, amounts = bigrams[is_given], successors[is_given], amounts[is_given]
-        keys, which = np.unique(bigrams, return_inverse=True)
-        with self._lock:
-            before = self._lookup(keys)
-            places = self._places.claim(keys)
-            rows = self._grown(before, which, successors, amounts)
-            has_place = places >= 0
-            self._ids[places[has_place]] = rows.ids[has_place]
-            self._weights[places[has_place]] = rows.weights[has_place]
+        if amounts.min() > 0 and len(set(bigrams.tolist())) == len(bigrams):
+            self._learn(Met.of_rows(bigrams, successors, amounts))
+        else:
+            each = bigrams.repeat(successors.shape[1])
+            self.add(each, successors.ravel(), amounts.ravel())
 
     def clear(self) -> None:
         """Forget everything but the index below."""
@@ -120,8 +132,25 @@ class TrigramTable:
             keys = np.sort(keys[np.argsort(-learnt_at, kind="stable")[:max_bigrams]])
             return TrigramIndex(keys, self._lookup(keys))
 
+    def _learn(self, met: Met) -> None:
+        with self._lock:
+            found = self._places.find(met.bigrams)
+            before = self._rows_at(found, met.bigrams)
+            places = self._places.claim(met.bigrams, found)
+            ids, weights = grown(before, met, self.max_weight, self.decay)
+            has_place = places >= 0
+            if not has_place.all():
+                places, ids, weights = places[has_place], ids[has_place], weights[has_place]
+            self._ids[places] = ids
+            self._weights[places] = weights
+
     def _lookup(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        places = self._places.find(bigrams)
+        return self._rows_at(self._places.find(bigrams), bigrams)
+
+    def _rows_at(
+        self, places: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]
+    ) -> Successors:
+        """Return the successors of bigrams whose places, or -1, are known."""
         ids, weights = self._ids[places], self._weights[places]
         is_missing = places < 0
         if is_missing.any():
@@ -138,40 +167,5 @@ class TrigramTable:
         padded = Successors.none(len(bigrams), self.num_successors)
         width = found.ids.shape[1]
         padded.ids[:, :width], padded.weights[:, :width] = found
+        padded.ids[padded.weights == 0] = NO_SUCCESSOR  # a file may say anything there
         return padded
-
-    def _grown(
-        self,
-        before: Successors,
-        which: Int64[np.ndarray, " trigrams"],
-        successors: Int64[np.ndarray, " trigrams"],
-        amounts: Float32[np.ndarray, " trigrams"],
-    ) -> Successors:
-        """Return rows with the trigrams added; `which` names the row of each."""
-        row, column = np.nonzero(before.weights > 0)
-        old = before.ids[row, column].astype(np.int64)
-        cells = np.concatenate((row * MAX_VOCABULARY + old, which * MAX_VOCABULARY + successors))
-        added = np.concatenate((before.weights[row, column] * self.decay, amounts))
-        cells, cell_of = np.unique(cells, return_inverse=True)
-        weights = np.bincount(cell_of, added).clip(max=self.max_weight).astype(np.float32)
-        is_given = np.zeros(len(cells), np.bool_)
-        is_given[cell_of[len(old) :]] = True
-        return self._heaviest(cells, weights, is_given, len(before.ids))
-
-    def _heaviest(
-        self,
-        cells: Int64[np.ndarray, " cells"],
-        weights: Float32[np.ndarray, " cells"],
-        is_given: Bool[np.ndarray, " cells"],
-        num_rows: int,
-    ) -> Successors:
-        row = cells >> TOKEN_BITS
-        # Cells are sorted, and so is what is equal otherwise.
-        order = np.lexsort((-weights, ~is_given, row))
-        place = np.arange(len(cells)) - np.searchsorted(row, np.arange(num_rows))[row]
-        is_kept = place < self.num_successors
-        kept = order[is_kept]
-        rows = Successors.none(num_rows, self.num_successors)
-        rows.ids[row[is_kept], place[is_kept]] = cells[kept] & (MAX_VOCABULARY - 1)
-        rows.weights[row[is_kept], place[is_kept]] = weights[kept]
-        return rows

@@ -153,6 +153,57 @@ def test_amounts_that_are_none_teach_nothing(nothing: float) -> None:
     assert table.row(1, 2) == ([9, 3], [0.5, 0.25])
 
 
+@given(
+    rounds=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=8
+    ),
+    is_zero=st.booleans(),
+    bound=st.sampled_from([2, 64]),
+)
+def test_rows_are_learnt_as_their_trigrams_are(
+    rounds: list[tuple[int, int, int]], is_zero: bool, bound: int
+) -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([0, 1, 2, 0, 1, 3, 0, 2, 2], np.int64))
+    one, other = (TrigramTable(bound, 4, 1.5, 0.9, counter.index(9, 3)) for _ in range(2))
+    for count, each, seed in rounds:
+        draw = np.random.default_rng(seed)
+        bigrams = packed(draw.integers(0, 3, count), draw.integers(0, 3, count))
+        successors = np.stack([draw.permutation(9)[:each] for _ in range(count)])
+        amounts = draw.integers(0 if is_zero else 1, 4, (count, each)).astype(np.float32) / 4
+        one.add(bigrams.repeat(each), successors.ravel(), amounts.ravel())
+        other.add_rows(bigrams, successors, amounts)
+    expected, got = one.frozen(), other.frozen()
+    assert got.keys.tolist() == expected.keys.tolist()
+    assert got.rows.ids.tolist() == expected.rows.ids.tolist()
+    assert got.rows.weights.tolist() == expected.rows.weights.tolist()
+
+
+def test_rows_of_nothing_teach_nothing() -> None:
+    table = TrigramTable(8)
+    nothing = np.empty((0, 3))
+    table.add_rows(np.empty(0, np.int64), nothing.astype(np.int64), nothing.astype(np.float32))
+    assert table.num_bigrams == 0
+
+
+def test_what_was_known_heavier_than_the_maximum_becomes_as_heavy_as_that() -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 3] * 3, np.int64))
+    table = TrigramTable(8, max_weight=0.5, below=counter.index(10))
+    assert table.row(1, 2) == ([3], [1.0])
+    _add(table, [1, 2, 4])
+    assert _rows(table.frozen())[1, 2] == {3: 0.5, 4: 0.25}
+    assert table.row(1, 2) == ([4, 3], [0.25, 0.5])
+
+
+def test_a_missing_successor_of_a_file_may_have_any_id() -> None:
+    ids, weights = np.array([[3, 5]], np.int32), np.array([[0.5, 0.0]], np.float32)
+    index = TrigramIndex(packed(np.array([1]), np.array([2])), Successors(ids, weights))
+    table = TrigramTable(8, max_weight=3.0, below=index)
+    _add(table, [1, 2, 5])
+    assert _rows(table.frozen())[1, 2] == {5: 0.25, 3: 0.5}
+
+
 def test_learning_goes_on_from_what_was_known_before_and_leaves_it_alone() -> None:
     counter = TrigramCounter()
     counter.add(np.array([1, 2, 3, 1, 2, 4, 9, 9, 9], np.int64))
