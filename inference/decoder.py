@@ -49,6 +49,7 @@ class SpeculativeDecoder(Decoding):
             that the drafter names, if it is there.
         beside: a drafter that shares the nodes of every tree with a trained one or a small model:
             `AdedDrafter` or `LookupDrafter` (see `inference.drafters.combined`).
+        sharing: `CombinedSettings` of how these two share them.
         tree: how draft trees grow, one shape or a plan for greedy and random decoding; by default
             of the schedule that the drafter was trained for. With "auto" every round chooses its
             tree, or none, by what pays on this machine (see `inference.auto_tree`).

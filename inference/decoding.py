@@ -11,6 +11,7 @@ from inference.costs import known_costs
 from inference.details import Record, record_for
 from inference.drafters.aded import AdedDrafter
 from inference.drafters.combined import CombinedDrafter
+from inference.drafters.combined_knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained import TrainedDrafter
@@ -45,6 +46,7 @@ class Decoding:
         tree: Trees | None = None,
         *,
         beside: AdedDrafter | LookupDrafter | None = None,
+        sharing: CombinedSettings | None = None,
         compiled: bool = False,
     ) -> None:
         self.target = TargetAdapter(target.eval())
@@ -58,7 +60,14 @@ class Decoding:
             _refuse_tree(tree)
             self.drafter = drafter
         if beside is not None:
-            self.drafter = _combined(self.drafter, beside, tree)
+            self.drafter = _combined(self.drafter, beside, tree, sharing)
+        elif sharing is not None:
+            raise ConfigError(
+                "one drafter shares its trees with no other",
+                expected="sharing= together with beside=",
+                got="sharing= alone",
+                remedy="pass beside=, or give CombinedDrafter its settings itself",
+            )
         self.policy = self._policy(is_auto=tree == "auto")
         # Only the trees of the evaluation have its tau.
         is_as_evaluated = tree is None and beside is None
@@ -177,7 +186,10 @@ class Decoding:
 
 
 def _combined(
-    first: Drafter | None, second: AdedDrafter | LookupDrafter, tree: Trees | None
+    first: Drafter | None,
+    second: AdedDrafter | LookupDrafter,
+    tree: Trees | None,
+    settings: CombinedSettings | None,
 ) -> CombinedDrafter:
     if not isinstance(first, TrainedDrafter | SmallLMDrafter):
         raise ConfigError(
@@ -193,7 +205,7 @@ def _combined(
             got=tree,
             remedy="leave out one of them",
         )
-    return CombinedDrafter(first, second)
+    return CombinedDrafter(first, second, settings)
 
 
 def _refuse_tree(tree: Trees | None) -> None:

@@ -19,7 +19,16 @@ SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a ti
 Tree = Literal["trained", "auto", "chosen", "drawn"]
 Candidates = int | Literal["costs"]
 
-_OPTIONS = ("tree", "candidates", "levels", "settings", "beside-settings", "merged-repeats", "name")
+_OPTIONS = (
+    "tree",
+    "candidates",
+    "levels",
+    "settings",
+    "beside-settings",
+    "sharing-settings",
+    "merged-repeats",
+    "name",
+)
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 
 
@@ -40,6 +49,7 @@ class MethodName:
         settings: file with the settings of a drafter that needs no training.
         beside: `aded`, `aded=TABLE` or `lookup`, which shares trees with the drafter; None: alone.
         beside_settings: file with the settings of that one.
+        sharing_settings: file with the settings of how both share trees.
         merged_repeats: candidates of a tree that goes on where it repeats itself; None: none does.
     """
 
@@ -52,6 +62,7 @@ class MethodName:
     settings: str | None = None
     beside: str | None = None
     beside_settings: str | None = None
+    sharing_settings: str | None = None
     merged_repeats: int | None = None
 
 
@@ -107,8 +118,9 @@ def _parse(text: str) -> MethodName:
     if options.get("tree") == "auto" and pair is not None:
         raise _malformed(text, "tree=auto, or two drafters that share trees", text)
     _check_options(kind, options, text)
-    if beside is None and "beside-settings" in options:
-        raise _malformed(text, "two drafters, such as aded+drafter=PATH", "beside-settings alone")
+    for one in ("beside-settings", "sharing-settings"):
+        if beside is None and one in options:
+            raise _malformed(text, "two drafters, such as aded+drafter=PATH", f"{one} alone")
     return MethodName(
         kind=kind,
         path=path or None,
@@ -119,6 +131,7 @@ def _parse(text: str) -> MethodName:
         settings=options.get("settings"),
         beside=beside,
         beside_settings=options.get("beside-settings"),
+        sharing_settings=options.get("sharing-settings"),
         merged_repeats=_count("merged-repeats", options.get("merged-repeats"), text),
     )
 

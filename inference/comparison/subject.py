@@ -20,6 +20,7 @@ from inference.comparison.transformers_methods import TransformersDecoding
 from inference.comparison.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.aded import AdedDrafter
+from inference.drafters.combined_knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.repeats import RepeatSettings
@@ -32,6 +33,7 @@ from inference.drafters.untrained import (
 from inference.pretrained import load_causal_lm, load_tokenizer
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
+from jakiro.settings import load_settings
 
 LOOKUP_TOKENS = (3, 5, 10)  # drafted per forward; the fastest counts
 
@@ -104,10 +106,10 @@ def _drafted(
     one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(one.path))
-    beside = _beside(one, model, tokenizer)
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
+    both: dict[str, Any] = {"beside": _beside(one, model, tokenizer), "sharing": _sharing(one)}
+    decoder = SpeculativeDecoder(model, drafter, tokenizer, **both)
     if (plan := trial.plan(one, decoder, drafter)) is not None:
-        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, beside=beside)
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, **both)
     return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder), trial.note(one))]
 
 
@@ -118,7 +120,7 @@ def _untrained(
     assert one.candidates != "costs", "refused when the name was parsed"
     name = UntrainedName(one.kind, one.path, settings, one.candidates)
     drafter, beside = build_untrained(name, model, tokenizer), _beside(one, model, tokenizer)
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside, sharing=_sharing(one))
     return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder))]
 
 
@@ -129,6 +131,12 @@ def _beside(
         return None
     settings = None if one.beside_settings is None else Path(one.beside_settings)
     return build_beside(one.beside, model, tokenizer, settings)
+
+
+def _sharing(one: MethodName) -> CombinedSettings | None:
+    if one.sharing_settings is None:
+        return None
+    return load_settings(CombinedSettings, Path(one.sharing_settings))
 
 
 def _with_repeats(one: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:

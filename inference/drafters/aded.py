@@ -1,15 +1,16 @@
 """The drafter that needs no training: trigrams that adapt to what is written (arXiv 2407.12021)."""
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
 
 from inference.drafters.candidates import Candidates
 from inference.drafters.token_session import TokenSession
-from inference.drafters.trigram_index import TrigramIndex, packed
+from inference.drafters.trigram_index import TrigramIndex, packed, trigrams_of
 from inference.drafters.trigram_search import SearchSettings, search
-from inference.drafters.trigram_table import TrigramTable, trigrams_of
+from inference.drafters.trigram_table import TrigramTable
 from inference.drafters.without_memory import WithoutMemory
 from inference.protocol import Budget
 from inference.sampling import Sampling
@@ -49,7 +50,8 @@ class AdedDrafter(WithoutMemory):
         self, settings: AdedSettings | None = None, index: TrigramIndex | None = None
     ) -> None:
         self.settings = settings or AdedSettings()
-        self.index = index
+        # Once, not for the table of every request.
+        self.index = None if index is None else index.narrowed(self.settings.successors)
         self.version = "aded"
         self.bytes_per_token = TokenSession.bytes_per_token
         self.max_nodes = self.settings.num_nodes
@@ -125,7 +127,8 @@ class TrigramGuesser:
         if count < 1:
             return
         probs, ids = logits[-count:].float().softmax(dim=-1).topk(kept, dim=-1)
+        # One copy from the device: fp32 holds every id, which has at most TOKEN_BITS.
+        found = torch.stack((probs, ids)).cpu().numpy()
         tokens = token_ids[-count - 1 :]
-        bigrams = np.repeat(packed(tokens[:-1], tokens[1:]), kept)
-        amounts = self.settings.law_step * probs.flatten().cpu().numpy()
-        self.table.add(bigrams, ids.flatten().cpu().numpy(), amounts.astype(np.float32))
+        amounts = found[0] * np.float32(self.settings.law_step)
+        self.table.add_rows(packed(tokens[:-1], tokens[1:]), found[1].astype(np.int64), amounts)

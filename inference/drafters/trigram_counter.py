@@ -10,8 +10,8 @@ from inference.drafters.trigram_index import (
     TOKEN_BITS,
     Successors,
     TrigramIndex,
+    trigrams_of,
 )
-from inference.drafters.trigram_table import trigrams_of
 
 CHUNK: Final = 1 << 20  # trigrams that are counted at once
 

@@ -1,27 +1,19 @@
-"""A table of trigrams that learns, of bounded size, in arrays (ADED, arXiv 2407.12021).
-
-Bigrams lie in sets of a few places each, as lines in a processor's cache: a bigram's hash names its
-set, and where that is full, the bigram that was learnt from the longest ago makes way.
-"""
+"""A table of trigrams that learns, of bounded size, in arrays (ADED, arXiv 2407.12021)."""
 
 from threading import Lock
-from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Float32, Int64
 
+from inference.drafters.bigram_places import BigramPlaces
+from inference.drafters.trigram_growth import Met, grown
 from inference.drafters.trigram_index import (
-    MAX_VOCABULARY,
     NO_SUCCESSOR,
     TOKEN_BITS,
     Successors,
     TrigramIndex,
     successors_at,
 )
-
-WAYS: Final = 8  # places of a set
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # spreads neighbouring bigrams over all sets
-_64_BITS: Final = (1 << 64) - 1
 
 
 class TrigramTable:
@@ -50,27 +42,22 @@ class TrigramTable:
         self.num_successors = num_successors
         self.max_weight = max_weight
         self.decay = decay
-        self.below = below
-        self._ways = min(WAYS, max_bigrams)
-        num_sets = max_bigrams // self._ways
-        self._keys = np.zeros((num_sets, self._ways), np.int64)  # bigram + 1; 0: free
-        self._learnt_at = np.zeros((num_sets, self._ways), np.int64)
+        self.below = None if below is None else below.narrowed(num_successors)
+        self._places = BigramPlaces(max_bigrams)
         # A lazily mapped page of zeros costs nothing until it is written.
-        self._ids = np.zeros((self._keys.size, num_successors), np.int32)
-        self._weights = np.zeros((self._keys.size, num_successors), np.float32)
-        self._clock = 0
+        self._ids = np.zeros((self._places.size, num_successors), np.int32)
+        self._weights = np.zeros((self._places.size, num_successors), np.float32)
         self._lock = Lock()
 
     @property
     def num_bigrams(self) -> int:
         """Bigrams that were learnt and not evicted."""
-        return int(np.count_nonzero(self._keys))
+        return self._places.num_taken
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays, however much is learnt; the index below not included."""
-        arrays = (self._keys, self._learnt_at, self._ids, self._weights)
-        return sum(one.nbytes for one in arrays)
+        return self._places.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
         """Return the successors of packed bigrams."""
@@ -79,20 +66,13 @@ class TrigramTable:
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
         """Return the tokens that follow two others, and their weights."""
-        key = (first << TOKEN_BITS) | second
-        here = ((key * _GOLDEN & _64_BITS) >> 32) % len(self._keys)
         with self._lock:
-            keys = self._keys[here].tolist()
-            if key + 1 in keys:
-                rows = Successors(self._ids, self._weights)
-                return successors_at(rows, here * self._ways + keys.index(key + 1))
+            place = self._places.find_one((first << TOKEN_BITS) | second)
+            if place is not None:
+                return successors_at(Successors(self._ids, self._weights), place)
         if self.below is None:
             return [], []
-        tokens, weights = self.below.row(first, second)
-        if len(tokens) > self.num_successors:
-            best = sorted(range(len(tokens)), key=lambda at: -weights[at])[: self.num_successors]
-            tokens, weights = [tokens[at] for at in best], [weights[at] for at in best]
-        return tokens, weights
+        return self.below.row(first, second)
 
     def add(
         self,
@@ -107,23 +87,34 @@ class TrigramTable:
         nothing.
         """
         is_given = amounts > 0
-        if not is_given.any():
+        if is_given.any():
+            self._learn(Met.of(bigrams[is_given], successors[is_given], amounts[is_given]))
+
+    def add_rows(
+        self,
+        bigrams: Int64[np.ndarray, " bigrams"],
+        successors: Int64[np.ndarray, "bigrams each"],
+        amounts: Float32[np.ndarray, "bigrams each"],
+    ) -> None:
+        """Do as `add` does with several successors of each bigram, at less expense.
+
+        Args:
+            bigrams: each counts as often as it has successors.
+            successors: different ones of each bigram.
+            amounts: of each of them.
+        """
+        if not bigrams.size:
             return
-        bigrams, successors, amounts = bigrams[is_given], successors[is_given], amounts[is_given]
-        keys, which = np.unique(bigrams, return_inverse=True)
-        with self._lock:
-            self._clock += 1
-            before = self._lookup(keys)
-            places = self._claim(keys)
-            rows = self._grown(before, which, successors, amounts)
-            has_place = places >= 0
-            self._ids[places[has_place]] = rows.ids[has_place]
-            self._weights[places[has_place]] = rows.weights[has_place]
+        if amounts.min() > 0 and len(set(bigrams.tolist())) == len(bigrams):
+            self._learn(Met.of_rows(bigrams, successors, amounts))
+        else:
+            each = bigrams.repeat(successors.shape[1])
+            self.add(each, successors.ravel(), amounts.ravel())
 
     def clear(self) -> None:
         """Forget everything but the index below."""
         with self._lock:
-            self._keys.fill(0)
+            self._places.clear()
 
     def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
         """Return what is known now, the index below included, as an index.
@@ -133,8 +124,7 @@ class TrigramTable:
                 them; None for all. Whoever learns upon what was learnt before bounds it so.
         """
         with self._lock:
-            own = self._keys.ravel() > 0
-            keys, learnt_at = self._keys.ravel()[own] - 1, self._learnt_at.ravel()[own]
+            keys, learnt_at = self._places.taken()
             if self.below is not None:
                 others = np.setdiff1d(self.below.keys, keys)
                 keys = np.concatenate((keys, others))
@@ -142,104 +132,40 @@ class TrigramTable:
             keys = np.sort(keys[np.argsort(-learnt_at, kind="stable")[:max_bigrams]])
             return TrigramIndex(keys, self._lookup(keys))
 
+    def _learn(self, met: Met) -> None:
+        with self._lock:
+            found = self._places.find(met.bigrams)
+            before = self._rows_at(found, met.bigrams)
+            places = self._places.claim(met.bigrams, found)
+            ids, weights = grown(before, met, self.max_weight, self.decay)
+            has_place = places >= 0
+            if not has_place.all():
+                places, ids, weights = places[has_place], ids[has_place], weights[has_place]
+            self._ids[places] = ids
+            self._weights[places] = weights
+
     def _lookup(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        places = self._find(bigrams)
+        return self._rows_at(self._places.find(bigrams), bigrams)
+
+    def _rows_at(
+        self, places: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]
+    ) -> Successors:
+        """Return the successors of bigrams whose places, or -1, are known."""
         ids, weights = self._ids[places], self._weights[places]
         is_missing = places < 0
         if is_missing.any():
             if self.below is None:
                 ids[is_missing], weights[is_missing] = NO_SUCCESSOR, 0.0
             else:
-                ids[is_missing], weights[is_missing] = self._fitted(bigrams[is_missing])
+                ids[is_missing], weights[is_missing] = self._padded(bigrams[is_missing])
         return Successors(ids, weights)
 
-    def _fitted(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        """Return rows of the index below, cut or padded to as many successors as there are here."""
+    def _padded(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
+        """Return rows of the index below, padded to as many successors as there are here."""
         assert self.below is not None
         found = self.below.lookup(bigrams)
-        count = self.num_successors
-        if found.ids.shape[1] == count:
-            return found
-        fitted = Successors.none(len(bigrams), count)
-        order = np.argsort(-found.weights, axis=1, kind="stable")[:, :count]
-        width = order.shape[1]
-        fitted.ids[:, :width] = np.take_along_axis(found.ids, order, axis=1)
-        fitted.weights[:, :width] = np.take_along_axis(found.weights, order, axis=1)
-        return fitted
-
-    def _grown(
-        self,
-        before: Successors,
-        which: Int64[np.ndarray, " trigrams"],
-        successors: Int64[np.ndarray, " trigrams"],
-        amounts: Float32[np.ndarray, " trigrams"],
-    ) -> Successors:
-        """Return rows with the trigrams added; `which` names the row of each."""
-        row, column = np.nonzero(before.weights > 0)
-        old = before.ids[row, column].astype(np.int64)
-        cells = np.concatenate((row * MAX_VOCABULARY + old, which * MAX_VOCABULARY + successors))
-        added = np.concatenate((before.weights[row, column] * self.decay, amounts))
-        cells, cell_of = np.unique(cells, return_inverse=True)
-        weights = np.bincount(cell_of, added).clip(max=self.max_weight).astype(np.float32)
-        is_given = np.zeros(len(cells), np.bool_)
-        is_given[cell_of[len(old) :]] = True
-        return self._heaviest(cells, weights, is_given, len(before.ids))
-
-    def _heaviest(
-        self,
-        cells: Int64[np.ndarray, " cells"],
-        weights: Float32[np.ndarray, " cells"],
-        is_given: Bool[np.ndarray, " cells"],
-        num_rows: int,
-    ) -> Successors:
-        row = cells >> TOKEN_BITS
-        # Cells are sorted, and so is what is equal otherwise.
-        order = np.lexsort((-weights, ~is_given, row))
-        place = np.arange(len(cells)) - np.searchsorted(row, np.arange(num_rows))[row]
-        is_kept = place < self.num_successors
-        kept = order[is_kept]
-        rows = Successors.none(num_rows, self.num_successors)
-        rows.ids[row[is_kept], place[is_kept]] = cells[kept] & (MAX_VOCABULARY - 1)
-        rows.weights[row[is_kept], place[is_kept]] = weights[kept]
-        return rows
-
-    def _find(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return where bigrams are, or -1."""
-        sets = self._sets(bigrams)
-        is_here = self._keys[sets] == (bigrams + 1)[:, None]
-        way = is_here.argmax(axis=1)
-        return np.where(is_here[np.arange(len(bigrams)), way], sets * self._ways + way, -1)
-
-    def _claim(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return places of different bigrams, new ones included; -1 where there is no room."""
-        places = self._find(bigrams)
-        self._learnt_at.ravel()[places[places >= 0]] = self._clock
-        if (places < 0).any():
-            self._insert(bigrams[places < 0])
-            places = self._find(bigrams)
-        return places
-
-    def _insert(self, bigrams: Int64[np.ndarray, " n"]) -> None:
-        """Give new bigrams the places that are free or were learnt from the longest ago."""
-        sets = self._sets(bigrams)
-        order = np.argsort(sets, kind="stable")
-        sets, bigrams = sets[order], bigrams[order]
-        turn = np.arange(len(sets)) - np.searchsorted(sets, sets)  # among those of one set
-        has_room = turn < self._ways
-        sets, bigrams, turn = sets[has_room], bigrams[has_room], turn[has_room]
-        age = np.where(self._keys[sets] == 0, -1, self._learnt_at[sets])
-        way = np.argsort(age, axis=1, kind="stable")[np.arange(len(sets)), turn]
-        self._keys[sets, way] = bigrams + 1
-        self._learnt_at[sets, way] = self._clock
-
-    def _sets(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        mixed = (bigrams.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
-        return (mixed % np.uint64(len(self._keys))).astype(np.int64)
-
-
-def trigrams_of(
-    token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"],
-) -> tuple[Int64[np.ndarray, " trigrams"], Int64[np.ndarray, " trigrams"]]:
-    """Return the packed bigrams of a text and the token after each."""
-    ids = np.asarray(token_ids, np.int64)
-    return (ids[:-2] << TOKEN_BITS) | ids[1:-1], ids[2:]
+        padded = Successors.none(len(bigrams), self.num_successors)
+        width = found.ids.shape[1]
+        padded.ids[:, :width], padded.weights[:, :width] = found
+        padded.ids[padded.weights == 0] = NO_SUCCESSOR  # a file may say anything there
+        return padded

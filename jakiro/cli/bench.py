@@ -26,7 +26,8 @@ last 4 prompts of the file (of its categories in turns), which then are not meas
 aded: our loop with drafters that need no training, aded=TABLE with trigrams that `jakiro aded
 build` counted; lm=SMALL_LM: our loop with a small model that has the target's tokenizer; all three
 with candidates=N or settings=FILE.yaml after commas; aded+drafter=PATH, lookup+lm=SMALL_LM and so
-on: two drafters that share trees, with beside-settings=FILE.yaml of the first-named one;
+on: two drafters that share trees, with beside-settings=FILE.yaml of the first-named one and
+sharing-settings=FILE.yaml of how they share them (CombinedSettings);
 merged-repeats=N: trees of lookup, aded or tree=chosen go on where they repeat themselves, up to N
 candidates. Every method can be called ,name=..."""
 

@@ -210,6 +210,12 @@ def test_a_decoder_takes_what_drafts_beside_its_drafter() -> None:
     decoder = SpeculativeDecoder(model, drafter, beside=LookupDrafter())
     assert isinstance(decoder.drafter, CombinedDrafter)
     assert decoder.plan is None
+    assert decoder.drafter.settings == CombinedSettings()
+    own = SpeculativeDecoder(model, drafter, beside=LookupDrafter(), sharing=SIZES).drafter
+    assert isinstance(own, CombinedDrafter)
+    assert own.max_nodes == SIZES.num_nodes
+    with pytest.raises(ConfigError, match="sharing= together with beside="):
+        SpeculativeDecoder(model, drafter, sharing=SIZES)
     assert decoder.bytes_per_token > SpeculativeDecoder(model, drafter).bytes_per_token
     with pytest.raises(ConfigError, match="beside"):
         SpeculativeDecoder(model, AdedDrafter(), beside=LookupDrafter())

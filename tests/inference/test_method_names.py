@@ -41,9 +41,13 @@ def test_what_drafts_beside_another_drafter_stands_before_it() -> None:
 
 def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
     texts = ["lookup,merged-repeats=24", "aded+drafter=a,beside-settings=s.yaml"]
+    texts += ["lookup+lm=a,sharing-settings=t.yaml,candidates=8"]
     assert parse_methods(texts) == [
         MethodName("lookup", None, "lookup", merged_repeats=24),
         MethodName("drafter", "a", "aded+drafter", beside="aded", beside_settings="s.yaml"),
+        MethodName(
+            "lm", "a", "lookup+lm", candidates=8, beside="lookup", sharing_settings="t.yaml"
+        ),
     ]
 
 
@@ -66,6 +70,7 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
         (["aded,candidates=costs"], "options of drafter=PATH only"),
         (["drafter=a,settings=b"], "settings of aded, lookup, lm only"),
         (["aded,beside-settings=b"], "two drafters"),
+        (["drafter=a,sharing-settings=b"], "two drafters"),
         (["drafter=a,merged-repeats=8"], "a method that chooses"),
         (["lookup,merged-repeats=0"], "N at least 1"),
         (["lookup=a"], "expected: lookup"),

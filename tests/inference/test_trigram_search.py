@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.drafters.candidates import Candidates
+from inference.drafters.trigram_index import trigrams_of
 from inference.drafters.trigram_search import SearchSettings, search, share_visits
-from inference.drafters.trigram_table import TrigramTable, trigrams_of
+from inference.drafters.trigram_table import TrigramTable
 
 SETTINGS = SearchSettings()
 

@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LogitsProcessorList
 
+from inference.drafters.aded import AdedDrafter, AdedSettings, TrigramGuesser
 from inference.drafters.trigram_counter import TrigramCounter
-from inference.drafters.trigram_index import TrigramIndex, check_vocabulary, packed
-from inference.drafters.trigram_table import TrigramTable, trigrams_of
+from inference.drafters.trigram_index import (
+    Successors,
+    TrigramIndex,
+    check_vocabulary,
+    packed,
+    successors_at,
+    trigrams_of,
+)
+from inference.drafters.trigram_table import TrigramTable
+from inference.sampling import Sampling
 from jakiro.errors import ConfigError
 
 Known = dict[tuple[int, int], dict[int, float]]
@@ -143,6 +153,57 @@ def test_amounts_that_are_none_teach_nothing(nothing: float) -> None:
     assert table.row(1, 2) == ([9, 3], [0.5, 0.25])
 
 
+@given(
+    rounds=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=8
+    ),
+    is_zero=st.booleans(),
+    bound=st.sampled_from([2, 64]),
+)
+def test_rows_are_learnt_as_their_trigrams_are(
+    rounds: list[tuple[int, int, int]], is_zero: bool, bound: int
+) -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([0, 1, 2, 0, 1, 3, 0, 2, 2], np.int64))
+    one, other = (TrigramTable(bound, 4, 1.5, 0.9, counter.index(9, 3)) for _ in range(2))
+    for count, each, seed in rounds:
+        draw = np.random.default_rng(seed)
+        bigrams = packed(draw.integers(0, 3, count), draw.integers(0, 3, count))
+        successors = np.stack([draw.permutation(9)[:each] for _ in range(count)])
+        amounts = draw.integers(0 if is_zero else 1, 4, (count, each)).astype(np.float32) / 4
+        one.add(bigrams.repeat(each), successors.ravel(), amounts.ravel())
+        other.add_rows(bigrams, successors, amounts)
+    expected, got = one.frozen(), other.frozen()
+    assert got.keys.tolist() == expected.keys.tolist()
+    assert got.rows.ids.tolist() == expected.rows.ids.tolist()
+    assert got.rows.weights.tolist() == expected.rows.weights.tolist()
+
+
+def test_rows_of_nothing_teach_nothing() -> None:
+    table = TrigramTable(8)
+    nothing = np.empty((0, 3))
+    table.add_rows(np.empty(0, np.int64), nothing.astype(np.int64), nothing.astype(np.float32))
+    assert table.num_bigrams == 0
+
+
+def test_what_was_known_heavier_than_the_maximum_becomes_as_heavy_as_that() -> None:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 3] * 3, np.int64))
+    table = TrigramTable(8, max_weight=0.5, below=counter.index(10))
+    assert table.row(1, 2) == ([3], [1.0])
+    _add(table, [1, 2, 4])
+    assert _rows(table.frozen())[1, 2] == {3: 0.5, 4: 0.25}
+    assert table.row(1, 2) == ([4, 3], [0.25, 0.5])
+
+
+def test_a_missing_successor_of_a_file_may_have_any_id() -> None:
+    ids, weights = np.array([[3, 5]], np.int32), np.array([[0.5, 0.0]], np.float32)
+    index = TrigramIndex(packed(np.array([1]), np.array([2])), Successors(ids, weights))
+    table = TrigramTable(8, max_weight=3.0, below=index)
+    _add(table, [1, 2, 5])
+    assert _rows(table.frozen())[1, 2] == {5: 0.25, 3: 0.5}
+
+
 def test_learning_goes_on_from_what_was_known_before_and_leaves_it_alone() -> None:
     counter = TrigramCounter()
     counter.add(np.array([1, 2, 3, 1, 2, 4, 9, 9, 9], np.int64))
@@ -166,15 +227,52 @@ def test_an_index_of_fewer_or_more_successors_fits_below() -> None:
         assert _rows(table.frozen())[1, 2] == pytest.approx({3: 2 / 3, 5: 0.25})
 
 
-def test_a_row_below_is_cut_to_its_heaviest_successors() -> None:
+def _heaviest(row: tuple[list[int], list[float]], count: int) -> tuple[list[int], list[float]]:
+    """Return a row that is too long with its heaviest successors first, any other as it is."""
+    tokens, weights = row
+    order = list(range(len(tokens)))
+    if len(order) > count:
+        order = sorted(order, key=lambda at: -weights[at])[:count]
+    return [tokens[at] for at in order], [weights[at] for at in order]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=9),
+    width=st.integers(7, 8),
+    count=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_rows_below_are_cut_to_their_heaviest_successors(
+    lengths: list[int], width: int, count: int, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    rows = Successors.none(len(lengths), width)
+    for place, length in enumerate(lengths):
+        rows.ids[place, :length] = draw.permutation(20)[:length]
+        rows.weights[place, :length] = draw.integers(1, 4, length) / 4  # many are equal
+    index = TrigramIndex(np.arange(len(lengths)), rows)  # bigrams (0, n)
+    table = TrigramTable(64, num_successors=count, below=index)
+    found = table.lookup(np.append(index.keys, 99))
+    for place in range(len(lengths)):
+        expected = _heaviest(index.row(0, place), count)
+        assert table.row(0, place) == expected
+        assert successors_at(found, place) == expected
+    assert successors_at(found, -1) == ([], [])
+    assert index.narrowed(width) is index
+    assert found.ids.shape[1] == count
+
+
+def test_an_index_is_cut_once_for_all_requests() -> None:
     counter = TrigramCounter()
-    counter.add(np.array([1, 2, 9] * 3 + [1, 2, 4, 1, 2, 4, 1, 2, 5], np.int64))
-    table = TrigramTable(8, num_successors=2, below=counter.index(10, 5))
-    assert table.row(1, 2) == _cut(counter.index(10, 2).row(1, 2))
-
-
-def _cut(row: tuple[list[int], list[float]]) -> tuple[list[int], list[float]]:
-    return row[0][:2], row[1][:2]
+    counter.add(np.array([1, 2, 3, 1, 2, 4], np.int64))
+    settings = AdedSettings(successors=1, reset_per_request=True)
+    drafter = AdedDrafter(settings, counter.index(10, 5))
+    assert drafter.index is not None
+    assert drafter.index.num_successors == 1
+    sampling = Sampling(LogitsProcessorList(), do_sample=False)
+    for guesser in drafter.open(sampling, capacity=8, batch=2).guessers:
+        assert isinstance(guesser, TrigramGuesser)
+        assert guesser.table.below is drafter.index
 
 
 def test_what_is_learnt_upon_what_was_learnt_can_be_bounded() -> None:

@@ -14,6 +14,7 @@ from helpers.losslessness import (
 )
 from helpers.models import tiny_llama
 from helpers.tables import Tables, no_processors, two_round_error
+from pydantic import ValidationError
 from transformers import LogitsProcessorList
 
 from inference import SpeculativeDecoder
@@ -21,7 +22,7 @@ from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded import AdedDrafter, AdedSettings
 from inference.drafters.candidates import chosen_tree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
-from inference.drafters.trigram_table import trigrams_of
+from inference.drafters.trigram_index import trigrams_of
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.tree_shape import TreeShape
@@ -152,6 +153,49 @@ def test_the_targets_laws_teach_what_was_not_written() -> None:
     aded = AdedDrafter(AdedSettings(law_tokens=3))
     SpeculativeDecoder(model, aded).generate([1, 2, 3], max_new_tokens=8)
     assert any(len(row) >= 3 for _, row in aded.table.frozen().items())
+
+
+def _taught(settings: AdedSettings, rounds: int = 1) -> AdedDrafter:
+    """Return a drafter that has read laws of 30 places in every round, all of them different."""
+    drafter = AdedDrafter(settings)
+    guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(rounds):
+        tokens = torch.randint(40, (31,), generator=draw).numpy()
+        guesser.read_laws(tokens, torch.randn(30, 40, generator=draw))
+    return drafter
+
+
+def test_laws_teach_each_tokens_probability() -> None:
+    drafter = AdedDrafter(AdedSettings(law_tokens=2, law_step=0.5))
+    guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    laws = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
+    guesser.read_laws(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), laws)).log())
+    known = dict(drafter.table.frozen().items())
+    assert known.keys() == {(3, 1), (1, 2)}  # the first two laws are of places without a bigram
+    assert known[3, 1] == pytest.approx({2: 0.3, 1: 0.1})
+    assert known[1, 2] == pytest.approx({0: 0.35, 3: 0.1})
+
+
+def test_laws_never_teach_more_than_the_table_may_hold() -> None:
+    settings = AdedSettings(law_tokens=5, successors=3, max_bigrams=16)
+    drafter = _taught(settings, rounds=12)
+    assert drafter.table.num_bigrams == 16
+    assert drafter.table.num_bytes == AdedDrafter(settings).table.num_bytes
+    assert all(len(row) == 3 for _, row in drafter.table.frozen().items())
+
+
+def test_more_tokens_of_a_law_than_successors_or_tokens_are_none_more() -> None:
+    for most, more in ((3, 9), (40, 99)):
+        rows = [
+            dict(_taught(AdedSettings(law_tokens=count, successors=most)).table.frozen().items())
+            for count in (most, more)
+        ]
+        assert rows[0] == rows[1]
+        assert {len(row) for row in rows[0].values()} == {most}
+    for wrong in ({"law_tokens": -1}, {"law_step": 0.0}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            AdedSettings.model_validate(wrong)
 
 
 def test_threads_share_a_decoder(drafter: Drafter) -> None:

@@ -4,13 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.models import tiny_llama
+from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import TEXT, tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.comparison.document import read_document
+from inference.comparison.method_names import parse_methods
+from inference.comparison.methods import OwnDecoding
+from inference.comparison.subject import build_methods
+from inference.drafters.combined import CombinedDrafter
+from inference.drafters.combined_knowledge import CombinedSettings
 from inference.drafters.trigram_file import load_trigrams
 from jakiro.cli import main
+from jakiro.target import TargetAdapter
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,8 @@ def _build(folder: Path, out: Path, *words: str, corpus: str = "corpus") -> int:
 def test_a_corpus_becomes_a_table_that_decoding_begins_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, settings, figures = (tmp_path / name for name in ("table", "own.yaml", "figures.json"))
+    places = ("table", "own.yaml", "sharing.yaml", "figures.json")
+    table, settings, sharing, figures = (tmp_path / name for name in places)
     assert _build(folder, table) == 0
     assert "bigrams of " in capsys.readouterr().err
     tokenizer = tiny_tokenizer()
@@ -52,19 +59,34 @@ def test_a_corpus_becomes_a_table_that_decoding_begins_with(
     assert third in load_trigrams(table, tokenizer).row(first, second)[0]
 
     settings.write_text("depth: 3\nreset_per_request: true\n")
+    sharing.write_text("num_nodes: 5\n")
     methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
     methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
     methods += [f"lookup+lm={folder / 'small'}", "lookup,merged-repeats=9,name=repeats"]
     methods += [f"aded={table}+lm={folder / 'small'},beside-settings={settings},name=both"]
+    methods += [f"lookup+lm={folder / 'small'},sharing-settings={sharing},name=shared"]
     words = [word for one in methods for word in ("--method", one)]
     words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
     words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
     assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
     document = read_document(figures)
-    names = {"aded", "own", "lookup", "lm", "lookup+lm", "repeats", "both"}
+    names = {"aded", "own", "lookup", "lm", "lookup+lm", "repeats", "both", "shared"}
     for name in names:
         assert document.figures(name, 0.0).identical_to_target
     assert {tree.method for tree in document.trees} <= names
+
+
+def test_a_file_says_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sharing.yaml").write_text("num_nodes: 5\ntrust: 0.25\n")
+    tokenizer = tiny_tokenizer()
+    target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
+    tiny_drafter(target).save_pretrained(tmp_path / "drafter")
+    for first in (f"lm={folder / 'small'}", f"drafter={tmp_path / 'drafter'}"):
+        name = f"lookup+{first},sharing-settings={tmp_path / 'sharing.yaml'}"
+        [method] = build_methods(parse_methods([name]), target.model, tokenizer)
+        assert isinstance(method, OwnDecoding)
+        assert isinstance(method.decoder.drafter, CombinedDrafter)
+        assert method.decoder.drafter.settings == CombinedSettings(num_nodes=5, trust=0.25)
 
 
 def test_text_is_continued_without_training(
