@@ -11,7 +11,7 @@ from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from training.batch import Batch
 from training.config import TrainSettings
-from training.layer_start import place_of, start_as_layer, start_from
+from training.layer_start import place_of, start_as_layer, start_from, warn_of_left_behind
 from training.target_attention import LayerAttention, layers_of, read_attention
 
 _logger = get_logger(__name__)
@@ -45,12 +45,13 @@ def initialize(
 
     Raises:
         ConfigError: as `read_attention`.
+        NumericalError: as `fit_layer`.
     """
     if start is not None:
         drafter.load_state_dict(start.state_dict())
         return
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
-    attention = _attention_to_start_from(settings, target, heads)
+    attention = _attention_to_start_from(settings, target, heads, says_why_not=True)
     if attention is not None:
         _warn(attention, heads.rope_base, target)
         start_from(drafter.trunk, attention)
@@ -65,18 +66,22 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     That is the last layer, or the last before the target's own that follow the drafter. It takes a
     trunk that reads features.
     """
-    own = settings.drafter
-    if settings.initialize.fit_tokens == 0 or not own.trunk.reads_features:
+    own, start = settings.drafter, settings.initialize
+    if start.drafter is not None or start.fit_tokens == 0 or not own.trunk.reads_features:
         return False
     index = place_of(own)
-    if settings.initialize.attention_layer not in ("auto", index, index + len(layers_of(target))):
+    if start.attention_layer not in ("auto", index, index + len(layers_of(target))):
         return False
     heads = own.trunk.heads_for(target.spec.attention)
     return _attention_to_start_from(settings, target, heads) is not None
 
 
 def _attention_to_start_from(
-    settings: TrainSettings, target: TargetAdapter, heads: AttentionShape
+    settings: TrainSettings,
+    target: TargetAdapter,
+    heads: AttentionShape,
+    *,
+    says_why_not: bool = False,
 ) -> LayerAttention | None:
     index = settings.initialize.attention_layer
     if index is None:
@@ -86,16 +91,13 @@ def _attention_to_start_from(
     try:
         return read_attention(target, place_of(settings.drafter), heads)
     except ConfigError as error:
-        _logger.info(f"attention starts at random: {error}")
+        if says_why_not:
+            _logger.info(f"attention starts at random: {error}")
         return None
 
 
 def _warn(attention: LayerAttention, rope_base: float, target: TargetAdapter) -> None:
-    if attention.left_behind:
-        _logger.warning(
-            "drafter.trunk has no place for these parameters of the target's layer, and starts "
-            f"without them: {', '.join(attention.left_behind)}"
-        )
+    warn_of_left_behind("drafter.trunk", attention.left_behind)
     if not attention.has_same_base:
         _logger.warning(
             f"drafter.trunk.rope_base {rope_base:g} is not how the target's layer rotates: "

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import NumericalError
 from jakiro.target import TargetAdapter
 from training.batch import Batch
 from training.layer_reading import Reading, observed, read_positions
 from training.target_attention import layers_of
 from training.target_feed_forward import LayerFeedForward
 
-_RIDGE = 0.03  # of the mean square of what is read
+_RIDGE = 0.03  # of the mean square of what is read, tokens and features each by themselves
 _ENCODER_RIDGE = 0.01  # of the mean square of what features become
 _SMALLEST = 0.01  # scale of a channel, of the median one; gains are divided by it
 
@@ -89,12 +90,17 @@ def fit_layer(
         index: of the layer, negative from the end: the last, or the last before the drafter's tail.
         feed_forward: of the layer, if its units' strengths are wanted.
         batches: of training data.
+
+    Raises:
+        NumericalError: what the target computes of them is not finite.
     """
     layer = layers_of(target)[index]
     parts = (
         _sums_of(drafter, target, layer, feed_forward, one.to(target.device)) for one in batches
     )
-    return _solve(reduce(add, parts), target.spec.hidden_size, feed_forward)
+    sums = reduce(add, parts)
+    _require_finite(sums)
+    return _solve(sums, target.spec.hidden_size, feed_forward)
 
 
 def _sums_of(
@@ -124,6 +130,17 @@ def _sums_of(
     )
 
 
+def _require_finite(sums: _Sums) -> None:
+    if all(bool(part.isfinite().all()) for part in sums):
+        return
+    raise NumericalError(
+        "a drafter cannot be fitted to start as a layer of the target",
+        expected="finite hidden states of the target on the first rows of training",
+        got="NaN or infinity",
+        remedy="read the target in another target.dtype, or set initialize.fit_tokens to 0",
+    )
+
+
 def _columns(reading: Reading, known: Bool[Tensor, "batch rows"]) -> Float[Tensor, "tokens read"]:
     """Return what is read of each token, and a 1; with fused states once more, by way of these."""
     tokens, features = (part[known].float() for part in (reading.tokens, reading.features))
@@ -136,21 +153,10 @@ def _columns(reading: Reading, known: Bool[Tensor, "batch rows"]) -> Float[Tenso
 
 
 def _solve(sums: _Sums, hidden: int, feed_forward: LayerFeedForward | None) -> LayerFit:
-    scale = sums.predicted / sums.outputs.clamp(min=torch.finfo(sums.outputs.dtype).tiny)
-    floor = _SMALLEST * scale.abs().median()
-    scale = torch.where(scale.abs() < floor, floor, scale)
-    size, squares = 2 * hidden + 1, sums.read.diagonal()
-    ridge = torch.full_like(squares, float(_RIDGE * squares[:size].mean()))
-    if num_fused := len(squares) - size:
-        ridge[size:] = _RIDGE * squares[size:].mean()
-    fitted = torch.linalg.solve(sums.read + ridge.diag(), sums.wanted)
-    times = (
-        2 if num_fused else 1
-    )  # that every token counts: by way of features, and of fused states
-    missed = times * sums.inputs.sum() - 2 * (fitted * sums.wanted).sum()
-    missed += (fitted * (sums.read @ fitted)).sum()
-    total = sums.wanted[2 * hidden] / times
-    variance = times * (sums.inputs.sum() - total.square().sum() / sums.num_tokens)
+    scale, size = _scale_of(sums), 2 * hidden + 1
+    squares = sums.read.diagonal()
+    has_fused = len(squares) > size
+    fitted = torch.linalg.solve(sums.read + _ridge_of(squares, hidden).diag(), sums.wanted)
     strengths = None
     if feed_forward is not None:
         strengths = (sums.units / sums.num_tokens).sqrt() * feed_forward.down.float().norm(dim=0)
@@ -159,11 +165,37 @@ def _solve(sums: _Sums, hidden: int, feed_forward: LayerFeedForward | None) -> L
         shrinkage=float(((scale.square() * sums.inputs).sum() / sums.inputs.sum()).sqrt()),
         weight=(fitted[: 2 * hidden] * scale).T,
         bias=fitted[2 * hidden] * scale,
-        encoder=_encoder(fitted[hidden : 2 * hidden], fitted[size:]) if num_fused else None,
+        encoder=_encoder(fitted[hidden : 2 * hidden], fitted[size:]) if has_fused else None,
         strengths=strengths,
-        explained=float(1 - missed / variance),
+        explained=_explained(sums, fitted, hidden, times=1 + has_fused),
         num_tokens=int(sums.num_tokens),
     )
+
+
+def _scale_of(sums: _Sums) -> Float[Tensor, " hidden"]:
+    """Return s, the least squares of what is predicted by h', nowhere too small to divide by."""
+    scale = sums.predicted / sums.outputs.clamp(min=torch.finfo(sums.outputs.dtype).tiny)
+    floor = _SMALLEST * scale.abs().median()
+    return torch.where(scale.abs() < floor, floor, scale)
+
+
+def _ridge_of(squares: Float[Tensor, " read"], hidden: int) -> Float[Tensor, " read"]:
+    """Return what is added to the squares: a share of their mean over columns of one kind.
+
+    Tokens, features, the 1 and fused states may each be of another size.
+    """
+    sizes = (hidden, hidden, 1, len(squares) - 2 * hidden - 1)
+    kinds = squares.split(sizes)
+    return torch.cat([_RIDGE * kind.mean().expand(len(kind)) for kind in kinds if len(kind)])
+
+
+def _explained(sums: _Sums, fitted: Float[Tensor, "read hidden"], hidden: int, times: int) -> float:
+    """Return the share of the variance of h that a map explains; each token counts `times`."""
+    missed = times * sums.inputs.sum() - 2 * (fitted * sums.wanted).sum()
+    missed += (fitted * (sums.read @ fitted)).sum()
+    total = sums.wanted[2 * hidden] / times
+    variance = times * (sums.inputs.sum() - total.square().sum() / sums.num_tokens)
+    return float(1 - missed / variance)
 
 
 def _encoder(

@@ -46,6 +46,15 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
             norm.weight.copy_(attention.gain)
 
 
+def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
+    """Warn of a layer's parameters, if there are any, for which a drafter's part has no place."""
+    if names:
+        _logger.warning(
+            f"{part} has no place for these parameters of the target's layer, and starts without "
+            f"them: {', '.join(names)}"
+        )
+
+
 def start_as_layer(
     drafter: JakiroDrafter,
     target: TargetAdapter,
@@ -61,16 +70,23 @@ def start_as_layer(
         attention: of the layer at `place_of` the drafter.
         batches: to fit on.
         seed: of the units that experts leave out.
+
+    Raises:
+        NumericalError: as `fit_layer`.
     """
     index = place_of(drafter.config.settings)
     feed_forward = read_feed_forward(target, index)
+    if feed_forward is not None:
+        warn_of_left_behind("drafter.bank", feed_forward.left_behind)
     fit = fit_layer(drafter, target, index, feed_forward, batches)
     num_units = tell_in_features(drafter, attention, feed_forward, fit, seed)
     number = index + len(layers_of(target))
+    experts = f"{num_units} feed-forward units in each expert"
+    if feed_forward is None:
+        experts = "experts at random, for its feed-forward part is of another form"
     _logger.info(
         f"the drafter starts as layer {number} of the target, whose input it explains to "
-        f"{fit.explained:.0%} ({fit.num_tokens:,} tokens), with {num_units} feed-forward units "
-        "in each expert"
+        f"{fit.explained:.0%} ({fit.num_tokens:,} tokens), with {experts}"
     )
 
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from jakiro.attention_shape import AttentionShape
 from jakiro.errors import ConfigError
 from jakiro.target import TargetAdapter
+from training.target_matrix import FLOATS, gain_of, have_matrices, left_behind_by, matrix_of
 from training.target_rotation import Rotation, in_halves, rotation_of
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("input_layernorm", "attention_layernorm")  # absent where attention reads the stream as is
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LayerAttention(NamedTuple):
@@ -23,7 +23,7 @@ class LayerAttention(NamedTuple):
         query: of the query heads, one after the other.
         key: likewise.
         value: likewise.
-        output: of the heads' results.
+        output: of the heads' results, to what is added to the stream.
         gain: of the norm before attention; ones where there is none.
         left_behind: names of parameters for which `moa` has no place: biases, norms of heads, ...
         has_same_base: whether the layer rotates as the trunk's settings say.
@@ -54,7 +54,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
     number = _number(target, index)
     layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
-    query, key, value, output = (getattr(attention, name).weight for name in _PROJECTIONS)
+    query, key, value, output = (matrix_of(getattr(attention, name)) for name in _PROJECTIONS)
     _check_heads(target, number, heads, (query, key, value, output))
     rotation = _rotation_of(target, number)
     if rotation.is_interleaved:
@@ -64,9 +64,9 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         query=query * _score_factor(attention, heads.head_dim),
         key=key,
         value=value,
-        output=output,
+        output=output * residual_factor_of(layer),
         gain=gain_of(norm, query),
-        left_behind=_left_behind(attention, norm),
+        left_behind=left_behind_by(attention, _PROJECTIONS, norm),
         has_same_base=rotation.has_base(heads.rope_base),
     )
 
@@ -97,9 +97,14 @@ def layers_of(target: TargetAdapter) -> nn.ModuleList:
     return next(part for part in parts if isinstance(part, nn.ModuleList) and len(part) == count)
 
 
+def residual_factor_of(layer: nn.Module) -> float:
+    """Return what a layer multiplies its parts' outputs by before it adds them to the stream."""
+    return float(getattr(layer, "residual_multiplier", 1.0))
+
+
 def _attention_in(layer: nn.Module, number: int) -> nn.Module:
     for part in layer.modules():
-        if all(hasattr(part, name) for name in _PROJECTIONS):
+        if have_matrices(part, _PROJECTIONS):
             return part
     names = [name for name, part in layer.named_modules() if hasattr(part, "weight")]
     got = f"{type(layer).__name__} with {', '.join(names[:6])}, ..."
@@ -149,28 +154,6 @@ def _score_factor(attention: nn.Module, head_dim: int) -> float:
     """Return what queries are to be multiplied by, for scores that are divided by sqrt(dim)."""
     usual = float(head_dim**-0.5)
     return float(getattr(attention, "scaling", usual)) / usual
-
-
-def gain_of(norm: nn.Module | None, like: Tensor) -> Tensor:
-    """Return what a norm multiplies each channel by, however it keeps that; 1 without a norm.
-
-    Args:
-        norm: RMS or layer norm over the last axis.
-        like: whose last axis, dtype and device it has.
-    """
-    count = like.shape[1]
-    if norm is None:
-        return like.new_ones(count)
-    # Of mean 0 and mean square 2^12, which no epsilon changes in float32 and whose root is exact.
-    signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2).to(like.dtype)
-    return (norm(64 * signs) - norm(-64 * signs)) / 2 * signs
-
-
-def _left_behind(attention: nn.Module, norm: nn.Module | None) -> tuple[str, ...]:
-    taken = [getattr(attention, name).weight for name in _PROJECTIONS]
-    names = [name for name, one in attention.named_parameters() if all(one is not t for t in taken)]
-    of_norm = () if norm is None else norm.named_parameters()
-    return (*names, *(f"norm.{name}" for name, _ in of_norm if name != "weight"))
 
 
 def _listed(values: dict[str, int]) -> str:

@@ -7,11 +7,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from jakiro.target import TargetAdapter
-from training.target_attention import FLOATS, gain_of, layers_of
+from training.target_attention import layers_of, residual_factor_of
+from training.target_matrix import FLOATS, gain_of, have_matrices, left_behind_by, matrix_of
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _GATES = ("silu", "swish")
-_FURTHER_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+_FURTHER_NORMS = (
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    "post_mlp_layernorm",
+)
 
 
 class LayerFeedForward(NamedTuple):
@@ -22,6 +27,7 @@ class LayerFeedForward(NamedTuple):
         up: likewise.
         down: of what they add to the stream.
         gain: of the norm before them.
+        left_behind: names of parameters for which the bank has no place: biases.
         module: reads the inner units' activations.
     """
 
@@ -29,6 +35,7 @@ class LayerFeedForward(NamedTuple):
     up: Float[Tensor, "units hidden"]
     down: Float[Tensor, "hidden units"]
     gain: Float[Tensor, " hidden"]
+    left_behind: tuple[str, ...]
     module: nn.Module
 
 
@@ -45,14 +52,21 @@ def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | N
     norm = getattr(layer, "post_attention_layernorm", None)
     if norm is None or any(hasattr(layer, name) for name in _FURTHER_NORMS):
         return None
-    if not all(hasattr(part, name) for name in _PROJECTIONS):
+    if part is None or not have_matrices(part, _PROJECTIONS):
         return None
     if getattr(target.config, "hidden_act", None) not in _GATES:
         return None
-    gate, up, down = (getattr(part, name).weight for name in _PROJECTIONS)
+    gate, up, down = (matrix_of(getattr(part, name)) for name in _PROJECTIONS)
     hidden = target.spec.hidden_size
     shapes = [tuple(one.shape) for one in (gate, up, down.T)]
-    if shapes != [(len(gate), hidden)] * 3 or any(one.dtype not in FLOATS for one in (gate, down)):
+    are_floats = all(one.dtype in FLOATS for one in (gate, up, down))
+    if not are_floats or shapes != [(len(gate), hidden)] * 3:
         return None
-    module: nn.Module = part.down_proj  # type: ignore[union-attr]
-    return LayerFeedForward(gate, up, down, gain_of(norm, gate), module)
+    return LayerFeedForward(
+        gate=gate,
+        up=up,
+        down=down * residual_factor_of(layer),
+        gain=gain_of(norm, gate),
+        left_behind=left_behind_by(part, _PROJECTIONS, norm),
+        module=part.down_proj,
+    )

@@ -36,7 +36,11 @@ class Rotation:
 
 @torch.no_grad()
 def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
-    """Return how a layer rotates its keys; None if it does not, or not over the whole head."""
+    """Return how a layer rotates its keys; None if it does not.
+
+    Where pairs half a head apart turn only in a part of the head, that is None, too. Where pairs
+    stand side by side, those that stay as they are look like slow ones; `has_base` tells.
+    """
     keys = _keys_of_one_token(target, layer)
     if not _differ(keys[:1], keys):
         return None

@@ -65,11 +65,12 @@ def _own_attention(model: Any, layer: int, stream: Tensor, positions: Tensor) ->
     count = stream.shape[1]
     mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
     block = model.model.layers[layer]
-    return block.self_attn(
+    added = block.self_attn(
         hidden_states=block.input_layernorm(stream),
         position_embeddings=model.model.rotary_emb(stream, positions),
         attention_mask=mask,
     )[0]
+    return added * getattr(block, "residual_multiplier", 1.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

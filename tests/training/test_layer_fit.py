@@ -10,15 +10,17 @@ import torch
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import random_batch, tiny_run
+from peft import LoraConfig, get_peft_model
 from torch.nn.functional import pad
 
 from jakiro.config import DrafterSettings
+from jakiro.errors import NumericalError
 from jakiro.target import TargetAdapter
 from training.initialization import is_fitted
 from training.layer_fit import LayerFit, fit_layer
 from training.layer_start import start_as_layer, start_from, tell_in_features
-from training.target_attention import read_attention
-from training.target_feed_forward import read_feed_forward
+from training.target_attention import LayerAttention, read_attention
+from training.target_feed_forward import LayerFeedForward, read_feed_forward
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
@@ -110,8 +112,8 @@ def test_fused_states_are_fitted_beside_features_and_encoded_to_what_these_becom
     told = torch.cat((pad(read, (0, 1), value=1.0), torch.zeros(len(read), 64)), dim=1)
     fused_instead = torch.cat((read[:, :32], torch.zeros(len(read), 32), told[:, 64:65], fused), 1)
     rows = torch.cat((told, fused_instead))
-    squares = rows.square().sum(0)
-    ridge = torch.cat((squares[:65].mean().expand(65), squares[65:].mean().expand(64)))
+    kinds = rows.square().sum(0).split((32, 32, 1, 64))  # tokens, features, the 1, fused states
+    ridge = torch.cat([kind.mean().expand(len(kind)) for kind in kinds])
     solved = torch.linalg.solve(rows.T @ rows + (0.03 * ridge).diag(), rows.T @ inputs.repeat(2, 1))
     torch.testing.assert_close(fit.weight, solved[:64].T, atol=1e-4, rtol=1e-3)
     assert fit.encoder is not None
@@ -150,6 +152,59 @@ def _by_hand(
                 for kept, part in zip(parts, (read, *(one[:, 1:] for one in wanted)), strict=True):
                     kept.append(part[0])
     return [torch.cat(kept) for kept in parts]
+
+
+@torch.no_grad()
+def test_tokens_and_features_of_different_size_are_fitted_alike() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
+    plain = fit_layer(drafter, target, -1, None, batches)
+    drafter.trunk.feature_input.token_norm.weight.fill_(0.02)
+    small = fit_layer(drafter, target, -1, None, batches)
+    assert small.explained == pytest.approx(plain.explained, abs=1e-3)
+    weight = plain.weight.clone()
+    weight[:, :32] /= 0.02
+    torch.testing.assert_close(small.weight, weight, atol=1e-3, rtol=1e-3)
+
+
+def test_hidden_states_that_are_not_finite_are_refused() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    torch.nn.init.constant_(model.model.embed_tokens.weight[50:], float("nan"))
+    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    with pytest.raises(
+        NumericalError, match=r"got: NaN or infinity; .*initialize\.fit_tokens to 0"
+    ):
+        fit_layer(drafter, target, -1, None, [random_batch((24,))])
+
+
+def test_feed_forward_parts_are_read_as_they_add_to_the_stream() -> None:
+    model = tiny_family("granite")
+    feed_forward = read_feed_forward(TargetAdapter(model), -1)
+    assert feed_forward is not None
+    torch.testing.assert_close(
+        feed_forward.down, 0.7 * model.model.layers[-1].mlp.down_proj.weight.detach()
+    )
+
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_of_the_target_are_part_of_the_layer() -> None:
+    adapted = ["q_proj", "v_proj", "gate_proj", "down_proj"]
+    config = LoraConfig(r=2, target_modules=adapted, init_lora_weights=False)
+    target = TargetAdapter(get_peft_model(tiny_family("qwen2"), config).eval())
+    attention, feed_forward = _read_last(target)
+    merged_attention, merged = _read_last(TargetAdapter(target.model.merge_and_unload()))
+    for name in ("query", "key", "value", "output"):
+        torch.testing.assert_close(getattr(attention, name), getattr(merged_attention, name))
+    for name in ("gate", "up", "down"):
+        torch.testing.assert_close(getattr(feed_forward, name), getattr(merged, name))
+    assert attention.left_behind == merged_attention.left_behind
+
+
+def _read_last(target: TargetAdapter) -> tuple[LayerAttention, LayerFeedForward | None]:
+    return read_attention(target, -1, target.spec.attention), read_feed_forward(target, -1)
 
 
 def test_experts_leave_out_different_units() -> None:
@@ -207,6 +262,11 @@ def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
         ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": -1}, False),
         ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": None}, False),
         ({"trunk": {"kind": "hybrid", **HEADS}}, {"fit_tokens": 0, "attention_layer": -1}, False),
+        (
+            {"trunk": {"kind": "hybrid", **HEADS}},
+            {"drafter": "x", "attention_layer": "auto"},
+            False,
+        ),
         ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # other heads
     ],
 )
