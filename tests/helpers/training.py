@@ -20,6 +20,7 @@ from training.anchors import AnchorRule, draw_anchors
 from training.batch import Batch
 from training.config import TrainSettings
 from training.data.packing import PackedRow, collate
+from training.journal import read_metrics
 from training.module import TrainingModule
 from training.objectives import LossTerms, ObjectiveSettings
 from training.target_reader import TargetReader
@@ -71,6 +72,11 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "run_folder": str(folder / "run"),
     }
     return validate_settings(TrainSettings, merge(base, changes), source="the test")
+
+
+def curve(settings: TrainSettings) -> list[float]:
+    """The recorded loss of each step."""
+    return [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
 
 
 def random_batch(
