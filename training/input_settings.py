@@ -49,6 +49,20 @@ class DataSettings(Settings):
     share: float = Field(1.0, gt=0, le=1)
     cache_folder: Path | None = None
 
+    def check_context(self, max_position: int) -> None:
+        """Refuse rows that are longer than the target's context of so many tokens.
+
+        Raises:
+            ConfigError: they are.
+        """
+        if self.row_length > max_position:
+            raise ConfigError(
+                "data.row_length is longer than the target's context",
+                expected=f"at most {max_position}",
+                got=self.row_length,
+                remedy="lower data.row_length: longer documents are split",
+            )
+
 
 class FeatureSettings(Settings):
     """Where the target's side of the training rows comes from, see `training.features`.

@@ -11,7 +11,7 @@ from inference.limits import check_length
 from inference.prompts import Prompt, encode_prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError, DataError
+from jakiro.errors import DataError
 from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
@@ -92,7 +92,7 @@ def prepare(
     store = open_store(settings, tokenizer, model)
     train, held_out = choose_held_out(store, settings.data.held_out, settings.data.share)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
-    _check_row_length(settings.data.row_length, target.spec.max_position)
+    settings.data.check_context(target.spec.max_position)
     check_initialization(settings, target)
     check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
@@ -164,15 +164,6 @@ def _draft_ids(
 ) -> Tensor | None:
     size = settings.drafter.draft_vocab_size
     return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
-
-
-def _check_row_length(row_length: int, max_position: int) -> None:
-    if row_length > max_position:
-        raise ConfigError(
-            "data.row_length is longer than the target's context",
-            expected=f"at most {max_position}",
-            got=row_length,
-        )
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:

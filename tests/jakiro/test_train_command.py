@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
@@ -48,6 +49,20 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     for name in ("optimizer states", "activations", "features", "disk", "80.0 GiB", "TFLOP"):
         assert name in told
     assert sorted(config.parent.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+def test_a_dry_run_for_a_gpu_elsewhere_says_what_is_here_and_leaves_the_time_open(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
+    assert run(*words) == 2
+    assert "remedy: give --device-memory" in capsys.readouterr().err
+    assert run(*words, "--device-memory", "80") == 0
+    told = capsys.readouterr()
+    assert f"the run would not start (torch {torch.__version__}" in " ".join(told.err.split())
+    assert "with --device-speed" in told.out
+    assert "80.0 GiB" in told.out
 
 
 def test_one_process_trains_here_with_as_many_rows_at_a_time_as_fit(
