@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.data.chat import CUT, parse_chat
 from training.data.intake import Intake, RowError
+from training.data.prefix_mask import encode_by_prefixes, gives_offsets
 from training.data.rendering import Rendered, render_chat
 from training.data.row_checks import check_mask, check_vocabulary, form_of
 from training.data.sources import Record
@@ -71,7 +72,8 @@ def encode_rows(
 
     Raises:
         DataError: a row has none of these forms or several, no response or nothing but response, or
-            tokens that the target does not have; or conversations meet no template.
+            tokens that the target does not have; or conversations meet no template, or a tokenizer
+            that does not tell where their responses are.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH)):
@@ -134,7 +136,11 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             parts = [_text(record)]
         else:
             chat = parse_chat(record.fields[key], record.fields.get("tools"), record.place)
-            parts = [*render_chat(tokenizer, chat)]
+            rendered = render_chat(tokenizer, chat)
+            parts = [*rendered]
+            if not gives_offsets(tokenizer):
+                encoded = (encode_by_prefixes(tokenizer, one, record.place) for one in rendered)
+                parts = [Document(*one) for one in encoded]
             intake.rich += chat.is_rich
         yield record, parts
 
