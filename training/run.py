@@ -1,6 +1,7 @@
 """One run: resume, steps, records, evaluations, checkpoints, and the finished drafter."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -189,8 +190,19 @@ class Run:
             self._journal.show(self._state.step, evaluation.example)
         if self._watch is not None:
             self._watch.add(self._state.step, found)
-        self._publication.keep_if_best(drafter, found, self._state)
+        now = self._state_now(trainer)
+        self._publication.keep_if_best(drafter, found, now)
+        self._state.best_tau = now.best_tau
         return drafter, found
+
+    def _state_now(self, trainer: Trainer) -> RunState:
+        """Return the state with what was read since the last record."""
+        state = self._state
+        return replace(
+            state,
+            tokens=state.tokens + trainer.meter.count_tokens(),
+            seconds=state.seconds + self._seconds_unrecorded,
+        )
 
     def _is_due(self, every: int | None) -> bool:
         """Whether it is time for what happens every so many steps and at the end."""

@@ -12,6 +12,7 @@ from helpers.training import tiny_run, write_jsonl
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from training.config import TrainSettings
+from training.journal import read_metrics
 from training.run_folder import RunFolder
 from training.train import train
 
@@ -35,6 +36,29 @@ def test_a_run_that_begins_again_keeps_the_best_drafter_that_it_had(
     monkeypatch.setattr("training.publication.mean_tau", lambda _: 1.6)
     train(settings)
     assert _best(settings)["step"] == 4
+
+
+def test_the_best_drafter_says_how_far_the_run_had_come_when_it_was_kept(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 4,
+        "evaluation": {"every": 2},
+        "checkpoint": {"every": None},
+    }
+    settings = tiny_run(workshop, **changes, log_every=3, run_folder=str(workshop / "seldom"))
+    taus = [1.1, 1.6, 1.0]  # after 4, 2 and 0 steps
+    monkeypatch.setattr("training.publication.mean_tau", lambda _: taus.pop())
+    train(settings)
+    best = _best(settings)
+    taus = [1.0, 1.0, 1.0]
+    each = tiny_run(workshop, **changes, log_every=1, run_folder=str(workshop / "each"))
+    train(each)
+    read = [line["tokens"] for line in read_metrics(each.run_folder) if "tokens" in line]
+    assert (best["step"], best["best_tau"], best["tokens"]) == (2, 1.6, sum(read[:2]))
+    card = (settings.run_folder / "best" / "README.md").read_text()
+    assert f"2 steps over {sum(read[:2]):,} tokens" in card
+    assert best["seconds"] > 0
 
 
 def _best(settings: TrainSettings) -> dict[str, Any]:
