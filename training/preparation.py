@@ -77,6 +77,9 @@ class Prepared:
         chooses = self.settings.data.held_out > 0 or self.settings.data.share < 1
         if chooses and len(self.rows.store.first_documents) < self.rows.store.num_documents:
             facts["held_out_by"] = "rows of data"
+        # An earlier version split only what is longer than a row.
+        if self.rows.counts.is_filled:
+            facts["rows_filled_with"] = f"split {self.settings.data.split}"
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
         return facts
@@ -167,7 +170,7 @@ def _draft_ids(
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
-    rows = PackedRows(store, documents, settings.data.row_length)
+    rows = PackedRows(store, documents, settings.data.row_length, settings.data.split)
     if store.counts is not None:
         counts = DataCounts(read=store.counts, packed=rows.counts)
         if counts.advice is not None:

@@ -13,6 +13,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from training.config import TrainSettings
 from training.journal import read_metrics
+from training.preparation import prepare
 from training.run_folder import RunFolder
 from training.train import train
 
@@ -101,6 +102,20 @@ def test_a_run_of_a_version_without_a_setting_goes_on_with_its_default(
     train(settings)
     with pytest.raises(ConfigError, match="token_loss differs"):
         train(tiny_run(trained_workshop, steps=2, objective={"token_loss": "kl"}))
+
+
+def test_a_run_whose_documents_were_not_split_goes_on_without_splitting(
+    trained_workshop: Path,
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2)
+    record = settings.run_folder / "run.json"
+    identity = json.loads(record.read_text())
+    assert identity.pop("rows_filled_with") == "split texts"  # which earlier versions did not know
+    record.write_text(json.dumps(identity))
+    with pytest.raises(ConfigError, match="rows_filled_with differs"):
+        RunFolder(settings.run_folder).check(settings, prepare(settings).facts)
+    before = tiny_run(trained_workshop, steps=2, data={"split": "never"})
+    RunFolder(before.run_folder).check(before, prepare(before).facts)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ class TokenStore:
             return np.arange(self.num_documents)
         return self.places.first_documents
 
+    @cached_property
+    def is_text(self) -> npt.NDArray[np.bool_]:
+        """Which documents are plain texts: all response, with nothing that asks for it."""
+        return np.logical_and.reduceat(self.is_response, self.starts[:-1])
+
     def describe(self, documents: Sequence[int]) -> str:
         """Return where documents stand in the data; counted from 1 if they come from no file."""
         if self.places is not None:
