@@ -12,7 +12,6 @@ from inference.prompts import Prompt, encode_prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import DataError
-from jakiro.logs import get_logger
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
@@ -21,14 +20,13 @@ from training.adapters import check_adapters
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.packing import PackedRows
+from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
 from training.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.initialization import check_initialization
 from training.loading import load_model, load_tokenizer, vocab_size_of
 from training.warm_start import read_start, weights_fingerprint
-
-_logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -172,11 +170,7 @@ def _draft_ids(
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
     rows = PackedRows(store, documents, settings.data.row_length, settings.data.split)
     if store.counts is not None:
-        counts = DataCounts(read=store.counts, packed=rows.counts)
-        if counts.advice is not None:
-            _logger.warning(counts.advice)
-        for line in counts.lines():
-            _logger.info(line)
+        report(DataCounts(read=store.counts, packed=rows.counts))
     if not len(rows):
         raise DataError(
             "there is nothing to train on",

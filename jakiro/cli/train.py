@@ -75,6 +75,7 @@ def train(
     """Train a drafter, on this machine or several; an interrupted run goes on."""
     from jakiro.settings import load_settings
     from training.config import TrainSettings
+    from training.data.report import said_once
     from training.launch import Processes
     from training.planned_device import plan_device, present_device
 
@@ -94,7 +95,8 @@ def train(
     if dry_run:
         _say_what_it_takes(settings, taking_part, device, device_speed)
     elif learning_curve is not None:
-        _learn(settings, learning_curve, config, words, taking_part)
+        with said_once():
+            _learn(settings, learning_curve, config, words, taking_part)
     else:
         _run(settings, config, words, taking_part)
 

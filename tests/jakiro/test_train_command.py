@@ -101,6 +101,8 @@ def test_a_learning_curve_trains_what_is_not_trained_yet(
     assert run(*words) == 0
     first = capsys.readouterr()
     assert first.err.count("learning curve: training on") == 2
+    assert first.err.count("rows read, ") == 1
+    assert first.err.count("documents packed into") == 2  # other ones for each share
     assert run(*words) == 0
     second = capsys.readouterr()
     assert "training on" not in second.err
