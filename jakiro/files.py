@@ -32,6 +32,22 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def settle(partial: Path, final: Path) -> None:
+    """Give a finished folder its name, after everything in it has reached the disk.
+
+    Args:
+        partial: the folder, on the same file system.
+        final: its name; there must be nothing yet, or an empty folder.
+
+    Raises:
+        OSError: the disk is full, or the name is taken; `partial` is where it was.
+    """
+    for path in (*partial.rglob("*"), partial):
+        _bring_to_disk(path)
+    partial.rename(final)
+    _bring_to_disk(final.parent)
+
+
 def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
     """Refuse to write a file where that would lose another one, or where there is no folder.
 
@@ -95,6 +111,15 @@ def ensure_writable_folder(path: Path) -> Path:
             remedy="choose another folder, or change its permissions",
         ) from error
     return folder
+
+
+def _bring_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, will survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _canonical(part: object) -> bytes:

@@ -13,6 +13,7 @@ from jakiro.errors import JakiroError
 from jakiro.settings import validate_settings
 from training.ablation.study import Study
 from training.ablation.study_settings import StudySettings
+from training.data.report import said_once
 
 EXIT_CODE_BAD_INPUT = 2
 EXIT_CODE_INTERRUPTED = 130
@@ -22,13 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study as the command line says; return 0 when done, 2 on bad input."""
     options = parse(arguments)
     try:
-        study = Study(_settings(options))
-        if options.dry_run:
-            study.estimate()
-        elif options.train_only:
-            study.train(options.train_only, rerun=options.rerun)
-        else:
-            study.complete(rerun=options.rerun)
+        with said_once():
+            _work(options)
     except JakiroError as error:
         if options.debug:
             raise
@@ -39,6 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(again + (", without --rerun" if options.rerun else ""), file=sys.stderr)  # noqa: T201
         return EXIT_CODE_INTERRUPTED
     return 0
+
+
+def _work(options: Any) -> None:
+    study = Study(_settings(options))
+    if options.dry_run:
+        study.estimate()
+    elif options.train_only:
+        study.train(options.train_only, rerun=options.rerun)
+    else:
+        study.complete(rerun=options.rerun)
 
 
 def _settings(options: Any) -> StudySettings:

@@ -17,11 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from jakiro.errors import CheckpointError, ResourceError
-from jakiro.files import write_atomically
+from jakiro.files import settle, write_atomically
 from training.engine_state import gather_state, scaler_state, scatter_state, set_scaler_state
 from training.failures import writing
 from training.processes import Processes
-from training.run_folder import settle
 
 _STATE = "state.json"
 _SUFFIX = ".safetensors"

@@ -7,7 +7,9 @@ from training.config import EngineSettings, TrainSettings
 from training.processes import choose_device, import_deepspeed
 
 
-def build_deepspeed_config(settings: TrainSettings, num_processes: int) -> dict[str, Any]:
+def build_deepspeed_config(
+    settings: TrainSettings, num_processes: int, device: str | None = None
+) -> dict[str, Any]:
     """Return DeepSpeed's configuration of a run.
 
     The optimizer is built by us and handed over, also when it works in main memory: DeepSpeed's own
@@ -16,6 +18,7 @@ def build_deepspeed_config(settings: TrainSettings, num_processes: int) -> dict[
     Args:
         settings: of the run.
         num_processes: over which the rows of a step are shared out.
+        device: "cpu" or "cuda"; None for what this process computes on.
 
     Raises:
         ConfigError: the rows of a step cannot be shared out evenly.
@@ -29,7 +32,7 @@ def build_deepspeed_config(settings: TrainSettings, num_processes: int) -> dict[
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.accumulation(num_processes),
         "gradient_clipping": settings.optimizer.clip,
-        "zero_optimization": {"stage": stage} | _offload(engine),
+        "zero_optimization": {"stage": stage} | _offload(engine, device),
         "bf16": {"enabled": engine.dtype == "bf16"},
         "fp16": {"enabled": engine.dtype == "fp16"},
         "zero_allow_untested_optimizer": True,
@@ -61,9 +64,10 @@ def check_precision(settings: TrainSettings) -> None:
         )
 
 
-def _offload(engine: EngineSettings) -> dict[str, Any]:
+def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
     """Return what is kept in main memory; pinned where that is another memory than the device's."""
-    place = {"device": "cpu", "pin_memory": choose_device(engine.device).type == "cuda"}
+    kind = device or choose_device(engine.device).type
+    place = {"device": "cpu", "pin_memory": kind == "cuda"}
     wanted = {
         "offload_optimizer": engine.offload_optimizer,
         "offload_param": engine.offload_parameters,

@@ -1,20 +1,17 @@
 """What a run would take, from its settings and the target's config alone: no weights, no data."""
 
 import math
-import os
 from bisect import bisect_right
 from dataclasses import dataclass
-
-import torch
-from rich import box
-from rich.table import Table
+from typing import Any
 
 from jakiro.errors import ConfigError
 from training.adapters import add_adapters
 from training.config import TrainSettings
+from training.features.plan import expected_bytes
 from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
-from training.processes import choose_device
+from training.processes import Kind
 from training.simulation import Simulation, drafter_on_meta, simulate, target_on_meta
 from training.states import StateBytes, state_bytes
 
@@ -34,6 +31,7 @@ class Estimate:
         target: bytes of the target's weights, whole on every process.
         states: bytes of the drafter's parameters, gradients and optimizer states.
         micro_batch: what one micro-batch needs, were all parameters trained.
+        shards: bytes of the target's features on disk, if the run reads any.
     """
 
     settings: TrainSettings
@@ -43,6 +41,7 @@ class Estimate:
     target: int
     states: StateBytes
     micro_batch: Simulation
+    shards: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -57,8 +56,8 @@ class Estimate:
 
     @property
     def disk_bytes(self) -> int:
-        """What the run leaves: drafter, and checkpoints at the time when there are most."""
-        return disk_bytes(self.parameters, self.settings, self.frozen)
+        """Features that it reads; what it leaves; checkpoints at the time when there are most."""
+        return self.shards + disk_bytes(self.parameters, self.settings, self.frozen)
 
     @property
     def flops(self) -> int:
@@ -74,37 +73,49 @@ class Estimate:
         return self.settings.steps * self.settings.batch.rows * self.settings.data.row_length
 
 
-def estimate(settings: TrainSettings, num_processes: int) -> Estimate:
-    """Return what a run on so many processes would take.
+def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = None) -> Estimate:
+    """Return what a run would take.
+
+    Args:
+        settings: of the run.
+        num_processes: over which its rows are shared out.
+        device: that it is planned for; None for that of this machine.
 
     Raises:
-        ConfigError: settings do not fit the target, or rows cannot be shared out evenly.
+        ConfigError: settings do not fit the target, its context is shorter than a row, or rows
+            cannot be shared out evenly.
         CheckpointError: the target's config cannot be read.
         TargetNotSupported: the target cannot be drafted for.
     """
     target = target_on_meta(settings.target)
+    settings.data.check_context(target.spec.max_position)
     drafter = drafter_on_meta(settings, target)
     if settings.lora is not None:
         add_adapters(drafter, settings.lora)
     module = TrainingModule(drafter, settings.objective, settings.engine.activation_checkpointing)
+    config: Any = drafter.config
     return Estimate(
         settings=settings,
         num_processes=num_processes,
         parameters=sum(one.numel() for one in drafter.parameters() if one.requires_grad),
         frozen=sum(one.numel() for one in drafter.parameters() if not one.requires_grad),
         target=sum(one.nbytes for one in target.model.parameters()),
-        states=state_bytes(module, settings, num_processes),
+        states=state_bytes(module, settings, num_processes, device),
         micro_batch=simulate(settings, target),
+        shards=expected_bytes(settings, config, target.spec),
     )
 
 
-def choose_micro_batch(settings: TrainSettings, num_processes: int, memory: int) -> TrainSettings:
+def choose_micro_batch(
+    settings: TrainSettings, num_processes: int, memory: int, device: Kind | None = None
+) -> TrainSettings:
     """Return the settings with the largest micro-batch that fits into a device's memory.
 
     Args:
         settings: of the run; `batch.micro_batch` does not matter.
         num_processes: over which its rows are shared out.
         memory: bytes of a device.
+        device: as for `estimate`.
 
     Raises:
         ConfigError: rows cannot be shared out evenly, or not even one at a time fits.
@@ -113,7 +124,7 @@ def choose_micro_batch(settings: TrainSettings, num_processes: int, memory: int)
     sizes = [size for size in range(1, own + 1) if own % size == 0]
 
     def needed(size: int) -> int:
-        return estimate(with_micro_batch(settings, size), num_processes).device_bytes
+        return estimate(with_micro_batch(settings, size), num_processes, device).device_bytes
 
     place = bisect_right(sizes, int(USABLE * memory), key=needed)
     if not place:
@@ -134,22 +145,6 @@ def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
     )
 
 
-def device_memory(settings: TrainSettings, num_local: int) -> int:
-    """Return the bytes of memory that a process has: a GPU's, or its share of this machine's.
-
-    Args:
-        settings: of the run.
-        num_local: processes on this machine.
-
-    Raises:
-        ConfigError: a GPU is asked for where there is none.
-    """
-    device = choose_device(settings.engine.device)
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
-
-
 def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int:
     """Return the bytes of drafters and checkpoints, the latter while another one is written."""
     drafter = (parameters + frozen) * TORCH_DTYPES[settings.engine.dtype].itemsize
@@ -161,23 +156,6 @@ def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int
     return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
 
 
-def render(found: Estimate, memory: int, flops_per_second: float) -> Table:
-    """Return the table that `jakiro train --dry-run` prints.
-
-    Args:
-        found: what is estimated.
-        memory: bytes of a device.
-        flops_per_second: of large matrix products on a device.
-    """
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
-    total = f"{size_text(found.device_bytes)} of {size_text(memory)}"
-    table.add_column("on each device", "memory at the peak, at most")
-    table.add_column("", total, justify="right")
-    for name, value in _rows(found, flops_per_second).items():
-        table.add_row(name, value)
-    return table
-
-
 def duration_text(minutes: float) -> str:
     """Return minutes or hours as people read them."""
     return f"{minutes:.1f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
@@ -187,30 +165,3 @@ def size_text(count: int) -> str:
     """Return bytes as people read them."""
     mebibytes = count / 2**20
     return f"{mebibytes:,.0f} MiB" if mebibytes < 10_000 else f"{mebibytes / 1024:,.1f} GiB"
-
-
-def _parameters(found: Estimate) -> str:
-    trained = f"{found.parameters:,} parameters"
-    return f"{trained} beside {found.frozen:,} frozen ones" if found.frozen else trained
-
-
-def _rows(found: Estimate, flops_per_second: float) -> dict[str, str]:
-    states, batch = found.states, found.settings.batch
-    minutes = found.settings.steps * found.flops / flops_per_second / 60
-    micro = f"{batch.micro_batch} of {batch.rows} rows, {found.num_processes} process(es)"
-    return {
-        "target": size_text(found.target),
-        f"drafter, {_parameters(found)}": size_text(states.parameters),
-        "gradients": size_text(states.gradients),
-        "optimizer states": size_text(states.optimizer),
-        "buffers of DeepSpeed": size_text(states.buffers),
-        "of these in main memory": size_text(states.host),
-        "features and cache of the target": size_text(found.micro_batch.features),
-        "activations": size_text(found.micro_batch.activations),
-        "a micro-batch": micro,
-        "main memory of a process while loading": size_text(found.host_bytes),
-        "disk, all together": size_text(found.disk_bytes),
-        "tokens read": f"{found.tokens:,}",
-        "an optimizer step": f"{found.flops / 1e12:,.2f} TFLOP",
-        f"time at {flops_per_second / 1e12:,.2f} TFLOP/s, at least": duration_text(minutes),
-    }

@@ -13,6 +13,7 @@ from inference.decoder import SpeculativeDecoder
 from inference.prompts import encode_prompt
 from inference.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
+from jakiro.logs import get_logger
 from training.batch import Batch
 from training.config import decoding_rule
 from training.data.sampler import Sampler
@@ -23,6 +24,8 @@ from training.module import TrainingModule
 from training.preparation import Prepared
 from training.processes import Processes
 from training.target_reader import TargetReader
+
+_logger = get_logger(__name__)
 
 
 class Evaluation:
@@ -43,6 +46,15 @@ class Evaluation:
         self._reader = reader
         self._processes = processes
         self.example: ExampleTree | None = None
+
+    def warn_if_blind(self) -> None:
+        """Say if there is nothing to measure on."""
+        inputs = self._inputs
+        if self._processes.is_first and not inputs.prompts and not len(inputs.held_out):
+            _logger.warning(
+                "evaluation.every has nothing to measure on: set data.held_out, or name "
+                "evaluation.prompts"
+            )
 
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return what is known of a drafter.

@@ -35,6 +35,9 @@ class DataSettings(Settings):
         paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
             `name:split`.
         row_length: tokens of a packed row; longer documents are split.
+        split: other documents that are split, too, where more than a twentieth of rows would be
+            padding: "texts" for plain texts, "all" for conversations as well, or "never". What
+            follows a split remembers nothing of what came before it.
         held_out: rows of data, such as conversations, kept out of training to measure on.
         skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
             ends the run.
@@ -44,10 +47,25 @@ class DataSettings(Settings):
 
     paths: tuple[str, ...] = Field(min_length=1)
     row_length: int = Field(512, ge=2)
+    split: Literal["never", "texts", "all"] = "texts"
     held_out: int = Field(0, ge=0)
     skip_bad_rows: bool = False
     share: float = Field(1.0, gt=0, le=1)
     cache_folder: Path | None = None
+
+    def check_context(self, max_position: int) -> None:
+        """Refuse rows that are longer than the target's context of so many tokens.
+
+        Raises:
+            ConfigError: they are.
+        """
+        if self.row_length > max_position:
+            raise ConfigError(
+                "data.row_length is longer than the target's context",
+                expected=f"at most {max_position}",
+                got=self.row_length,
+                remedy="lower data.row_length: longer documents are split",
+            )
 
 
 class FeatureSettings(Settings):

@@ -99,7 +99,7 @@ class LearningCurve:
         points = []
         for run in self.runs:
             documents, _ = choose_held_out(store, data.held_out, run.share)
-            rows = PackedRows(store, documents, data.row_length)
+            rows = PackedRows(store, documents, data.row_length, data.split)
             tokens = sum(int(store.lengths[document]) for document in documents)
             read = self._settings.steps * self._settings.batch.rows
             points.append(_point(run, tokens, read / len(rows)))

@@ -62,5 +62,12 @@ class Meter:
             "tokens": int(num_tokens[0]),
         }
 
+    def count_tokens(self) -> int:
+        """Return the number of tokens since the last reading, which stays the last one.
+
+        All processes must call it.
+        """
+        return int(self._processes.sum(self._sums[-1:].clone()).item())
+
     def _zeros(self) -> Tensor:
         return torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._processes.device)

@@ -11,8 +11,7 @@ from inference.limits import check_length
 from inference.prompts import Prompt, encode_prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError, DataError
-from jakiro.logs import get_logger
+from jakiro.errors import DataError
 from jakiro.target import TargetAdapter
 from jakiro.target_checks import CausalLM
 from jakiro.target_record import record_target
@@ -21,14 +20,13 @@ from training.adapters import check_adapters
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.packing import PackedRows
+from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
 from training.draft_vocabulary import choose_draft_ids
 from training.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.initialization import check_initialization
 from training.loading import load_model, load_tokenizer, vocab_size_of
 from training.warm_start import read_start, weights_fingerprint
-
-_logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,9 @@ class Prepared:
         chooses = self.settings.data.held_out > 0 or self.settings.data.share < 1
         if chooses and len(self.rows.store.first_documents) < self.rows.store.num_documents:
             facts["held_out_by"] = "rows of data"
+        # An earlier version split only what is longer than a row.
+        if self.rows.counts.is_filled:
+            facts["rows_filled_with"] = f"split {self.settings.data.split}"
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
         return facts
@@ -92,7 +93,7 @@ def prepare(
     store = open_store(settings, tokenizer, model)
     train, held_out = choose_held_out(store, settings.data.held_out, settings.data.share)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
-    _check_row_length(settings.data.row_length, target.spec.max_position)
+    settings.data.check_context(target.spec.max_position)
     check_initialization(settings, target)
     check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
@@ -166,23 +167,10 @@ def _draft_ids(
     return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
 
 
-def _check_row_length(row_length: int, max_position: int) -> None:
-    if row_length > max_position:
-        raise ConfigError(
-            "data.row_length is longer than the target's context",
-            expected=f"at most {max_position}",
-            got=row_length,
-        )
-
-
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
-    rows = PackedRows(store, documents, settings.data.row_length)
+    rows = PackedRows(store, documents, settings.data.row_length, settings.data.split)
     if store.counts is not None:
-        counts = DataCounts(read=store.counts, packed=rows.counts)
-        if counts.advice is not None:
-            _logger.warning(counts.advice)
-        for line in counts.lines():
-            _logger.info(line)
+        report(DataCounts(read=store.counts, packed=rows.counts))
     if not len(rows):
         raise DataError(
             "there is nothing to train on",

@@ -18,6 +18,7 @@ from jakiro.errors import ConfigError, JakiroError
 T = TypeVar("T")
 
 Device = Literal["auto", "cpu", "cuda"]
+Kind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,21 @@ def choose_device(device: Device) -> torch.device:
         raise ConfigError(
             "there is no GPU that torch can use",
             expected="a CUDA device",
-            got="none",
+            got=missing_gpu(),
             remedy="choose the device cpu or auto",
         )
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def missing_gpu() -> str:
+    """Return what is found where there is no GPU that torch can use."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__}, which was built without CUDA"
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limit = "" if shown is None else f" with CUDA_VISIBLE_DEVICES={shown!r}"
+    return f"torch {torch.__version__}, which finds no GPU{limit}"
 
 
 @contextmanager

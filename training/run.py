@@ -1,7 +1,7 @@
 """One run: resume, steps, records, evaluations, checkpoints, and the finished drafter."""
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,14 +11,13 @@ from rich.progress import Progress
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.logs import get_logger
-from jakiro.provenance import provenance
 from training.adapters import add_adapters
 from training.checkpoint import Checkpoints, RunState
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.deepspeed_config import check_precision
-from training.evaluate import Evaluation, mean_tau
-from training.failures import exhaustion_explained, writing
+from training.evaluate import Evaluation
+from training.failures import exhaustion_explained
 from training.features.store import FeatureStore, open_features
 from training.initialization import initialize, is_fitted
 from training.input_settings import TORCH_DTYPES
@@ -26,6 +25,7 @@ from training.journal import Journal, progress_bar, read_evaluations
 from training.plateau import PlateauWatch
 from training.preparation import Prepared
 from training.processes import Processes
+from training.publication import Publication
 from training.run_folder import RunFolder
 from training.self_test import check_untrained
 from training.target_reader import TargetReader, place_target
@@ -47,6 +47,7 @@ class Run:
         self._settings = inputs.settings
         self._processes = processes
         self._folder = RunFolder(inputs.settings.run_folder)
+        self._publication = Publication(inputs, self._folder, processes)
         self._state = RunState()
         self._checkpoints = Checkpoints(
             self._folder.checkpoints, inputs.settings.checkpoint.keep, processes
@@ -92,7 +93,7 @@ class Run:
         try:
             self._take_steps(trainer, evaluation, progress)
             drafter, found = self._evaluate(trainer, evaluation)
-            self._publish(drafter, trainer.copy_as_trained(), found)
+            self._publication.finish(drafter, trainer.copy_as_trained(), found, self._state)
         finally:
             if self._journal is not None:
                 self._journal.close()
@@ -151,7 +152,7 @@ class Run:
             self._journal = Journal(self._folder.path, state.step)
             self._watch = PlateauWatch(read_evaluations(self._folder.path))
         if settings.evaluation.every is not None:
-            self._warn_if_blind()
+            evaluation.warn_if_blind()
         if settings.evaluation.every is not None and not state.step:
             self._evaluate(trainer, evaluation)
         task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
@@ -162,14 +163,6 @@ class Run:
                 self._evaluate(trainer, evaluation)
             if self._is_due(settings.checkpoint.every):
                 checkpoints.save(trainer.engine, state)
-
-    def _warn_if_blind(self) -> None:
-        inputs, is_first = self._inputs, self._processes.is_first
-        if is_first and not inputs.prompts and not len(inputs.held_out):
-            _logger.warning(
-                "evaluation.every has nothing to measure on: set data.held_out, or name "
-                "evaluation.prompts"
-            )
 
     def _take_step(self, trainer: Trainer) -> None:
         started, state = perf_counter(), self._state
@@ -197,18 +190,19 @@ class Run:
             self._journal.show(self._state.step, evaluation.example)
         if self._watch is not None:
             self._watch.add(self._state.step, found)
-        self._keep_if_best(drafter, found)
+        now = self._state_now(trainer)
+        self._publication.keep_if_best(drafter, found, now)
+        self._state.best_tau = now.best_tau
         return drafter, found
 
-    def _keep_if_best(self, drafter: JakiroDrafter, found: dict[str, Any]) -> None:
-        tau, best = mean_tau(found), self._state.best_tau
-        if tau is None or not self._settings.checkpoint.keep_best or (best or 0.0) >= tau:
-            return
-        self._state.best_tau = tau
-        drafter.config.record = self._describe(found)
-        with writing("a drafter", self._folder.path, self._processes) as is_writing:
-            if is_writing:
-                self._folder.keep_best(drafter, self._inputs.tokenizer)
+    def _state_now(self, trainer: Trainer) -> RunState:
+        """Return the state with what was read since the last record."""
+        state = self._state
+        return replace(
+            state,
+            tokens=state.tokens + trainer.meter.count_tokens(),
+            seconds=state.seconds + self._seconds_unrecorded,
+        )
 
     def _is_due(self, every: int | None) -> bool:
         """Whether it is time for what happens every so many steps and at the end."""
@@ -234,22 +228,3 @@ class Run:
             return "drafter"
         agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
         return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
-
-    def _publish(
-        self, drafter: JakiroDrafter, as_trained: JakiroDrafter, evaluation: dict[str, Any]
-    ) -> None:
-        drafter.config.record = self._describe(evaluation)
-        with writing("a drafter", self._folder.path, self._processes) as is_writing:
-            if is_writing and self._settings.lora is not None:
-                self._folder.keep_adapters(as_trained, str(self._settings.initialize.drafter))
-            if is_writing:
-                self._folder.publish(drafter, self._inputs.tokenizer)
-
-    def _describe(self, evaluation: dict[str, Any]) -> dict[str, Any]:
-        """Return what a drafter's config says of how it came about."""
-        return {
-            "provenance": provenance(),
-            "settings": self._settings.model_dump(mode="json"),
-            "training": asdict(self._state),
-            "evaluation": evaluation,
-        }

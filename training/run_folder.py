@@ -1,7 +1,6 @@
 """The folder of a run: whose it is, how far it came, and what it leaves behind."""
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from filelock import FileLock, Timeout
 from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.files import ensure_writable_folder, write_atomically
+from jakiro.files import ensure_writable_folder, settle, write_atomically
 from jakiro.logs import get_logger
 from jakiro.provenance import write_provenance
 from training.adapters import save_adapters
@@ -179,20 +178,3 @@ class RunFolder:
         if not self._record.exists():
             return None
         return difference(json.loads(self._record.read_text()), identity(settings, facts))
-
-
-def settle(partial: Path, final: Path) -> None:
-    """Give a finished folder its name, after everything in it has reached the disk."""
-    for path in (*partial.rglob("*"), partial):
-        _bring_to_disk(path)
-    partial.rename(final)
-    _bring_to_disk(final.parent)
-
-
-def _bring_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, will survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

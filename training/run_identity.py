@@ -16,7 +16,7 @@ _FREE: Any = {
     "evaluation": True,
     "target": {"name_or_path"},
     "initialize": {"drafter"},
-    "data": {"paths", "cache_folder"},
+    "data": {"paths", "cache_folder", "split"},  # what is split is a fact where it matters
     "features": {"folder"},
     "batch": {"micro_batch"},
     "objective": {"chunk_rows"},

@@ -8,7 +8,7 @@ from training.config import TrainSettings
 from training.deepspeed_config import build_deepspeed_config
 from training.module import TrainingModule
 from training.optimizer import build_optimizer
-from training.processes import choose_device
+from training.processes import Kind, choose_device
 
 _MASTER = 4  # bytes of a master weight, and of a moment
 _ALIGNMENT = 2  # elements to which ZeRO 1 and 2 fill up each process's part
@@ -52,24 +52,31 @@ class _Group:
         return sum(self.sizes)
 
 
-def state_bytes(module: TrainingModule, settings: TrainSettings, num_processes: int) -> StateBytes:
+def state_bytes(
+    module: TrainingModule,
+    settings: TrainSettings,
+    num_processes: int,
+    device: Kind | None = None,
+) -> StateBytes:
     """Return what one process keeps for a module; nothing is allocated.
 
     Args:
         module: with the drafter, also on the meta device.
         settings: of the run.
         num_processes: over which it is shared out.
+        device: that the run is planned for; None for that of this machine.
 
     Raises:
         ConfigError: the rows of a step cannot be shared out evenly.
     """
-    config = build_deepspeed_config(settings, num_processes)
+    kind = device or choose_device(settings.engine.device).type
+    config = build_deepspeed_config(settings, num_processes, kind)
     groups = _groups(build_optimizer(module, settings.optimizer).param_groups)
     width = 2 if config["bf16"]["enabled"] or config["fp16"]["enabled"] else 4
     total = sum(group.total for group in groups)
     zero = config["zero_optimization"]
     bucket = zero.get("reduce_bucket_size", _BUCKET)
-    if choose_device(settings.engine.device).type == "cpu":
+    if kind == "cpu":
         bucket = min(bucket, total)  # what is never written to takes no room there
     if zero["stage"] == 3:
         return _partitioned(groups, zero, width, num_processes, bucket)

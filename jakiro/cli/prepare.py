@@ -1,7 +1,7 @@
 """`jakiro prepare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,10 @@ def prepare(
     target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help=TARGET)],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
     row_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed row.")] = 512,
+    split: Annotated[
+        Literal["never", "texts", "all"],
+        typer.Option(help="Which documents to split, so that rows are full; as data.split."),
+    ] = "texts",
     preview: Annotated[
         int, typer.Option(min=0, help="Show so many documents, responses in colour.")
     ] = 0,
@@ -47,7 +51,7 @@ def prepare(
     console = Console()
     for document in preview_of(store, tokenizer, preview):
         console.print(document, end="\n\n")
-    rows = PackedRows(store, range(store.num_documents), row_length)
+    rows = PackedRows(store, range(store.num_documents), row_length, split)
     if store.counts is not None:
         counts = DataCounts(read=store.counts, packed=rows.counts)
         for line in counts.lines():

@@ -49,7 +49,7 @@ def regenerate(
     """Let the target write the answers in the data anew; drafters guess these best."""
     from jakiro.settings import validate_settings
     from training.data.sources import find_sources
-    from training.regeneration.output_file import OutputFile
+    from training.regeneration.output_file import OutputFile, check_apart
     from training.regeneration.regenerator import Regenerator
     from training.regeneration.settings import RegenerationSettings
 
@@ -62,6 +62,7 @@ def regenerate(
         "skip_bad_rows": skip_bad_rows,
     }
     settings = validate_settings(RegenerationSettings, values, source="the command line")
+    check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
     regenerator = Regenerator(_decoder(target, drafter, dtype, device), settings)
     with _progress() as advance:

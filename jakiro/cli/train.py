@@ -10,6 +10,7 @@ from jakiro.cli.output import say
 if TYPE_CHECKING:
     from training.config import TrainSettings
     from training.launch import Processes
+    from training.planned_device import PlannedDevice
 
 _GIB = 2**30
 
@@ -52,7 +53,11 @@ def train(
         bool, typer.Option("--dry-run", help="Only say what it would take; needs no weights.")
     ] = False,
     device_memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="Of a device, if not of this machine's.")
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            help="Of a device, if not of this machine's; a dry run takes it for a GPU.",
+        ),
     ] = None,
     device_speed: Annotated[
         float | None,
@@ -70,55 +75,64 @@ def train(
     """Train a drafter, on this machine or several; an interrupted run goes on."""
     from jakiro.settings import load_settings
     from training.config import TrainSettings
+    from training.data.report import said_once
     from training.launch import Processes
+    from training.planned_device import plan_device, present_device
 
     words = [*(overrides or ())]
     if micro_batch is not None and micro_batch != "auto":
         words.append(f"batch.micro_batch={micro_batch}")
     settings = load_settings(TrainSettings, config, words)
-    taking_part = Processes(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
     memory = None if device_memory is None else int(device_memory * _GIB)
+    device = (plan_device if dry_run else present_device)(settings, memory)
+    if not device.is_here and hostfile is None:
+        processes = processes or 1
+    taking_part = Processes(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
     if micro_batch == "auto":
-        settings = _fitting(settings, taking_part, memory)
+        settings = _fitting(settings, taking_part, device)
         words.append(f"batch.micro_batch={settings.batch.micro_batch}")
     settings.batch.accumulation(taking_part.count(settings))  # before anything is started
     if dry_run:
-        _say_what_it_takes(settings, taking_part, memory, device_speed)
+        _say_what_it_takes(settings, taking_part, device, device_speed)
     elif learning_curve is not None:
-        _learn(settings, learning_curve, config, words, taking_part)
+        with said_once():
+            _learn(settings, learning_curve, config, words, taking_part)
     else:
         _run(settings, config, words, taking_part)
 
 
 def _fitting(
-    settings: "TrainSettings", processes: "Processes", memory: int | None
+    settings: "TrainSettings", processes: "Processes", device: "PlannedDevice"
 ) -> "TrainSettings":
-    from training.estimate import choose_micro_batch, device_memory
+    from training.estimate import choose_micro_batch
 
-    local = processes.local(settings)
-    fitting = choose_micro_batch(
-        settings, processes.count(settings), memory or device_memory(settings, local)
-    )
+    memory = device.memory_for(processes.local(settings))
+    fitting = choose_micro_batch(settings, processes.count(settings), memory, device.kind)
     say(f"batch.micro_batch: {fitting.batch.micro_batch}, as memory allows")
     return fitting
 
 
 def _say_what_it_takes(
-    settings: "TrainSettings", processes: "Processes", memory: int | None, speed: float | None
+    settings: "TrainSettings",
+    processes: "Processes",
+    device: "PlannedDevice",
+    speed: float | None,
 ) -> None:
     from rich.console import Console
 
-    from training.estimate import device_memory, estimate, render
-    from training.input_settings import TORCH_DTYPES
-    from training.processes import choose_device
-    from training.speed import product_rate
+    from training.estimate import estimate
+    from training.estimate_table import render
+    from training.processes import missing_gpu
 
-    found = estimate(settings, processes.count(settings))
-    device = choose_device(settings.engine.device)
-    rate = (
-        product_rate(device, TORCH_DTYPES[settings.target.dtype]) if speed is None else speed * 1e12
-    )
-    memory = memory or device_memory(settings, processes.local(settings))
+    found = estimate(settings, processes.count(settings), device.kind)
+    if not device.is_here:
+        say(
+            "planned for a GPU elsewhere: on this machine the run would "
+            + ("not start" if settings.engine.device == "cuda" else "compute on the CPU")
+            + f" ({missing_gpu()})"
+        )
+    rate = device.product_rate(settings) if speed is None else speed * 1e12
+    memory = device.memory_for(processes.local(settings))
     Console().print(render(found, memory, rate), highlight=False)
 
 

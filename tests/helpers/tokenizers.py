@@ -3,9 +3,47 @@
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 TEXT = "def main(argument):\n    return argument + 1\n\nprint(main(41), 'naïve', '→ ü 漢字')\n"
+
+
+class SlowTokenizer(PreTrainedTokenizer):
+    """One in Python, which gives no offsets: characters, or those that follow each other in groups.
+
+    Args:
+        chat_template: for conversations.
+        group: characters of a token.
+    """
+
+    def __init__(self, chat_template: str | None = None, group: int = 1) -> None:
+        self._group = group
+        self._tokens: list[str] = ["</s>"]
+        super().__init__(eos_token="</s>", chat_template=chat_template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens met so far."""
+        return len(self._tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids of the tokens met so far."""
+        return {token: number for number, token in enumerate(self._tokens)}
+
+    def _tokenize(self, text: str, **_: object) -> list[str]:
+        return [text[n : n + self._group] for n in range(0, len(text), self._group)]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        if token not in self._tokens:
+            self._tokens.append(token)
+        return self._tokens.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self._tokens[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Return the text of tokens."""
+        return "".join(tokens)
 
 
 def tiny_tokenizer(

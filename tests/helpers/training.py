@@ -20,6 +20,8 @@ from training.anchors import AnchorRule, draw_anchors
 from training.batch import Batch
 from training.config import TrainSettings
 from training.data.packing import PackedRow, collate
+from training.data.token_store import TokenStore
+from training.journal import read_metrics
 from training.module import TrainingModule
 from training.objectives import LossTerms, ObjectiveSettings
 from training.target_reader import TargetReader
@@ -71,6 +73,18 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "run_folder": str(folder / "run"),
     }
     return validate_settings(TrainSettings, merge(base, changes), source="the test")
+
+
+def curve(settings: TrainSettings) -> list[float]:
+    """The recorded loss of each step."""
+    return [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
+
+
+def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
+    """Documents whose token ids are all different."""
+    starts = np.cumsum([0, *lengths])
+    token_ids = np.arange(starts[-1], dtype=np.int32)
+    return TokenStore(token_ids, np.ones(len(token_ids), np.bool_), starts, "any")
 
 
 def random_batch(

@@ -117,3 +117,20 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     assert run(folder, "regenerate", "--out", str(folder / "o.jsonl"), *words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "out", ["data.jsonl", "more/own.jsonl", "more/deep/own.jsonl", "link.jsonl"]
+)
+def test_rows_are_not_written_where_they_are_read_and_nothing_is_loaded_before_that_is_said(
+    tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": CHAT}])
+    (tmp_path / "more").mkdir()
+    write_jsonl(tmp_path / "more" / "rows.jsonl", [{"messages": CHAT}])
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "data.jsonl")
+    before = sorted(tmp_path.rglob("*"))
+    words = ["--data", str(tmp_path / "more"), "--out", str(tmp_path / out)]
+    assert run(tmp_path, "regenerate", *words) == 2
+    assert "would be part of the data that it is made from" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
@@ -50,6 +51,20 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert sorted(config.parent.rglob("*")) == before
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+def test_a_dry_run_for_a_gpu_elsewhere_says_what_is_here_and_leaves_the_time_open(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
+    assert run(*words) == 2
+    assert "remedy: give --device-memory" in capsys.readouterr().err
+    assert run(*words, "--device-memory", "80") == 0
+    told = capsys.readouterr()
+    assert f"the run would not start (torch {torch.__version__}" in " ".join(told.err.split())
+    assert "with --device-speed" in told.out
+    assert "80.0 GiB" in told.out
+
+
 def test_one_process_trains_here_with_as_many_rows_at_a_time_as_fit(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +101,8 @@ def test_a_learning_curve_trains_what_is_not_trained_yet(
     assert run(*words) == 0
     first = capsys.readouterr()
     assert first.err.count("learning curve: training on") == 2
+    assert first.err.count("rows read, ") == 1
+    assert first.err.count("documents packed into") == 2  # other ones for each share
     assert run(*words) == 0
     second = capsys.readouterr()
     assert "training on" not in second.err

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
-from helpers.training import TEXTS, write_jsonl
+from helpers.training import TEXTS, tiny_run, write_jsonl
+
+from training.train import train
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,16 @@ def _workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workshop(_workshop: Path, tmp_path: Path) -> Path:
     """A folder of the test's own with `target` and `texts.jsonl`."""
     return shutil.copytree(_workshop, tmp_path / "workshop")
+
+
+@pytest.fixture(scope="session")
+def _trained_workshop(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("trained") / "workshop")
+    train(tiny_run(folder, steps=2))
+    return folder
+
+
+@pytest.fixture
+def trained_workshop(_trained_workshop: Path, tmp_path: Path) -> Path:
+    """A `workshop` with the finished run of `tiny_run(workshop, steps=2)`."""
+    return shutil.copytree(_trained_workshop, tmp_path / "trained", symlinks=True)

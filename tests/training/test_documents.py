@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.tokenizers import tiny_tokenizer
+from helpers.tokenizers import SlowTokenizer, tiny_tokenizer
 from helpers.training import CHAT_TEMPLATE, TEXTS
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
 from training.data.documents import Document, encode_documents
@@ -23,13 +23,13 @@ CHAT = [
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerFast, *rows: dict[str, Any], **options: Any
+    tokenizer: PreTrainedTokenizerBase, *rows: dict[str, Any], **options: Any
 ) -> list[Document]:
     records = [Record(row, f"file:{number}") for number, row in enumerate(rows, start=1)]
     return list(encode_documents(tokenizer, records, **options))
 
 
-def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[str]:
+def responses(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[str]:
     """The texts of the runs of response tokens."""
     borders = np.flatnonzero(np.diff(document.is_response, prepend=False, append=False))
     return [
@@ -59,6 +59,24 @@ def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None
     assert responses(tokenizer, document) == ["It is 2.</s>", "That is 4.</s>"]
     expected = tokenizer.apply_chat_template(CHAT, return_dict=False)
     assert document.token_ids.tolist() == expected
+
+
+def test_a_tokenizer_without_offsets_finds_the_same_responses() -> None:
+    tokenizer = SlowTokenizer(CHAT_TEMPLATE)
+    (document,) = encode(tokenizer, {"messages": CHAT})
+    assert responses(tokenizer, document) == ["It is 2.</s>", "That is 4.</s>"]
+    expected = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert tokenizer.decode(document.token_ids.tolist()) == expected
+
+
+def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_row() -> None:
+    tokenizer = SlowTokenizer(CHAT_TEMPLATE, group=8)
+    with pytest.raises(DataError, match=r"which tokens of file:1 .* got: SlowTok.* remedy: put"):
+        encode(tokenizer, {"messages": CHAT})
+    assert len(encode(tokenizer, {"text": TEXTS[0]})) == 1
+    intake = Intake(is_skipping=True)
+    assert not encode(tokenizer, {"messages": CHAT}, intake=intake)
+    assert intake.skipped == 1
 
 
 def test_sharegpt_rows_are_read_like_messages() -> None:

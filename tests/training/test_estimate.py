@@ -20,13 +20,15 @@ from jakiro.settings import load_settings
 from jakiro.target import TargetAdapter
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
-from training.estimate import choose_micro_batch, device_memory, estimate, render
+from training.estimate import choose_micro_batch, estimate
+from training.estimate_table import render
+from training.features.states import States
+from training.features.writer import FeatureWriter
 from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
 from training.preparation import Prepared, prepare
 from training.processes import join_processes, launch_environment
 from training.simulation import drafter_on_meta, simulate, target_on_meta
-from training.speed import product_rate
 from training.states import state_bytes
 from training.target_reader import TargetReader
 from training.train import train
@@ -237,6 +239,23 @@ def test_features_on_disk_take_no_forward_of_the_target(workshop: Path) -> None:
     assert online.flops - offline.flops == steps * online.micro_batch.target_flops > 0
 
 
+def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> None:
+    features = {"source": "offline", "folder": str(workshop / "features")}
+    settings = tiny_run(workshop, features=features)
+    guessed = estimate(settings, 1)
+    assert estimate(tiny_run(workshop), 1).shards == 0
+    assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards
+    inputs = prepare(settings)
+    writer = FeatureWriter(inputs, workshop / "features")
+    widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
+    read = settings.steps * settings.batch.rows * settings.data.row_length
+    assert guessed.shards == read * sum(widths.values()) * 2
+    assert writer.write()
+    written = sum(path.stat().st_size for path in (workshop / "features").glob("*.safetensors"))
+    assert estimate(settings, 1).shards == pytest.approx(written, rel=0.01)
+    assert "features on disk" in list(render(guessed, 2**30, None).columns[0].cells)
+
+
 def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
     settings = tiny_run(workshop, batch={"rows": 12, "micro_batch": 12})
     needed = {
@@ -258,10 +277,12 @@ def test_a_target_that_is_not_there_is_named(workshop: Path) -> None:
         estimate(settings, 1)
 
 
-def test_a_machine_has_memory_and_speed(workshop: Path) -> None:
-    settings = tiny_run(workshop, engine={"device": "cpu"})
-    assert device_memory(settings, 2) * 2 == pytest.approx(device_memory(settings, 1), abs=2)
-    assert product_rate(torch.device("cpu"), torch.float32) > 1e8
+def test_rows_beyond_the_targets_context_are_refused(workshop: Path) -> None:
+    settings = tiny_run(workshop, data={"row_length": 1000})
+    with pytest.raises(
+        ConfigError, match=r"longer than the target's context; .* got: 1000; remedy"
+    ):
+        estimate(settings, 1)
 
 
 @pytest.mark.parametrize(("name", "num_processes"), [("llama3-8b", 8), ("llama3-8b-nodes", 16)])

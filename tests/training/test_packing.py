@@ -2,19 +2,12 @@
 
 import numpy as np
 import pytest
+from helpers.training import store_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.data.counts import DataCounts, PackCounts, ReadCounts
 from training.data.packing import PackedRows
-from training.data.token_store import TokenStore
-
-
-def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
-    """Documents whose token ids are all different."""
-    starts = np.cumsum([0, *lengths])
-    token_ids = np.arange(starts[-1], dtype=np.int32)
-    return TokenStore(token_ids, np.ones(len(token_ids), np.bool_), starts, "any")
 
 
 @given(lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30), row_length=st.integers(2, 20))

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.processes import start_training
 from helpers.tokenizers import tiny_tokenizer
-from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
+from helpers.training import CHAT_TEMPLATE, TEXTS, tiny_run, write_jsonl
 
 from jakiro.errors import ConfigError, DataError
 from training.data import token_store
@@ -173,6 +174,26 @@ def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}])
     with pytest.raises(DataError, match="nothing to learn from"):
         open_in(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "name"),
+    [("def " * 90, 9000, "token_ids"), ("def", 1500, "rows.npy")],
+    ids=["tokens", "what is known of documents"],
+)
+def test_a_full_disk_is_named_and_leaves_nothing_that_is_taken_for_tokens(
+    workshop: Path, text: str, limit: int, name: str
+) -> None:
+    write_jsonl(workshop / "texts.jsonl", ({"text": f"{text}{n}"} for n in range(90)))
+    (trainee,) = start_training(tiny_run(workshop), workshop, file_limit=limit)
+    assert trainee.end() == 2, trainee.errors
+    *_, last = trainee.errors.strip().splitlines()
+    assert last.startswith("error: cannot write tokens to ")
+    assert f"/{name}; expected: room for " in last
+    assert "MiB are free; remedy: make room, or name a folder on another disk" in last
+    assert [path.suffix for path in (workshop / "cache").iterdir()] == [".lock"]
+    store = open_tokens([str(workshop / "texts.jsonl")], tiny_tokenizer(), workshop / "cache")
+    assert store.num_documents == 90
 
 
 def test_an_unusable_cache_folder_is_named(tmp_path: Path, data: Path) -> None:

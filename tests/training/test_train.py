@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.interruptions import PowerCutError, interrupt_after
-from helpers.training import tiny_run, write_jsonl
+from helpers.training import curve, tiny_run, write_jsonl
 from torch import distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,19 +16,8 @@ from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, PromptError
 from jakiro.settings import dump_settings
-from training.config import TrainSettings
 from training.journal import read_evaluations, read_metrics
-from training.run_folder import RunFolder
 from training.train import main, train
-
-
-def curve(settings: TrainSettings) -> list[float]:
-    """The recorded loss of each step."""
-    return [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
-
-
-def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
-    return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
 
 
 def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> None:
@@ -104,27 +92,6 @@ def test_a_given_target_is_used_and_left_as_it_was(workshop: Path) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_interrupted_run_goes_on_bit_by_bit(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
-) -> None:
-    kind = {"kind": optimizer}
-    whole = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "whole"))
-    train(whole)
-    halved = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "halved"))
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
-        with pytest.raises(PowerCutError):
-            train(halved)
-    assert not (halved.run_folder / "drafter").exists()
-    with (halved.run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "loss": 0.0}\n{"step": 7, "lo')  # of steps that were lost
-    train(halved)
-    assert curve(whole) == curve(halved)
-    for name, part in weights(whole).items():
-        assert torch.equal(part, weights(halved)[name]), name
-
-
 def test_the_evaluation_before_the_first_step_is_there_once_and_only_if_there_are_several(
     workshop: Path,
 ) -> None:
@@ -153,167 +120,6 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
     pairs = zip(proposed, shares, strict=True)
     assert all((share is None) == (count == 0) for count, share in pairs)
     assert all(0 <= share <= 1 for share in shares if share is not None)
-
-
-def test_a_half_written_checkpoint_is_never_used(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = tiny_run(workshop, run_folder=str(workshop / "whole"))
-    train(whole)
-    halved = tiny_run(workshop, run_folder=str(workshop / "halved"))
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
-        with pytest.raises(PowerCutError):
-            train(halved)
-    good = halved.run_folder / "checkpoints" / "step-00000005"
-    partial = good.with_name(".partial")
-    shutil.copytree(good, partial)
-    (partial / "state.json").unlink()
-    train(halved)
-    assert curve(whole) == curve(halved)
-
-
-def test_a_run_that_begins_again_keeps_the_best_drafter_that_it_had(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tiny_run(workshop, evaluation={"every": 2}, checkpoint={"every": None})
-    taus = [1.2, 1.9, 1.5, 1.0]
-
-    def measure(_: Any) -> float:
-        if not taus:
-            raise PowerCutError
-        return taus.pop()
-
-    with monkeypatch.context() as patched:
-        patched.setattr("training.run.mean_tau", measure)
-        with pytest.raises(PowerCutError):
-            train(settings)
-    assert _best(settings)["step"] == 4
-    monkeypatch.setattr("training.run.mean_tau", lambda _: 1.6)
-    train(settings)
-    assert _best(settings)["step"] == 4
-
-
-def _best(settings: TrainSettings) -> dict[str, Any]:
-    config = json.loads((settings.run_folder / "best" / "config.json").read_text())
-    return dict(config["record"]["training"])
-
-
-def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tiny_run(workshop)
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
-        with pytest.raises(PowerCutError):
-            train(settings)
-    for path in (settings.run_folder / "checkpoints").rglob("*.safetensors"):
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000005; .*remove that"):
-        train(settings)
-
-
-def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:
-    settings = tiny_run(workshop, checkpoint={"every": 2, "keep": 2})
-    train(settings)
-    kept = sorted(path.name for path in (settings.run_folder / "checkpoints").iterdir())
-    assert kept == ["step-00000008", "step-00000010"]
-
-
-def test_a_finished_run_is_returned_as_it_is(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=2)
-    folder = train(settings)
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert train(settings) == folder
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-
-
-def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
-    workshop: Path, tmp_path: Path
-) -> None:
-    settings = tiny_run(workshop, steps=2)
-    train(settings)
-    moved = shutil.move(workshop, tmp_path / "moved")
-    free: dict[str, Any] = {
-        "batch": {"micro_batch": 4},
-        "checkpoint": {"keep": 1, "keep_best": False},
-        "evaluation": {"num_prompts": 1, "every": 1},
-        "engine": {"zero_stage": 2, "offload_optimizer": True},
-        "objective": {"chunk_rows": 64},
-    }
-    again = tiny_run(Path(moved), steps=2, **free)
-    assert train(again) == again.run_folder / "drafter"
-
-
-def test_a_run_of_a_version_without_a_setting_goes_on_with_its_default(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=2)
-    train(settings)
-    record = settings.run_folder / "run.json"
-    identity = json.loads(record.read_text())
-    del identity["settings"]["objective"]["token_loss"]
-    identity["settings"]["engine"]["zero_stage"] = 1  # which once made another run
-    record.write_text(json.dumps(identity))
-    train(settings)
-    with pytest.raises(ConfigError, match="token_loss differs"):
-        train(tiny_run(workshop, steps=2, objective={"token_loss": "kl"}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seed": 1}, r"other settings \(seed differs\); expected: 0; got: 1"),
-        ({"optimizer": {"learning_rate": 0.5}}, r"\(optimizer\.learning_rate differs\)"),
-        ({"data": {"row_length": 32}}, r"\(data\.row_length differs\)"),
-    ],
-)
-def test_a_folder_with_another_run_is_refused(
-    workshop: Path, changes: dict[str, Any], message: str
-) -> None:
-    train(tiny_run(workshop, steps=2))
-    with pytest.raises(ConfigError, match=message):
-        train(tiny_run(workshop, **{"steps": 2, **changes}))
-
-
-def test_a_folder_whose_run_left_nothing_but_its_settings_takes_others(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(JakiroDrafter, "remember", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            train(tiny_run(workshop, steps=2, seed=1))
-    assert (workshop / "run" / "run.json").exists()
-    caplog.set_level("INFO")
-    settings = tiny_run(workshop, steps=2)
-    train(settings)
-    assert "becomes this one's (seed was 1, is 0)" in caplog.text
-    assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
-    train(settings)
-
-
-@pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])
-def test_a_folder_with_anything_that_a_run_has_learnt_takes_no_other_settings(
-    workshop: Path, left: str
-) -> None:
-    train(tiny_run(workshop, steps=2))
-    for name in {"best", "drafter", "checkpoints"} - {left}:
-        path = workshop / "run" / name
-        path.unlink() if path.is_symlink() else shutil.rmtree(path)
-    with pytest.raises(ConfigError, match=r"seed differs"):
-        train(tiny_run(workshop, steps=2, seed=1))
-
-
-def test_a_folder_with_a_run_on_other_data_is_refused(workshop: Path) -> None:
-    train(tiny_run(workshop, steps=2))
-    write_jsonl(workshop / "texts.jsonl", [{"text": "other words " * 9}] * 4)
-    with pytest.raises(ConfigError, match=r"\(data_fingerprint differs\)"):
-        train(tiny_run(workshop, steps=2))
-
-
-def test_a_folder_in_which_another_process_trains_is_refused(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=2)
-    with (
-        RunFolder(settings.run_folder).claim(settings, {}),
-        pytest.raises(ConfigError, match="another process is training"),
-    ):
-        train(settings)
 
 
 @pytest.mark.parametrize(

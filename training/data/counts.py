@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jakiro.settings import Settings
 
-_TOLERATED_PADDING = 0.05  # of what is read
+TOLERATED_PADDING = 0.05  # of what is read
 
 
 class ReadCounts(Settings):
@@ -36,11 +36,12 @@ class PackCounts(Settings):
 
     Attributes:
         documents: that were to be packed.
-        split: longer than a row, hence in several pieces.
-        left_out: pieces of these without a response.
+        split: into several pieces, because they are longer than a row, or to fill rows.
+        left_out: pieces of these without a response, or of one token.
         left_out_tokens: in such pieces.
         rows: packed ones.
         padding: share of their tokens.
+        is_filled: whether documents that fit into a row were split to fill rows.
     """
 
     documents: int
@@ -49,6 +50,7 @@ class PackCounts(Settings):
     left_out_tokens: int
     rows: int
     padding: float
+    is_filled: bool = False
 
 
 class DataCounts(Settings):
@@ -60,11 +62,11 @@ class DataCounts(Settings):
     @property
     def advice(self) -> str | None:
         """What to do about padding, if it is a waste."""
-        if self.packed.padding <= _TOLERATED_PADDING:
+        if self.packed.padding <= TOLERATED_PADDING:
             return None
         return (
-            f"{self.packed.padding:.0%} of what is read is padding: another data.row_length, such "
-            "as twice this one, may waste less"
+            f"{self.packed.padding:.0%} of what is read is padding: data.split all, or another "
+            "data.row_length, such as twice this one, may waste less"
         )
 
     def lines(self) -> Iterator[str]:

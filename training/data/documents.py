@@ -1,7 +1,7 @@
 """From a row of data to tokens, and which of them the drafter shall learn to guess."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from training.data.chat import CUT, parse_chat
 from training.data.intake import Intake, RowError
+from training.data.prefix_mask import encode_by_prefixes, gives_offsets
 from training.data.rendering import Rendered, render_chat
+from training.data.row_checks import check_mask, check_vocabulary, form_of
 from training.data.sources import Record
 
 BATCH = 256  # rows that the tokenizer reads at once, on several threads
-FORMS = ("text", "messages", "conversations", "input_ids")
 
 
 class Document(NamedTuple):
@@ -71,7 +72,8 @@ def encode_rows(
 
     Raises:
         DataError: a row has none of these forms or several, no response or nothing but response, or
-            tokens that the target does not have; or conversations meet no template.
+            tokens that the target does not have; or conversations meet no template, or a tokenizer
+            that does not tell where their responses are.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH)):
@@ -82,52 +84,9 @@ def encode_rows(
             with intake.guard():
                 for part, document in zip(parts, own, strict=True):
                     if not (any_mask or isinstance(part, _Text)):
-                        _check_mask(document, record.place)
-                    _check_vocabulary(document, record.place, vocab_size)
+                        check_mask(document.is_response, record.place)
+                    check_vocabulary(document.token_ids, record.place, vocab_size)
                 yield record, own
-
-
-def form_of(record: Record) -> str:
-    """Return the key that says which form a row has.
-
-    Raises:
-        RowError: it has none of them, or nothing but null under it, or several, of which one would
-            be taken silently; or half a character, which no tokenizer takes.
-    """
-    given = [key for key in FORMS if record.fields.get(key) is not None]
-    if len(given) == 1:
-        _check_text(record, given[0])
-        return given[0]
-    what = "has several forms at once" if given else "is neither a text nor a conversation"
-    shown = (f"{key}: null" if value is None else key for key, value in record.fields.items())
-    raise RowError(
-        f"{record.place} {what}",
-        expected=f"one of the keys {', '.join(FORMS)}, and not null",
-        got=", ".join(given or shown) or "no keys",
-        remedy="leave one of them" if given else None,
-    )
-
-
-def _check_text(record: Record, key: str) -> None:
-    for value in () if key == "input_ids" else (record.fields[key], record.fields.get("tools")):
-        for text in _strings_in(value):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise RowError(
-                    f"{record.place} holds half a character",
-                    expected="text that can be written as UTF-8",
-                    got=f"a lone surrogate in {text[max(0, error.start - 20) : error.end]!r}",
-                ) from error
-
-
-def _strings_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from chain.from_iterable(map(_strings_in, (*value, *value.values())))
-    elif isinstance(value, list | tuple | np.ndarray):
-        yield from chain.from_iterable(map(_strings_in, value))
 
 
 def read_tokens(record: Record) -> Document:
@@ -177,7 +136,11 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             parts = [_text(record)]
         else:
             chat = parse_chat(record.fields[key], record.fields.get("tools"), record.place)
-            parts = [*render_chat(tokenizer, chat)]
+            rendered = render_chat(tokenizer, chat)
+            parts = [*rendered]
+            if not gives_offsets(tokenizer):
+                encoded = (encode_by_prefixes(tokenizer, one, record.place) for one in rendered)
+                parts = [Document(*one) for one in encoded]
             intake.rich += chat.is_rich
         yield record, parts
 
@@ -226,25 +189,3 @@ def _keep(_: PreTrainedTokenizerBase, documents: Sequence[Document]) -> Iterator
 
 
 _ENCODERS: dict[type, Any] = {_Text: _encode_texts, Rendered: _encode_chats, Document: _keep}
-
-
-def _check_mask(document: Document, place: str) -> None:
-    num_inside = int(document.is_response.sum())
-    if not 0 < num_inside < len(document.token_ids):
-        raise RowError(
-            f"the response mask of {place} is the same everywhere",
-            expected="a prompt and a response",
-            got="no response" if num_inside == 0 else "nothing but response",
-            remedy="check the row and the chat template; a text without prompts has the key text",
-        )
-
-
-def _check_vocabulary(document: Document, place: str, vocab_size: int | None) -> None:
-    highest = int(document.token_ids.max(initial=0))
-    if vocab_size is not None and highest >= vocab_size:
-        raise RowError(
-            f"{place} has a token that the target does not have",
-            expected=f"ids from 0 to {vocab_size - 1}",
-            got=highest,
-            remedy="use the target's own tokenizer",
-        )

@@ -1,10 +1,8 @@
 """Packing: which pieces of which documents share a row."""
 
-from array import array
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +10,8 @@ import torch
 
 from training.batch import Batch
 from training.data.counts import PackCounts
+from training.data.row_layout import Split, lay_out
 from training.data.token_store import TokenStore
-
-OPEN_ROWS = 64  # rows that wait for a piece that fits; more waste less, and take longer
-
-
-class _Pieces(NamedTuple):
-    """Consecutive tokens of one document each, by their places in the token store."""
-
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-
-    def chosen(self, which: npt.NDArray[Any]) -> "_Pieces":
-        return _Pieces(self.starts[which], self.lengths[which])
 
 
 @dataclass(frozen=True)
@@ -46,42 +33,40 @@ RowWithAnchors = tuple[PackedRow, npt.NDArray[np.int64]]  # anchors: [draws, row
 
 
 class PackedRows:
-    """Rows of whole documents; a document longer than a row is split into several.
+    """Rows of documents, which are split where they are longer than a row, or to fill rows.
 
-    A row is filled with the longest piece that still fits, so little padding remains.
+    A piece is a document of its own, with its part of the responses; see `lay_out`.
 
     Args:
         store: the tokens.
         documents: which of its documents to pack.
         row_length: tokens of a row.
+        split: which of them are split to fill rows.
 
     Attributes:
         counts: of what was packed, split and left out.
     """
 
     def __init__(
-        self, store: TokenStore, documents: Iterable[SupportsIndex], row_length: int
+        self,
+        store: TokenStore,
+        documents: Iterable[SupportsIndex],
+        row_length: int,
+        split: Split = "never",
     ) -> None:
         self.store = store
         self.row_length = row_length
         chosen = np.fromiter(documents, np.int64)
-        pieces, has_response = _split(store, chosen, row_length)
-        kept = pieces.chosen(has_response)
-        # All rows, one after another: a few bytes for each piece, even of many millions.
-        order, ends = array("q"), array("q", [0])
-        for row in _pack(kept.lengths, row_length):
-            order.extend(row)
-            ends.append(len(order))
-        self._pieces = kept.chosen(np.array(order, np.int64))
-        self._ends = np.array(ends, np.int64)
-        lengths = store.lengths[chosen]
+        layout = lay_out(store, chosen, row_length, split)
+        self._pieces, self._ends = layout.pieces, layout.ends
         self.counts = PackCounts(
             documents=len(chosen),
-            split=int((lengths > row_length).sum()),
-            left_out=int((~has_response).sum()),
-            left_out_tokens=int(pieces.lengths[~has_response].sum()),
+            split=layout.num_split,
+            left_out=len(layout.left_out),
+            left_out_tokens=int(layout.left_out.sum()),
             rows=len(self),
-            padding=1 - int(kept.lengths.sum()) / (len(self) * row_length) if len(self) else 0.0,
+            padding=layout.padding(row_length),
+            is_filled=layout.is_filled,
         )
 
     def __len__(self) -> int:
@@ -124,43 +109,3 @@ def collate(rows: Iterable[RowWithAnchors], is_narrow: bool = False) -> Batch:
     tensors = [torch.from_numpy(np.stack(column)) for column in (*columns, anchors)]
     tensors.append(torch.full((len(packed),), is_narrow))
     return Batch(*tensors)
-
-
-def _split(
-    store: TokenStore, documents: npt.NDArray[np.int64], row_length: int
-) -> tuple[_Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into rows, and which of them have a response.
-
-    Every document has one, so only those of several pieces are looked at.
-    """
-    begins, lengths = store.starts[documents], store.lengths[documents]
-    counts = -(-lengths // row_length)
-    firsts = np.cumsum(counts) - counts
-    offsets = (np.arange(counts.sum()) - np.repeat(firsts, counts)) * row_length
-    pieces = _Pieces(
-        starts=np.repeat(begins, counts) + offsets,
-        lengths=np.minimum(np.repeat(lengths, counts) - offsets, row_length),
-    )
-    has_response = np.ones(len(offsets), np.bool_)
-    for document in np.flatnonzero(counts > 1):
-        own = slice(firsts[document], firsts[document] + counts[document])
-        tokens = slice(begins[document], begins[document] + lengths[document])
-        has_response[own] = np.logical_or.reduceat(store.is_response[tokens], offsets[own])
-    return pieces, has_response
-
-
-def _pack(lengths: npt.NDArray[np.int64], row_length: int) -> Iterator[list[int]]:
-    """Best fit among a bounded number of open rows, kept in the order of their free tokens."""
-    open_rows: list[tuple[int, int]] = []  # free tokens, and the key of the row's pieces
-    contents: dict[int, list[int]] = {}
-    for piece, length in enumerate(array("q", lengths.tobytes())):
-        place = bisect_left(open_rows, (length, -1))
-        free, row = open_rows.pop(place) if place < len(open_rows) else (row_length, piece)
-        contents.setdefault(row, []).append(piece)
-        if free == length:
-            yield contents.pop(row)
-            continue
-        insort(open_rows, (free - length, row))
-        if len(open_rows) > OPEN_ROWS:
-            yield contents.pop(open_rows.pop(0)[1])
-    yield from contents.values()

@@ -1,7 +1,6 @@
 """Tokens of all documents, read once, kept in the cache, and mapped into memory from there."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +75,11 @@ class TokenStore:
             return np.arange(self.num_documents)
         return self.places.first_documents
 
+    @cached_property
+    def is_text(self) -> npt.NDArray[np.bool_]:
+        """Which documents are plain texts: all response, with nothing that asks for it."""
+        return np.logical_and.reduceat(self.is_response, self.starts[:-1])
+
     def describe(self, documents: Sequence[int]) -> str:
         """Return where documents stand in the data; counted from 1 if they come from no file."""
         if self.places is not None:
@@ -112,6 +116,7 @@ def open_tokens(
         DataError: data is missing or malformed, or holds nothing to learn from, or tokens that the
             target does not have.
         ConfigError: the cache cannot be written to.
+        ResourceError: its disk is full.
     """
     cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "tokens")
     sources = find_sources(paths)
@@ -119,14 +124,9 @@ def open_tokens(
     home = cache / identity[:32]
     with FileLock(cache / f".{home.name}.lock"):
         if not _is_whole(home):
-            partial = cache / f".{home.name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
             intake = Intake(skip_bad_rows)
             records = read_all(sources, intake)
-            write_tokens(partial, encode_rows(tokenizer, records, intake, vocab_size), intake)
-            shutil.rmtree(home, ignore_errors=True)
-            partial.rename(home)
+            write_tokens(home, encode_rows(tokenizer, records, intake, vocab_size), intake)
     return _checked(_map(home, identity, sources), vocab_size)
 
 

@@ -2,14 +2,19 @@
 
 import hashlib
 import json
+import shutil
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from jakiro.errors import DataError
-from jakiro.files import write_atomically
+from jakiro.errors import DataError, ResourceError
+from jakiro.files import settle, write_atomically
 from training.data.counts import ReadCounts
 from training.data.documents import Document
 from training.data.intake import Intake
@@ -17,21 +22,42 @@ from training.data.sources import Record
 
 
 def write_tokens(
-    folder: Path, rows: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
+    home: Path, rows: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write what a `TokenStore` maps.
+    """Write what a `TokenStore` maps, in full or not at all.
 
     Args:
-        folder: an empty one.
+        home: the folder; what is there is replaced.
         rows: of data, each with its documents.
         intake: has counted the rows when they have been taken.
 
     Raises:
         DataError: there is no response in any document.
+        ResourceError: the disk is full.
     """
+    partial = home.with_name(f".{home.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with _writing(partial):
+            partial.mkdir()
+        _write(partial, rows, intake)
+        with _writing(home):
+            shutil.rmtree(home, ignore_errors=True)
+            settle(partial, home)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def hash_document(document: Document) -> int:
+    """Return a hash of a document's tokens."""
+    digest = hashlib.sha256(document.token_ids.tobytes()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def _write(folder: Path, rows: Iterable[tuple[Record, Sequence[Document]]], intake: Intake) -> None:
     starts, hashes, places = array("q", [0]), array("Q"), array("q")
     num_responses, num_dropped, highest_id = 0, 0, 0
-    with (folder / "token_ids").open("wb") as ids, (folder / "is_response").open("wb") as mask:
+    with _appending(folder / "token_ids") as add_ids, _appending(folder / "is_response") as add:
         for record, document in ((record, one) for record, own in rows for one in own):
             if len(document.token_ids) < 2:  # nothing follows anything
                 num_dropped += 1
@@ -41,8 +67,8 @@ def write_tokens(
             places.extend((record.source, record.number))
             num_responses += int(document.is_response.sum())
             highest_id = max(highest_id, int(document.token_ids.max()))
-            ids.write(document.token_ids.tobytes())
-            mask.write(document.is_response.tobytes())
+            add_ids(document.token_ids)
+            add(document.is_response)
     counts = ReadCounts(
         rows=intake.rows,
         skipped=intake.skipped,
@@ -59,15 +85,69 @@ def write_tokens(
             expected="documents with response tokens",
             got=f"{counts.documents} documents without any, {counts.skipped} rows skipped",
         )
-    np.save(folder / "starts.npy", np.array(starts, np.int64))
-    np.save(folder / "hashes.npy", np.array(hashes, np.uint64))
-    np.save(folder / "rows.npy", np.array(places, np.int64).reshape(-1, 2))
-    write_atomically(folder / "counts.json", counts.model_dump_json())
+    _save_array(folder / "starts.npy", np.array(starts, np.int64))
+    _save_array(folder / "hashes.npy", np.array(hashes, np.uint64))
+    _save_array(folder / "rows.npy", np.array(places, np.int64).reshape(-1, 2))
+    _save(folder / "counts.json", counts.model_dump_json().encode())
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    write_atomically(folder / "sizes.json", json.dumps(sizes))
+    _save(folder / "sizes.json", json.dumps(sizes).encode())
 
 
-def hash_document(document: Document) -> int:
-    """Return a hash of a document's tokens."""
-    digest = hashlib.sha256(document.token_ids.tobytes()).digest()
-    return int.from_bytes(digest[:8], "big")
+@contextmanager
+def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
+    """Yield what writes one array behind another; errors of what is done between are let through.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    with _writing(path):
+        file = path.open("wb")
+
+    def add(part: npt.NDArray[Any]) -> None:
+        with _writing(path):
+            file.write(part.tobytes())
+
+    try:
+        yield add
+        with _writing(path):
+            file.close()
+    finally:
+        with suppress(OSError):  # of what could not be written, which is known by now
+            file.close()
+
+
+def _save_array(path: Path, content: npt.NDArray[Any]) -> None:
+    # By way of memory: numpy itself does not notice if the disk takes only a part of a file.
+    stream = BytesIO()
+    np.save(stream, content)
+    _save(path, stream.getvalue())
+
+
+def _save(path: Path, content: bytes) -> None:
+    with _writing(path, len(content)):
+        write_atomically(path, content)
+
+
+@contextmanager
+def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """Explain what the disk refuses.
+
+    Args:
+        path: of the file or folder that is written.
+        num_bytes: that are to be written, if it is known.
+
+    Raises:
+        ResourceError: the disk is full, or the file may not become so large.
+    """
+    try:
+        yield
+    except OSError as error:
+        wanted = "5 bytes for each token" if num_bytes is None else f"{num_bytes:,} bytes"
+        free = shutil.disk_usage(path.parent).free / 2**20
+        raise ResourceError(
+            f"cannot write tokens to {path}",
+            expected=f"room for {wanted}, and no limit on the size of files",
+            got=f"{error.strerror or error}, where {free:,.0f} MiB are free",
+            remedy="make room, or name a folder on another disk in data.cache_folder, and start "
+            "again: the data is then read anew",
+        ) from error

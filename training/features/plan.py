@@ -4,7 +4,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
+from jakiro.target import TargetSpec
+from training.config import TrainSettings
+from training.features.index import read_index
+from training.features.states import States
+from training.input_settings import TORCH_DTYPES
 
 _SHARE_OF_DISK = 0.95  # of what is free, the most that may be filled
 
@@ -59,6 +65,33 @@ class FeaturePlan:
                 remedy="choose another disk, features.dtype bf16, fewer of the target's layers in "
                 "drafter.memory.layers, or less data; features.source online needs no disk",
             )
+
+
+def expected_bytes(settings: TrainSettings, config: JakiroConfig, spec: TargetSpec) -> int:
+    """Return the bytes of all shards that a run reads; 0 if its target runs beside the drafter.
+
+    Where none have been begun, nobody has counted the rows of the data; then they are taken to be
+    those of the run's steps, each read once.
+
+    Args:
+        settings: of the run.
+        config: of the drafter.
+        spec: of the target.
+
+    Raises:
+        CheckpointError: there is an index of shards that cannot be read.
+    """
+    features, batch = settings.features, settings.batch
+    if features.source == "online" or features.folder is None:
+        return 0
+    index = read_index(features.folder.expanduser().absolute())
+    if index is not None:
+        num_rows, num_bytes = index.identity.total_rows, index.bytes_per_position
+    else:
+        widths = States.needed_by(config).widths(spec)
+        num_bytes = sum(widths.values()) * TORCH_DTYPES[features.dtype].itemsize
+        num_rows = settings.steps * batch.rows
+    return num_rows * settings.data.row_length * num_bytes
 
 
 def _size(num_bytes: int) -> str:

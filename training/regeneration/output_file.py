@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,28 @@ from filelock import FileLock, Timeout
 
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder, write_atomically
+
+
+def check_apart(path: Path, data: Sequence[str]) -> None:
+    """Refuse to write rows where they would be read as data, now or by the start that goes on.
+
+    Args:
+        path: of the file to be written; it need not exist.
+        data: files, folders and names of data sets, as `find_sources` takes them.
+
+    Raises:
+        ConfigError: the file is part of the data, or would be.
+    """
+    real = path.resolve()
+    for name in data:
+        read = Path(name).expanduser()
+        if read.exists() and (read.resolve() == real or read.resolve() in real.parents):
+            raise ConfigError(
+                f"{path} would be part of the data that it is made from",
+                expected=f"a file outside of {name}" if read.is_dir() else "another file",
+                got=f"--data {name}",
+                remedy="choose another place for --out",
+            )
 
 
 class OutputFile:

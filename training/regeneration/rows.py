@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from training.data.chat import CUT, Chat, parse_chat
-from training.data.documents import form_of, read_tokens
+from training.data.documents import read_tokens
 from training.data.intake import RowError
 from training.data.rendering import render_question
+from training.data.row_checks import form_of
 from training.data.sources import Record
 
 

@@ -1,0 +1,176 @@
+"""Which pieces of which documents share a row: whole documents, or split ones that fill rows."""
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.counts import TOLERATED_PADDING
+from training.data.row_filling import Piece, RowFilling
+from training.data.token_store import TokenStore
+
+OPEN_ROWS = 64  # rows that wait for a piece that fits; more waste less, and take longer
+
+Split = Literal["never", "texts", "all"]
+
+
+class Pieces(NamedTuple):
+    """Consecutive tokens of one document each, by their places in the token store."""
+
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def chosen(self, which: npt.NDArray[Any]) -> "Pieces":
+        return Pieces(self.starts[which], self.lengths[which])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The pieces of all rows, one row after another: a few bytes each, even of many millions.
+
+    Attributes:
+        pieces: in the order of the rows.
+        ends: of the rows among the pieces, the first one being 0.
+        left_out: tokens of each piece that is in no row.
+        num_split: documents of several pieces.
+        is_filled: whether documents were split to fill rows.
+    """
+
+    pieces: Pieces
+    ends: npt.NDArray[np.int64]
+    left_out: npt.NDArray[np.int64]
+    num_split: int
+    is_filled: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.ends) - 1
+
+    @property
+    def used(self) -> npt.NDArray[np.int64]:
+        """Tokens of each row that are no padding."""
+        return np.diff(np.concatenate([[0], np.cumsum(self.pieces.lengths)])[self.ends])
+
+    def padding(self, row_length: int) -> float:
+        """Return the share of all rows that is padding."""
+        size = self.num_rows * row_length
+        return 1 - int(self.pieces.lengths.sum()) / size if size else 0.0
+
+
+def lay_out(
+    store: TokenStore, documents: npt.NDArray[np.int64], row_length: int, split: Split
+) -> Layout:
+    """Return rows of documents.
+
+    Documents longer than a row are split. Others stay whole as long as that leaves no more than a
+    twentieth of padding, as it does of documents about as long as a row, or if splitting would not
+    make fewer rows.
+
+    Args:
+        store: the tokens.
+        documents: which of its documents.
+        row_length: tokens of a row.
+        split: which documents may be split to fill rows: "never" any, plain "texts", or "all".
+    """
+    whole = _whole(store, documents, row_length)
+    if split == "never" or whole.padding(row_length) <= TOLERATED_PADDING:
+        return whole
+    stays = ~store.is_text[documents] if split == "texts" else np.zeros(len(documents), np.bool_)
+    if stays.all():
+        return whole
+    filled = _filled(store, documents[stays], documents[~stays], row_length)
+    return filled if filled.num_rows < whole.num_rows else whole
+
+
+def _whole(store: TokenStore, documents: npt.NDArray[np.int64], row_length: int) -> Layout:
+    pieces, has_response = _split(store, documents, row_length)
+    kept = pieces.chosen(has_response)
+    order, ends = array("q"), array("q", [0])
+    for row in _pack(kept.lengths, row_length):
+        order.extend(row)
+        ends.append(len(order))
+    return Layout(
+        pieces=kept.chosen(np.array(order, np.int64)),
+        ends=np.array(ends, np.int64),
+        left_out=pieces.lengths[~has_response],
+        num_split=int((store.lengths[documents] > row_length).sum()),
+    )
+
+
+def _filled(
+    store: TokenStore,
+    stay: npt.NDArray[np.int64],
+    are_split: npt.NDArray[np.int64],
+    row_length: int,
+) -> Layout:
+    """Lay whole documents out, and others into what these leave and into more rows."""
+    whole = _whole(store, stay, row_length)
+    filling = RowFilling(
+        row_length,
+        (row_length - whole.used).tolist(),
+        lambda piece: bool(store.is_response[piece.start : sum(piece)].any()),
+    )
+    begins, lengths = store.starts[are_split].tolist(), store.lengths[are_split].tolist()
+    for begin, length in zip(begins, lengths, strict=True):
+        filling.add(Piece(begin, length))
+    rows = _joined(np.repeat(np.arange(whole.num_rows), np.diff(whole.ends)), filling.rows)
+    pieces = Pieces(
+        _joined(whole.pieces.starts, filling.starts), _joined(whole.pieces.lengths, filling.lengths)
+    )
+    left_out = [piece.length for piece in filling.left_out]
+    return Layout(
+        pieces=pieces.chosen(np.argsort(rows, kind="stable")),
+        ends=np.concatenate([[0], np.cumsum(np.bincount(rows))]).astype(np.int64),
+        left_out=_joined(whole.left_out, left_out),
+        num_split=whole.num_split + filling.num_split,
+        is_filled=True,
+    )
+
+
+def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
+    return np.concatenate([first, np.array(second, np.int64)])
+
+
+def _split(
+    store: TokenStore, documents: npt.NDArray[np.int64], row_length: int
+) -> tuple[Pieces, npt.NDArray[np.bool_]]:
+    """Return pieces that fit into rows, and which of them have a response.
+
+    Every document has one, so only those of several pieces are looked at.
+    """
+    begins, lengths = store.starts[documents], store.lengths[documents]
+    counts = -(-lengths // row_length)
+    firsts = np.cumsum(counts) - counts
+    offsets = (np.arange(counts.sum()) - np.repeat(firsts, counts)) * row_length
+    pieces = Pieces(
+        starts=np.repeat(begins, counts) + offsets,
+        lengths=np.minimum(np.repeat(lengths, counts) - offsets, row_length),
+    )
+    has_response = np.ones(len(offsets), np.bool_)
+    for document in np.flatnonzero(counts > 1):
+        own = slice(firsts[document], firsts[document] + counts[document])
+        tokens = slice(begins[document], begins[document] + lengths[document])
+        has_response[own] = np.logical_or.reduceat(store.is_response[tokens], offsets[own])
+    return pieces, has_response
+
+
+def _pack(lengths: npt.NDArray[np.int64], row_length: int) -> Iterator[list[int]]:
+    """Best fit among a bounded number of open rows, kept in the order of their free tokens."""
+    open_rows: list[tuple[int, int]] = []  # free tokens, and the key of the row's pieces
+    contents: dict[int, list[int]] = {}
+    for piece, length in enumerate(array("q", lengths.tobytes())):
+        place = bisect_left(open_rows, (length, -1))
+        free, row = open_rows.pop(place) if place < len(open_rows) else (row_length, piece)
+        contents.setdefault(row, []).append(piece)
+        if free == length:
+            yield contents.pop(row)
+            continue
+        insort(open_rows, (free - length, row))
+        if len(open_rows) > OPEN_ROWS:
+            yield contents.pop(open_rows.pop(0)[1])
+    yield from contents.values()
