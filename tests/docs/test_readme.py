@@ -59,8 +59,8 @@ def test_python_blocks_of_the_readme_run(
 
 @pytest.fixture
 def own_file(tmp_path: Path) -> Path:
-    """The README's YAML block as a file beside `configs/`."""
-    (block,) = _blocks("yaml")
+    """The README's first YAML block as a file beside `configs/`."""
+    block, _ = _blocks("yaml")
     file = tmp_path / "my.yaml"
     file.write_text(block)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
@@ -69,6 +69,14 @@ def own_file(tmp_path: Path) -> Path:
 
 def test_the_yaml_block_of_the_readme_is_a_valid_training_run(own_file: Path) -> None:
     assert load_settings(TrainSettings, own_file).data.paths == ("chats.jsonl",)
+
+
+def test_the_drafter_that_the_readme_advises_is_one(own_file: Path) -> None:
+    _, advice = _blocks("yaml")
+    own_file.write_text(own_file.read_text() + advice)
+    drafter = load_settings(TrainSettings, own_file).drafter
+    assert not drafter.trunk.attends_memory
+    assert drafter.bank.num_experts == 1
 
 
 @pytest.mark.parametrize("override", re.findall(r"--set (\S+)", README))
