@@ -82,13 +82,27 @@ def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Succ
     weights = met.amounts.copy()
     weights[again] += known[row, at]
     weights = np.minimum(weights, max_weight).astype(np.float32)
-    width = count + int(met.column.max()) + 1
+    rows, columns, found = met.row, met.column, _keys(weights, met.successors)
+    if columns.max() >= count:  # one bigram of a list may have thousands
+        rows, columns, found = _first_of_each(rows, found, count)
+    width = count + int(columns.max()) + 1
     keys = np.full((len(before.ids), width), _MISSING)
     keys[:, :count] = _keys(known, before.ids) | _KNOWN
     keys[row, at] = _MISSING
-    keys[met.row, met.column + count] = _keys(weights, met.successors)
+    keys[rows, columns + count] = found
     keys.sort(axis=1)
     return _rows(keys[:, :count])
+
+
+def _first_of_each(
+    row: Int64[np.ndarray, " n"], keys: Int64[np.ndarray, " n"], count: int
+) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+    """Return row, place and key of the smallest keys of each row, at most `count` of each."""
+    order = np.lexsort((keys, row))
+    row, keys = row[order], keys[order]
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    stays = place < count
+    return row[stays], place[stays], keys[stays]
 
 
 def _keys(

@@ -1,6 +1,7 @@
 """The table of trigrams: what it counts, what it forgets, and never more than its bound."""
 
 import random
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +133,16 @@ def test_what_was_just_seen_takes_the_place_of_the_lightest_successor() -> None:
     for successor in (5, 5, 6, 7):
         _add(table, [1, 2, successor])
     assert _rows(table.frozen()) == {(1, 2): {5: 0.5, 7: 0.25}}
+
+
+def test_one_bigram_of_many_successors_takes_no_more_memory_than_others() -> None:
+    table = TrigramTable(max_bigrams=1024, num_successors=4)
+    tracemalloc.start()
+    _add(table, [token for number in range(6000) for token in (1, 2, 10 + number)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+    assert table.row(1, 2)[0] == [10, 11, 12, 13]
 
 
 def test_weights_stop_at_their_maximum_and_decay_when_others_are_seen() -> None:

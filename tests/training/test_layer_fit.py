@@ -11,6 +11,7 @@ from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import random_batch, tiny_run
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from torch.nn.functional import pad
 
 from jakiro.config import DrafterSettings
@@ -21,6 +22,7 @@ from training.layer_fit import LayerFit, fit_layer
 from training.layer_start import start_as_layer, start_from, tell_in_features
 from training.target_attention import LayerAttention, read_attention
 from training.target_feed_forward import LayerFeedForward, read_feed_forward
+from training.target_matrix import matrix_of
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
@@ -186,6 +188,21 @@ def test_feed_forward_parts_are_read_as_they_add_to_the_stream() -> None:
     torch.testing.assert_close(
         feed_forward.down, 0.7 * model.model.layers[-1].mlp.down_proj.weight.detach()
     )
+
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer(dtype: torch.dtype) -> None:
+    model = tiny_family("qwen2")
+    adapters = LoraConfig(r=2, target_modules=["k_proj"], init_lora_weights=False)
+    adapted = get_peft_model(model, adapters).to(dtype).eval()
+    linear = next(one for one in adapted.modules() if isinstance(one, LoraLinear))
+    bias = linear.get_base_layer().bias
+    torch.nn.init.normal_(bias, std=100.0)
+    expected = linear.weight.float() + linear.get_delta_weight("default").float()
+    torch.testing.assert_close(matrix_of(linear).float(), expected, atol=1e-2, rtol=1e-2)
+    assert linear.get_base_layer().bias is bias
 
 
 # PEFT asks transformers by the old name: https://github.com/huggingface/peft

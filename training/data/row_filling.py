@@ -18,13 +18,19 @@ class Piece(NamedTuple):
     start: int
     length: int
 
+    @property
+    def end(self) -> int:
+        """Where the next piece may start."""
+        return self.start + self.length
+
 
 class RowFilling:
     """Rows that documents are laid into one after another, split where that fills a row.
 
     A document goes whole where it leaves the least space; where there is no space for it, its
-    beginning fills the row with the most. So of the rows that are begun here all but one have less
-    than a twentieth of padding.
+    beginning fills the row with the most, unless that is only a part of what asks for the response:
+    then it begins a row. So, where all is response, all but one of the rows that are begun here have
+    less than a twentieth of padding.
 
     Args:
         row_length: tokens of a row.
@@ -59,26 +65,34 @@ class RowFilling:
 
     def add(self, document: Piece) -> None:
         """Lay a document into rows, its beginning first."""
-        (start, length), num_pieces = document, 0
-        while length:
-            head = Piece(start, self._length_of_head(length))
-            start, length, num_pieces = start + head.length, length - head.length, num_pieces + 1
-            if head.length > 1 and self._is_useful(head):
+        rest, num_pieces = document, 0
+        while rest.length:
+            head = self._head(rest)
+            rest, num_pieces = Piece(head.end, rest.end - head.end), num_pieces + 1
+            if self._is_kept(head):
                 self._place(head)
             else:
                 self.left_out.append(head)
         self.num_split += num_pieces > 1
 
-    def _length_of_head(self, length: int) -> int:
-        """Return how many tokens of what is left of a document go into one row."""
+    def _head(self, rest: Piece) -> Piece:
+        """Return what of the rest of a document goes into one row, or is left out."""
         most = self._open[-1][0] if self._open else 0
-        for free in (most, self._row_length):
-            if length <= free:
-                return length
-            head = min(free, length - self._shortest)
-            if head >= self._shortest:
-                return head
-        return min(length, self._row_length)  # rows of a few tokens
+        within_most = Piece(rest.start, self._length_within(most, rest.length))
+        if self._is_kept(within_most):
+            return within_most
+        length = self._length_within(self._row_length, rest.length)
+        return Piece(rest.start, length or min(rest.length, self._row_length))  # rows of few tokens
+
+    def _length_within(self, free: int, length: int) -> int:
+        """Return how many of a document's last tokens go into a row with free ones; 0 for none."""
+        if length <= free:
+            return length
+        head = min(free, length - self._shortest)
+        return head if head >= self._shortest else 0
+
+    def _is_kept(self, piece: Piece) -> bool:
+        return piece.length > 1 and self._is_useful(piece)
 
     def _place(self, piece: Piece) -> None:
         if not self._open or piece.length > self._open[-1][0]:
