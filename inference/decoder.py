@@ -18,6 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from inference.conversation import Conversation
 from inference.decoding import Decoding
 from inference.details import record_for
+from inference.drafters.combined_knowledge import CombinedSettings
 from inference.engine import DecodeRun, Round
 from inference.handover import Handover
 from inference.loading import load_parts
@@ -69,6 +70,7 @@ class SpeculativeDecoder(Decoding):
         target: str | Path | None = None,
         tree: TreeShape | TreePlan | Literal["auto"] | None = None,
         *,
+        sharing: CombinedSettings | None = None,
         compiled: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
@@ -80,6 +82,7 @@ class SpeculativeDecoder(Decoding):
                 trees, `aded+drafter=DRAFTER`, `lookup+lm=MODEL` and so on.
             target: where the target is now, if not where the drafter's config says.
             tree: see the class.
+            sharing: see the class.
             compiled: see the class.
             **load: for `AutoModelForCausalLM.from_pretrained`, such as dtype or device_map.
 
@@ -95,6 +98,7 @@ class SpeculativeDecoder(Decoding):
             parts.tokenizer,
             tree,
             beside=parts.beside,
+            sharing=sharing,
             compiled=compiled,
         )
 

@@ -76,6 +76,14 @@ def test_a_corpus_becomes_a_table_that_decoding_begins_with(
     assert {tree.method for tree in document.trees} <= names
 
 
+def test_two_drafters_are_loaded_with_how_they_share_trees(folder: Path) -> None:
+    names = f"lookup+lm={folder / 'small'}", folder / "target"
+    settings = CombinedSettings(num_nodes=5)
+    decoder = SpeculativeDecoder.from_pretrained(*names, sharing=settings)
+    assert isinstance(decoder.drafter, CombinedDrafter)
+    assert decoder.drafter.settings == settings
+
+
 def test_a_file_says_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sharing.yaml").write_text("num_nodes: 5\ntrust: 0.25\n")
     tokenizer = tiny_tokenizer()
