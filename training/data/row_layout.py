@@ -113,7 +113,7 @@ def _filled(
     filling = RowFilling(
         row_length,
         (row_length - whole.used).tolist(),
-        lambda piece: bool(store.is_response[piece.start : sum(piece)].any()),
+        lambda piece: bool(store.is_response[piece.start : piece.end].any()),
     )
     begins, lengths = store.starts[are_split].tolist(), store.lengths[are_split].tolist()
     for begin, length in zip(begins, lengths, strict=True):
