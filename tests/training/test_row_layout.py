@@ -101,10 +101,13 @@ def test_split_pieces_carry_their_responses_and_what_is_left_out_is_counted(
     )
 
 
-def test_a_piece_of_one_token_is_left_out_and_counted() -> None:
-    rows = PackedRows(store_of([3, 3, 3]), range(3), 2, "texts")
+@pytest.mark.parametrize("split", ["never", "texts"])
+def test_a_piece_of_one_token_is_left_out_and_counted(split: Split) -> None:
+    rows = PackedRows(store_of([3, 3, 3]), range(3), 2, split)
     assert (rows.counts.left_out, rows.counts.left_out_tokens) == (3, 3)
     assert all(len(tokens) == 2 for tokens, _ in pieces_of(rows))
+    rows = PackedRows(store_of([LENGTH + 1]), range(1), LENGTH, split)
+    assert (len(rows), rows.counts.left_out, rows.counts.padding) == (1, 1, 0)
 
 
 def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:

@@ -81,5 +81,6 @@ class DataCounts(Settings):
         yield (
             f"{packed.documents:,} documents packed into {packed.rows:,} rows with "
             f"{packed.padding:.1%} padding; {packed.split:,} were split, {packed.left_out:,} of "
-            f"their pieces left out for want of a response ({packed.left_out_tokens:,} tokens)"
+            "their pieces left out for want of a response or of a second token "
+            f"({packed.left_out_tokens:,} tokens)"
         )

@@ -88,8 +88,8 @@ def lay_out(
 
 
 def _whole(store: TokenStore, documents: npt.NDArray[np.int64], row_length: int) -> Layout:
-    pieces, has_response = _split(store, documents, row_length)
-    kept = pieces.chosen(has_response)
+    pieces, is_useful = _split(store, documents, row_length)
+    kept = pieces.chosen(is_useful)
     order, ends = array("q"), array("q", [0])
     for row in _pack(kept.lengths, row_length):
         order.extend(row)
@@ -97,7 +97,7 @@ def _whole(store: TokenStore, documents: npt.NDArray[np.int64], row_length: int)
     return Layout(
         pieces=kept.chosen(np.array(order, np.int64)),
         ends=np.array(ends, np.int64),
-        left_out=pieces.lengths[~has_response],
+        left_out=pieces.lengths[~is_useful],
         num_split=int((store.lengths[documents] > row_length).sum()),
     )
 
@@ -139,9 +139,9 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 def _split(
     store: TokenStore, documents: npt.NDArray[np.int64], row_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into rows, and which of them have a response.
+    """Return pieces that fit into rows, and which of them have a response and a second token.
 
-    Every document has one, so only those of several pieces are looked at.
+    Every document has both, so only those of several pieces are looked at.
     """
     begins, lengths = store.starts[documents], store.lengths[documents]
     counts = -(-lengths // row_length)
@@ -151,12 +151,12 @@ def _split(
         starts=np.repeat(begins, counts) + offsets,
         lengths=np.minimum(np.repeat(lengths, counts) - offsets, row_length),
     )
-    has_response = np.ones(len(offsets), np.bool_)
+    is_useful = pieces.lengths > 1
     for document in np.flatnonzero(counts > 1):
         own = slice(firsts[document], firsts[document] + counts[document])
         tokens = slice(begins[document], begins[document] + lengths[document])
-        has_response[own] = np.logical_or.reduceat(store.is_response[tokens], offsets[own])
-    return pieces, has_response
+        is_useful[own] &= np.logical_or.reduceat(store.is_response[tokens], offsets[own])
+    return pieces, is_useful
 
 
 def _pack(lengths: npt.NDArray[np.int64], row_length: int) -> Iterator[list[int]]:
