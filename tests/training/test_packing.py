@@ -6,8 +6,9 @@ from helpers.training import store_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.counts import DataCounts, PackCounts, ReadCounts
+from training.data.counts import PackCounts
 from training.data.packing import PackedRows
+from training.data.report import advice
 
 
 @given(lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30), row_length=st.integers(2, 20))
@@ -67,11 +68,8 @@ def test_only_the_chosen_documents_are_packed(documents: list[int]) -> None:
 
 @pytest.mark.parametrize(("padding", "advises"), [(0.04, False), (0.06, True)])
 def test_much_padding_comes_with_advice(padding: float, advises: bool) -> None:
-    read = ReadCounts(
-        rows=1, skipped=0, dropped=0, documents=1, tokens=9, responses=9, rich=0, highest_id=1
-    )
     packed = PackCounts(
         rows=1, documents=1, padding=padding, split=0, left_out=0, left_out_tokens=0
     )
-    advice = DataCounts(read=read, packed=packed).advice
-    assert (advice is not None and "data.row_length" in advice) is advises
+    said = advice(packed)
+    assert (said is not None and "data.row_length" in said) is advises

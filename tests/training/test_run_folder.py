@@ -121,6 +121,13 @@ def test_a_run_whose_documents_were_not_split_goes_on_without_splitting(
         RunFolder(before.run_folder).check(before, prepare(before).facts)
 
 
+def test_a_run_on_texts_goes_on_when_conversations_may_be_split_too(
+    trained_workshop: Path,
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2, data={"split": "all"})
+    assert train(settings) == settings.run_folder / "drafter"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
