@@ -43,7 +43,7 @@ class PackCounts(Settings):
         rows: packed ones.
         padding: share of their tokens.
         filled_with: which documents that fit into a row were split to fill rows; None for none.
-        wider_split: what would be more to split, were there too much padding; None for nothing.
+        wider_split: a setting by which more would be split, looked for where there is much padding.
     """
 
     documents: int

@@ -39,7 +39,7 @@ class Layout:
         left_out: tokens of each piece that is in no row.
         num_split: documents of several pieces.
         filled_with: what was split to fill rows, "texts" only or "all"; None for nothing.
-        wider_split: what would be more to split, were there too much padding; None for nothing.
+        wider_split: a setting by which more would be split, looked for where there is much padding.
     """
 
     pieces: Pieces
