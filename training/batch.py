@@ -1,4 +1,4 @@
-"""One packed training batch: rows of whole documents, with the anchors drawn for them."""
+"""One packed training batch: rows of documents or their pieces, with the anchors drawn for them."""
 
 from dataclasses import dataclass, field, fields
 
@@ -10,6 +10,8 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Batch:
     """Packed rows. A row holds several documents that must not see each other, then padding.
+
+    A piece of a document that was split counts as a document.
 
     `positions` restart at 0 in every document; `documents` numbers them within the row, padding is
     -1. `is_response[b, i]` says that token i is one the drafter shall learn to guess. `anchors`

@@ -8,7 +8,7 @@ from typing import Any
 from jakiro.errors import ConfigError
 from training.adapters import add_adapters
 from training.config import TrainSettings
-from training.features.plan import expected_bytes
+from training.features.plan import ExpectedBytes, expected_bytes
 from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
 from training.processes import Kind
@@ -31,7 +31,7 @@ class Estimate:
         target: bytes of the target's weights, whole on every process.
         states: bytes of the drafter's parameters, gradients and optimizer states.
         micro_batch: what one micro-batch needs, were all parameters trained.
-        shards: bytes of the target's features on disk, if the run reads any.
+        shards: the target's features on disk, if the run reads any.
     """
 
     settings: TrainSettings
@@ -41,7 +41,7 @@ class Estimate:
     target: int
     states: StateBytes
     micro_batch: Simulation
-    shards: int = 0
+    shards: ExpectedBytes
 
     @property
     def device_bytes(self) -> int:
@@ -57,7 +57,7 @@ class Estimate:
     @property
     def disk_bytes(self) -> int:
         """Features that it reads; what it leaves; checkpoints at the time when there are most."""
-        return self.shards + disk_bytes(self.parameters, self.settings, self.frozen)
+        return self.shards.size + disk_bytes(self.parameters, self.settings, self.frozen)
 
     @property
     def flops(self) -> int:

@@ -51,7 +51,9 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
 
 
 def _shards(found: Estimate) -> dict[str, str]:
-    return {"features on disk": size_text(found.shards)} if found.shards else {}
+    size, is_exact = found.shards
+    name = "features on disk" if is_exact else "features on disk for these steps, at most"
+    return {name: size_text(size)} if size else {}
 
 
 def _time(found: Estimate, flops_per_second: float | None) -> dict[str, str]:

@@ -36,8 +36,9 @@ class DataSettings(Settings):
             `name:split`.
         row_length: tokens of a packed row; longer documents are split.
         split: other documents that are split, too, where more than a twentieth of rows would be
-            padding: "texts" for plain texts, "all" for conversations as well, or "never". What
-            follows a split remembers nothing of what came before it.
+            padding: "texts" for plain texts, "all" for conversations as well, or "never". A later
+            piece begins in mid-document, without the tokenizer's first token, and remembers nothing
+            of what came before it.
         held_out: rows of data, such as conversations, kept out of training to measure on.
         skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
             ends the run.

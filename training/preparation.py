@@ -76,8 +76,8 @@ class Prepared:
         if chooses and len(self.rows.store.first_documents) < self.rows.store.num_documents:
             facts["held_out_by"] = "rows of data"
         # An earlier version split only what is longer than a row.
-        if self.rows.counts.is_filled:
-            facts["rows_filled_with"] = f"split {self.settings.data.split}"
+        if self.rows.counts.filled_with is not None:
+            facts["rows_filled_with"] = f"split {self.rows.counts.filled_with}"
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
         return facts

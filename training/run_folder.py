@@ -19,7 +19,7 @@ from jakiro.provenance import write_provenance
 from training.adapters import save_adapters
 from training.config import TrainSettings
 from training.model_card import model_card
-from training.run_identity import difference, identity
+from training.run_identity import difference, identity, way_to_repeat
 
 _logger = get_logger(__name__)
 
@@ -112,7 +112,7 @@ class RunFolder:
                 f"the run folder {self.path} holds a run with other settings ({name} differs)",
                 expected=expected,
                 got=got,
-                remedy="choose another run_folder, or repeat the settings in its config.yaml",
+                remedy=f"choose another run_folder, or {way_to_repeat(name, expected)}",
             )
 
     def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:

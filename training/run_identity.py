@@ -58,6 +58,19 @@ def difference(
     return next((one for one in found if one[1] != one[2]), None)
 
 
+def way_to_repeat(name: str, recorded: Any) -> str:
+    """Return how to have again what the record of a run says.
+
+    Args:
+        name: of what differs.
+        recorded: its value there; None if there is none.
+    """
+    if name == "rows_filled_with":  # an earlier version had no such setting, and split nothing
+        split = "never" if recorded is None else str(recorded).removeprefix("split ")
+        return f"set data.split: {split}, as its rows were made"
+    return "repeat the settings in its config.yaml"
+
+
 def _free_names() -> set[str]:
     """Return the settings that no longer count, which the record of an earlier version may have."""
     defaults = TrainSettings.model_validate(_REQUIRED)

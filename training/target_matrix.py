@@ -1,6 +1,8 @@
 """Matrices and gains of a target's linear layers and norms, however these keep them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,7 +27,8 @@ def matrix_of(linear: nn.Module) -> Tensor:
     if not isinstance(linear, BaseTunerLayer) or weight.dtype not in FLOATS:
         return weight
     units = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    return (linear(units) - linear(torch.zeros_like(units[:1]))).T
+    with _without_bias(linear.get_base_layer()):  # which half precision would round the matrix to
+        return (linear(units) - linear(torch.zeros_like(units[:1]))).T
 
 
 def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Tensor, " hidden"]:
@@ -41,6 +44,16 @@ def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Te
     # Of mean 0 and mean square 2^12, which no epsilon changes in float32 and whose root is exact.
     signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2).to(like.dtype)
     return (norm(64 * signs) - norm(-64 * signs)) / 2 * signs
+
+
+@contextmanager
+def _without_bias(linear: Any) -> Iterator[None]:
+    bias = linear.bias
+    linear.bias = None
+    try:
+        yield
+    finally:
+        linear.bias = bias
 
 
 def left_behind_by(

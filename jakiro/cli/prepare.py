@@ -34,6 +34,7 @@ def prepare(
     from training.data.counts import DataCounts
     from training.data.packing import PackedRows
     from training.data.preview import preview as preview_of
+    from training.data.report import advice
     from training.data.token_store import open_tokens
     from training.input_settings import TargetSettings
     from training.loading import load_tokenizer, vocab_size_of
@@ -56,5 +57,6 @@ def prepare(
         counts = DataCounts(read=store.counts, packed=rows.counts)
         for line in counts.lines():
             typer.echo(line)
-        if counts.advice is not None:
-            typer.echo(counts.advice)
+        said = advice(rows.counts, "--split", "--row-length")
+        if said is not None:
+            typer.echo(said)

@@ -106,7 +106,7 @@ def _fitting(
 ) -> "TrainSettings":
     from training.estimate import choose_micro_batch
 
-    memory = device.memory_for(processes.local(settings))
+    memory = _memory(settings, processes, device)
     fitting = choose_micro_batch(settings, processes.count(settings), memory, device.kind)
     say(f"batch.micro_batch: {fitting.batch.micro_batch}, as memory allows")
     return fitting
@@ -132,8 +132,14 @@ def _say_what_it_takes(
             + f" ({missing_gpu()})"
         )
     rate = device.product_rate(settings) if speed is None else speed * 1e12
-    memory = device.memory_for(processes.local(settings))
+    memory = _memory(settings, processes, device)
     Console().print(render(found, memory, rate), highlight=False)
+
+
+def _memory(settings: "TrainSettings", processes: "Processes", device: "PlannedDevice") -> int:
+    if device.memory is not None:  # perhaps elsewhere: nothing is asked of this machine
+        return device.memory
+    return device.memory_for(processes.local(settings))
 
 
 def _run(

@@ -54,6 +54,17 @@ def test_prepare_fills_the_cache_that_training_reads(
     assert store.num_documents == 2
 
 
+@pytest.mark.parametrize(
+    ("split", "advised"), [("texts", "--split all, or another --row-length"), ("all", "another --")]
+)
+def test_prepare_names_its_own_options_where_there_is_much_padding(
+    folder: Path, split: str, advised: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--split", split]
+    assert run(folder, "prepare", *words) == 0
+    assert f"of what is read is padding: {advised}" in capsys.readouterr().out
+
+
 def test_a_preview_shows_responses_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--preview", "5"]
     assert run(folder, "prepare", *words) == 0

@@ -65,6 +65,21 @@ def test_a_dry_run_for_a_gpu_elsewhere_says_what_is_here_and_leaves_the_time_ope
     assert "80.0 GiB" in told.out
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+@pytest.mark.parametrize("micro_batch", ["1", "auto"])
+def test_a_dry_run_for_several_machines_elsewhere_asks_no_gpu_of_this_one(
+    config: Path, micro_batch: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostfile = config.parent / "hosts"
+    hostfile.write_text("one slots=2\ntwo slots=2\n")
+    words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
+    words += ["--hostfile", str(hostfile), "--device-memory", "80", "--micro-batch", micro_batch]
+    assert run(*words) == 0
+    told = capsys.readouterr().out
+    assert "4 process(es)" in told
+    assert "80.0 GiB" in told
+
+
 def test_one_process_trains_here_with_as_many_rows_at_a_time_as_fit(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

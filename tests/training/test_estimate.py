@@ -243,17 +243,20 @@ def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> Non
     features = {"source": "offline", "folder": str(workshop / "features")}
     settings = tiny_run(workshop, features=features)
     guessed = estimate(settings, 1)
-    assert estimate(tiny_run(workshop), 1).shards == 0
-    assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards
+    assert estimate(tiny_run(workshop), 1).shards.size == 0
+    assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards.size
     inputs = prepare(settings)
     writer = FeatureWriter(inputs, workshop / "features")
     widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
     read = settings.steps * settings.batch.rows * settings.data.row_length
-    assert guessed.shards == read * sum(widths.values()) * 2
+    assert guessed.shards.size == read * sum(widths.values()) * 2
     assert writer.write()
     written = sum(path.stat().st_size for path in (workshop / "features").glob("*.safetensors"))
-    assert estimate(settings, 1).shards == pytest.approx(written, rel=0.01)
-    assert "features on disk" in list(render(guessed, 2**30, None).columns[0].cells)
+    counted = estimate(settings, 1)
+    assert counted.shards.size == pytest.approx(written, rel=0.01)
+    names, guesses = (list(render(one, 2**30, None).columns[0].cells) for one in (counted, guessed))
+    assert "features on disk" in names
+    assert "features on disk for these steps, at most" in guesses
 
 
 def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:

@@ -110,8 +110,9 @@ def test_features_of_other_data_are_refused(settings: TrainSettings, workshop: P
 
 
 def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: Path) -> None:
-    for changes in ({"data": {"row_length": 32}}, {"data": {"held_out": 1}}):
-        refuse(offline_run(workshop, **changes), COMPLAINT + r" \(packing differs\)")
+    for changes in ({"row_length": 32}, {"held_out": 1}, {"split": "never"}):
+        said = COMPLAINT + r" \(packing differs\).*remedy: set data.split .*data.split: never,"
+        refuse(offline_run(workshop, data=changes), said)
 
 
 def test_features_of_another_precision_are_refused(settings: TrainSettings, workshop: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_folder_of_other_features_is_refused(workshop: Path) -> None:
     write_features(offline_run(workshop))
     folder = workshop / "features"
     for changes, name in (
-        ({"data": {"row_length": 32}}, "packing differs"),
+        ({"data": {"row_length": 32}}, "packing differs.*remedy: set data.split "),
         ({"drafter": {"memory": {"layers": [0]}}}, "parts differs"),
     ):
         with pytest.raises(ConfigError, match=name):

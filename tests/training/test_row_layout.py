@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.data.packing import PackedRows
+from training.data.report import advice
 from training.data.row_layout import Split
 from training.data.token_store import TokenStore
 
@@ -41,7 +42,7 @@ def test_documents_about_as_long_as_a_row_leave_less_than_a_twentieth_of_padding
     whole, filled = (PackedRows(store, range(200), LENGTH, kind) for kind in ("never", split))
     assert whole.counts.padding > 0.1
     assert filled.counts.padding < 0.05
-    assert filled.counts.is_filled
+    assert filled.counts.filled_with == "texts"  # whatever else might have been split
     assert filled.counts.split > whole.counts.split
     tokens = [token for piece, _ in pieces_of(filled) for token in piece]
     assert sorted(tokens) == list(range(sum(ABOUT_A_ROW)))
@@ -51,15 +52,31 @@ def test_documents_about_as_long_as_a_row_leave_less_than_a_twentieth_of_padding
 def test_conversations_stay_whole_unless_asked_and_texts_fill_their_rows() -> None:
     chats = chats_of(ABOUT_A_ROW)
     kept = PackedRows(chats, range(200), LENGTH, "texts")
-    assert (kept.counts.split, kept.counts.is_filled) == (0, False)
-    assert PackedRows(chats, range(200), LENGTH, "all").counts.padding < 0.05
+    assert (kept.counts.split, kept.counts.filled_with) == (0, None)
+    split = PackedRows(chats, range(200), LENGTH, "all")
+    assert split.counts.padding < 0.05
+    assert split.counts.filled_with == "all"
     chats = chats_of(ABOUT_A_ROW)
     chats.is_response[chats.starts[100] :] = True  # the second half are texts
     mixed = PackedRows(chats, range(200), LENGTH, "texts")
-    assert mixed.counts.is_filled
+    assert mixed.counts.filled_with == "texts"
     assert mixed.counts.padding < kept.counts.padding
     whole = {tuple(chats.document(n).token_ids) for n in range(100)}
     assert whole <= {tuple(piece) for piece, _ in pieces_of(mixed)}
+
+
+@pytest.mark.parametrize(("prompts", "answers"), [((100, 200), (100, 200)), ((400, 480), (20, 30))])
+def test_conversations_that_fit_a_row_are_never_cut_from_all_of_their_response(
+    prompts: tuple[int, int], answers: tuple[int, int]
+) -> None:
+    draw = np.random.default_rng(0)
+    asked, answered = draw.integers(*prompts, 300), draw.integers(*answers, 300)
+    store = store_of((asked + answered).tolist())
+    for start, length in zip(store.starts, asked, strict=False):
+        store.is_response[start : start + length] = False
+    whole, filled = (PackedRows(store, range(300), 512, kind) for kind in ("never", "all"))
+    assert (filled.counts.left_out, filled.counts.left_out_tokens) == (0, 0)
+    assert filled.counts.padding <= whole.counts.padding
 
 
 @given(
@@ -87,10 +104,32 @@ def test_split_pieces_carry_their_responses_and_what_is_left_out_is_counted(
     )
 
 
-def test_a_piece_of_one_token_is_left_out_and_counted() -> None:
-    rows = PackedRows(store_of([3, 3, 3]), range(3), 2, "texts")
+@pytest.mark.parametrize("split", ["never", "texts"])
+def test_a_piece_of_one_token_is_left_out_and_counted(split: Split) -> None:
+    rows = PackedRows(store_of([3, 3, 3]), range(3), 2, split)
     assert (rows.counts.left_out, rows.counts.left_out_tokens) == (3, 3)
     assert all(len(tokens) == 2 for tokens, _ in pieces_of(rows))
+    rows = PackedRows(store_of([LENGTH + 1]), range(1), LENGTH, split)
+    assert (len(rows), rows.counts.left_out, rows.counts.padding) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("split", "of_texts", "of_chats"),
+    [("never", "texts", "all"), ("texts", None, "all"), ("all", None, None)],
+)
+def test_to_split_more_is_advised_where_there_is_more_to_split(
+    split: Split, of_texts: str | None, of_chats: str | None
+) -> None:
+    lengths = [LENGTH - 100] * 20  # of which none shares a row
+    texts, chats = (
+        PackedRows(store, range(20), LENGTH, split).counts
+        for store in (store_of(lengths), chats_of(lengths))
+    )
+    assert (texts.wider_split, chats.wider_split) == (of_texts, of_chats)
+    if of_chats is not None:
+        assert f"data.split {of_chats}, or another data.row_length" in str(advice(chats))
+    lonely = PackedRows(chats_of([LENGTH // 2]), [0], LENGTH, "all").counts
+    assert "is padding: another data.row_length" in str(advice(lonely))
 
 
 def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:

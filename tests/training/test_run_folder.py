@@ -112,10 +112,20 @@ def test_a_run_whose_documents_were_not_split_goes_on_without_splitting(
     identity = json.loads(record.read_text())
     assert identity.pop("rows_filled_with") == "split texts"  # which earlier versions did not know
     record.write_text(json.dumps(identity))
-    with pytest.raises(ConfigError, match="rows_filled_with differs"):
+    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: never,"):
         RunFolder(settings.run_folder).check(settings, prepare(settings).facts)
     before = tiny_run(trained_workshop, steps=2, data={"split": "never"})
     RunFolder(before.run_folder).check(before, prepare(before).facts)
+    record.write_text(json.dumps(identity | {"rows_filled_with": "split texts"}))
+    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: texts,"):
+        RunFolder(before.run_folder).check(before, prepare(before).facts)
+
+
+def test_a_run_on_texts_goes_on_when_conversations_may_be_split_too(
+    trained_workshop: Path,
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2, data={"split": "all"})
+    assert train(settings) == settings.run_folder / "drafter"
 
 
 @pytest.mark.parametrize(

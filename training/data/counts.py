@@ -1,10 +1,11 @@
 """What became of the data on its way to the drafter; nothing is left out silently."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 from jakiro.settings import Settings
 
-TOLERATED_PADDING = 0.05  # of what is read
+Fill = Literal["texts", "all"]  # kinds of documents that are split to fill rows
 
 
 class ReadCounts(Settings):
@@ -41,7 +42,8 @@ class PackCounts(Settings):
         left_out_tokens: in such pieces.
         rows: packed ones.
         padding: share of their tokens.
-        is_filled: whether documents that fit into a row were split to fill rows.
+        filled_with: which documents that fit into a row were split to fill rows; None for none.
+        wider_split: a setting by which more would be split, looked for where there is much padding.
     """
 
     documents: int
@@ -50,7 +52,8 @@ class PackCounts(Settings):
     left_out_tokens: int
     rows: int
     padding: float
-    is_filled: bool = False
+    filled_with: Fill | None = None
+    wider_split: Fill | None = None
 
 
 class DataCounts(Settings):
@@ -58,16 +61,6 @@ class DataCounts(Settings):
 
     read: ReadCounts
     packed: PackCounts
-
-    @property
-    def advice(self) -> str | None:
-        """What to do about padding, if it is a waste."""
-        if self.packed.padding <= TOLERATED_PADDING:
-            return None
-        return (
-            f"{self.packed.padding:.0%} of what is read is padding: data.split all, or another "
-            "data.row_length, such as twice this one, may waste less"
-        )
 
     def lines(self) -> Iterator[str]:
         """Yield what to tell the user."""
@@ -81,5 +74,6 @@ class DataCounts(Settings):
         yield (
             f"{packed.documents:,} documents packed into {packed.rows:,} rows with "
             f"{packed.padding:.1%} padding; {packed.split:,} were split, {packed.left_out:,} of "
-            f"their pieces left out for want of a response ({packed.left_out_tokens:,} tokens)"
+            "their pieces left out for want of a response or of a second token "
+            f"({packed.left_out_tokens:,} tokens)"
         )

@@ -66,7 +66,8 @@ class PackedRows:
             left_out_tokens=int(layout.left_out.sum()),
             rows=len(self),
             padding=layout.padding(row_length),
-            is_filled=layout.is_filled,
+            filled_with=layout.filled_with,
+            wider_split=layout.wider_split,
         )
 
     def __len__(self) -> int:

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from jakiro.logs import get_logger
-from training.data.counts import DataCounts
+from training.data.counts import DataCounts, PackCounts
+from training.data.row_layout import TOLERATED_PADDING
 
 _logger = get_logger(__name__)
 _said: ContextVar[set[str] | None] = ContextVar("what was said of the data", default=None)
@@ -23,10 +24,30 @@ def said_once() -> Iterator[None]:
 
 def report(counts: DataCounts) -> None:
     """Log what became of the data, and advice if there is any."""
-    if counts.advice is not None and _is_new(counts.advice):
-        _logger.warning(counts.advice)
+    said = advice(counts.packed)
+    if said is not None and _is_new(said):
+        _logger.warning(said)
     for line in filter(_is_new, counts.lines()):
         _logger.info(line)
+
+
+def advice(
+    packed: PackCounts, split: str = "data.split", row_length: str = "data.row_length"
+) -> str | None:
+    """Return what to do about padding, if it is a waste.
+
+    Args:
+        packed: what was packed.
+        split: name of the setting that splits documents, where the user is.
+        row_length: name of that of a row's length.
+    """
+    if packed.padding <= TOLERATED_PADDING:
+        return None
+    wider = "" if packed.wider_split is None else f"{split} {packed.wider_split}, or "
+    return (
+        f"{packed.padding:.0%} of what is read is padding: {wider}another {row_length}, such as "
+        "twice this one, may waste less"
+    )
 
 
 def _is_new(line: str) -> bool:

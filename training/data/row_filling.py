@@ -28,9 +28,8 @@ class RowFilling:
     """Rows that documents are laid into one after another, split where that fills a row.
 
     A document goes whole where it leaves the least space; where there is no space for it, its
-    beginning fills the row with the most, unless that is only a part of what asks for the response:
-    then it begins a row. So, where all is response, all but one of the rows that are begun here have
-    less than a twentieth of padding.
+    beginning fills the row with the most, or begins another one if it would hold no response. Of
+    texts, so all but one of the rows that are begun here have less than a twentieth of padding.
 
     Args:
         row_length: tokens of a row.

@@ -3,16 +3,17 @@
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from training.data.counts import TOLERATED_PADDING
+from training.data.counts import Fill
 from training.data.row_filling import Piece, RowFilling
 from training.data.token_store import TokenStore
 
+TOLERATED_PADDING = 0.05  # of what is read
 OPEN_ROWS = 64  # rows that wait for a piece that fits; more waste less, and take longer
 
 Split = Literal["never", "texts", "all"]
@@ -37,14 +38,16 @@ class Layout:
         ends: of the rows among the pieces, the first one being 0.
         left_out: tokens of each piece that is in no row.
         num_split: documents of several pieces.
-        is_filled: whether documents were split to fill rows.
+        filled_with: what was split to fill rows, "texts" only or "all"; None for nothing.
+        wider_split: a setting by which more would be split, looked for where there is much padding.
     """
 
     pieces: Pieces
     ends: npt.NDArray[np.int64]
     left_out: npt.NDArray[np.int64]
     num_split: int
-    is_filled: bool = False
+    filled_with: Fill | None = None
+    wider_split: Fill | None = None
 
     @property
     def num_rows(self) -> int:
@@ -78,18 +81,28 @@ def lay_out(
         split: which documents may be split to fill rows: "never" any, plain "texts", or "all".
     """
     whole = _whole(store, documents, row_length)
-    if split == "never" or whole.padding(row_length) <= TOLERATED_PADDING:
+    if whole.padding(row_length) <= TOLERATED_PADDING:
         return whole
-    stays = ~store.is_text[documents] if split == "texts" else np.zeros(len(documents), np.bool_)
-    if stays.all():
-        return whole
-    filled = _filled(store, documents[stays], documents[~stays], row_length)
-    return filled if filled.num_rows < whole.num_rows else whole
+    best, is_text = whole, store.is_text[documents]
+    choices = {"never": np.zeros_like(is_text), "texts": is_text, "all": np.ones_like(is_text)}
+    is_divisible = choices[split]
+    if is_divisible.any():
+        filled = _filled(store, documents[~is_divisible], documents[is_divisible], row_length)
+        if filled.num_rows < whole.num_rows:
+            best = replace(filled, filled_with="texts" if is_text[is_divisible].all() else "all")
+    return replace(best, wider_split=_wider(split, is_text))
+
+
+def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
+    """Return with which setting more documents would be split."""
+    if split == "all" or (split == "texts" and is_text.all()):
+        return None
+    return "texts" if is_text.all() else "all"
 
 
 def _whole(store: TokenStore, documents: npt.NDArray[np.int64], row_length: int) -> Layout:
-    pieces, has_response = _split(store, documents, row_length)
-    kept = pieces.chosen(has_response)
+    pieces, is_useful = _split(store, documents, row_length)
+    kept = pieces.chosen(is_useful)
     order, ends = array("q"), array("q", [0])
     for row in _pack(kept.lengths, row_length):
         order.extend(row)
@@ -97,25 +110,25 @@ def _whole(store: TokenStore, documents: npt.NDArray[np.int64], row_length: int)
     return Layout(
         pieces=kept.chosen(np.array(order, np.int64)),
         ends=np.array(ends, np.int64),
-        left_out=pieces.lengths[~has_response],
+        left_out=pieces.lengths[~is_useful],
         num_split=int((store.lengths[documents] > row_length).sum()),
     )
 
 
 def _filled(
     store: TokenStore,
-    stay: npt.NDArray[np.int64],
-    are_split: npt.NDArray[np.int64],
+    undivided: npt.NDArray[np.int64],
+    divisible: npt.NDArray[np.int64],
     row_length: int,
 ) -> Layout:
     """Lay whole documents out, and others into what these leave and into more rows."""
-    whole = _whole(store, stay, row_length)
+    whole = _whole(store, undivided, row_length)
     filling = RowFilling(
         row_length,
         (row_length - whole.used).tolist(),
-        lambda piece: bool(store.is_response[piece.start : sum(piece)].any()),
+        lambda piece: bool(store.is_response[piece.start : piece.end].any()),
     )
-    begins, lengths = store.starts[are_split].tolist(), store.lengths[are_split].tolist()
+    begins, lengths = store.starts[divisible].tolist(), store.lengths[divisible].tolist()
     for begin, length in zip(begins, lengths, strict=True):
         filling.add(Piece(begin, length))
     rows = _joined(np.repeat(np.arange(whole.num_rows), np.diff(whole.ends)), filling.rows)
@@ -128,7 +141,6 @@ def _filled(
         ends=np.concatenate([[0], np.cumsum(np.bincount(rows))]).astype(np.int64),
         left_out=_joined(whole.left_out, left_out),
         num_split=whole.num_split + filling.num_split,
-        is_filled=True,
     )
 
 
@@ -139,9 +151,9 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 def _split(
     store: TokenStore, documents: npt.NDArray[np.int64], row_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into rows, and which of them have a response.
+    """Return pieces that fit into rows, and which of them have a response and a second token.
 
-    Every document has one, so only those of several pieces are looked at.
+    Every document has both, so only those of several pieces are looked at.
     """
     begins, lengths = store.starts[documents], store.lengths[documents]
     counts = -(-lengths // row_length)
@@ -151,12 +163,12 @@ def _split(
         starts=np.repeat(begins, counts) + offsets,
         lengths=np.minimum(np.repeat(lengths, counts) - offsets, row_length),
     )
-    has_response = np.ones(len(offsets), np.bool_)
+    is_useful = pieces.lengths > 1
     for document in np.flatnonzero(counts > 1):
         own = slice(firsts[document], firsts[document] + counts[document])
         tokens = slice(begins[document], begins[document] + lengths[document])
-        has_response[own] = np.logical_or.reduceat(store.is_response[tokens], offsets[own])
-    return pieces, has_response
+        is_useful[own] &= np.logical_or.reduceat(store.is_response[tokens], offsets[own])
+    return pieces, is_useful
 
 
 def _pack(lengths: npt.NDArray[np.int64], row_length: int) -> Iterator[list[int]]:

@@ -74,6 +74,20 @@ def identify(inputs: Prepared) -> FeatureIdentity:
     )
 
 
+def ways_to_repeat(name: str) -> str:
+    """Return how a run gets the rows that features are of, if it is rows that differ.
+
+    Args:
+        name: of what differs.
+    """
+    if name not in ("packing", "row_length", "num_rows", "num_held_out_rows"):
+        return ""
+    return (
+        "set data.split as it was when they were written (data.split: never, if there was no such "
+        "setting yet), and so data.row_length, data.held_out and data.share; or "
+    )
+
+
 def packed_row(inputs: Prepared, number: int) -> PackedRow:
     """Return a row by the number that features know it by: training rows, then held-out ones."""
     count = len(inputs.rows)

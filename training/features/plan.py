@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
@@ -67,11 +68,20 @@ class FeaturePlan:
             )
 
 
-def expected_bytes(settings: TrainSettings, config: JakiroConfig, spec: TargetSpec) -> int:
-    """Return the bytes of all shards that a run reads; 0 if its target runs beside the drafter.
+class ExpectedBytes(NamedTuple):
+    """Size of all shards that a run reads; `is_exact` if its rows are known."""
 
-    Where none have been begun, nobody has counted the rows of the data; then they are taken to be
-    those of the run's steps, each read once.
+    size: int
+    is_exact: bool
+
+
+def expected_bytes(
+    settings: TrainSettings, config: JakiroConfig, spec: TargetSpec
+) -> ExpectedBytes:
+    """Return the size of all shards that a run reads; 0 if its target runs beside the drafter.
+
+    Where none have been begun, nobody has counted the rows of the data; then every row of the run's
+    steps counts as another one, though these may come back to the same.
 
     Args:
         settings: of the run.
@@ -83,7 +93,7 @@ def expected_bytes(settings: TrainSettings, config: JakiroConfig, spec: TargetSp
     """
     features, batch = settings.features, settings.batch
     if features.source == "online" or features.folder is None:
-        return 0
+        return ExpectedBytes(0, is_exact=True)
     index = read_index(features.folder.expanduser().absolute())
     if index is not None:
         num_rows, num_bytes = index.identity.total_rows, index.bytes_per_position
@@ -91,7 +101,8 @@ def expected_bytes(settings: TrainSettings, config: JakiroConfig, spec: TargetSp
         widths = States.needed_by(config).widths(spec)
         num_bytes = sum(widths.values()) * TORCH_DTYPES[features.dtype].itemsize
         num_rows = settings.steps * batch.rows
-    return num_rows * settings.data.row_length * num_bytes
+    size = num_rows * settings.data.row_length * num_bytes
+    return ExpectedBytes(size, is_exact=index is not None)
 
 
 def _size(num_bytes: int) -> str:

@@ -8,6 +8,7 @@ from filelock import FileLock, Timeout
 
 from jakiro.errors import ConfigError
 from jakiro.files import ensure_writable_folder
+from training.features.identity import ways_to_repeat
 from training.features.index import FeatureIndex, Shard, is_intact, is_whole, read_index
 
 
@@ -83,5 +84,5 @@ def _require_same(folder: Path, found: FeatureIndex, wanted: FeatureIndex) -> No
             f"the folder {folder} holds other features ({name} differs)",
             expected=expected,
             got=got,
-            remedy="choose another folder",
+            remedy=f"{ways_to_repeat(name)}choose another folder",
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from jakiro.errors import CheckpointError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.logs import get_logger
-from training.features.identity import identify
+from training.features.identity import identify, ways_to_repeat
 from training.features.index import FeatureIndex, Shard, is_intact, is_whole, read_index
 from training.features.states import States
 from training.preparation import Prepared
@@ -90,7 +90,8 @@ def _check_identity(folder: Path, index: FeatureIndex, inputs: Prepared) -> None
             f"the features in {folder} are not those of this run ({name} differs)",
             expected=expected,
             got=got,
-            remedy="set features.folder to features of this target and data, or write them",
+            remedy=f"{ways_to_repeat(name)}set features.folder to features of this target and "
+            "data, or write them",
         )
 
 
