@@ -25,7 +25,7 @@ def train(
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(help="On every machine; by default one per GPU, or one without GPUs."),
+        typer.Option(min=1, help="On every machine; by default one per GPU, or one without GPUs."),
     ] = None,
     hostfile: Annotated[
         Path | None,
@@ -34,7 +34,9 @@ def train(
             help="Several machines, one per line as NAME slots=NUMBER; they share a file system.",
         ),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="The first ones of the hostfile only.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="The first ones of the hostfile only.")
+    ] = None,
     launcher: Annotated[
         str | None,
         typer.Option(help="What starts processes on other machines: pdsh, openmpi, slurm, ..."),

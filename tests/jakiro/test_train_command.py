@@ -52,6 +52,14 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+@pytest.mark.parametrize("option", ["--processes", "--nodes"])
+def test_there_are_no_runs_on_nothing(
+    config: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), option, "0", "--dry-run") == 2
+    assert "greater than or equal to 1" in capsys.readouterr().err
+
+
 def test_a_dry_run_for_a_gpu_elsewhere_says_what_is_here_and_leaves_the_time_open(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
