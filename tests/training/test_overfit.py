@@ -56,7 +56,8 @@ def learn(tiny: TinyTraining, tokens: Tensor, steps: int, is_narrow: bool) -> No
         tiny.drafter.draft_ids.copy_(torch.tensor(sorted(ids)))
     settings, reader = tiny.drafter.config.settings, tiny.reader(LENGTH)
     # The laws alone say little of the state that two layers read.
-    terms = {"contrast_weight": 0, "balance_weight": 0, "feature_weight": settings.tail_layers}
+    weights = {"token": 1, "feature": settings.tail_layers, "contrast": 0, "balance": 0}
+    terms = {f"{name}_weight": weight for name, weight in weights.items()}
     module = TrainingModule(tiny.drafter, ObjectiveSettings(**terms))
     view = reader.view(one_document(tokens, anchors_of(settings, 0)))
     optimizer = torch.optim.Adam(tiny.drafter.parameters(), lr=1e-2)
