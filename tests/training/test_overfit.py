@@ -32,7 +32,7 @@ VARIETY = {
     "hybrid": tiny_settings(trunk=HYBRID | {"rollout_steps": LEVELS}),
     "published": tiny_settings(combine="sum", trunk=PUBLISHED | {"rollout_steps": LEVELS}),
     "fused": tiny_settings(trunk=FUSED | {"rollout_steps": LEVELS}),
-    "narrow": tiny_settings(),
+    "curriculum": tiny_settings(),
 }
 
 
@@ -47,8 +47,8 @@ def anchors_of(settings: DrafterSettings, step: int) -> Tensor:
     return torch.from_numpy(AnchorRule(kind, LEVELS, draws).anchors(starts, (0, step)))
 
 
-def learn(tiny: TinyTraining, tokens: Tensor, steps: int, is_narrow: bool) -> None:
-    """Train on one document until it is known."""
+def learn(tiny: TinyTraining, tokens: Tensor, steps: int, num_narrow: int) -> None:
+    """Train on one document until it is known, with a narrow view in so many steps at the start."""
     if tiny.drafter.draft_ids is not None:
         rest = [token for token in range(61) if token not in tokens[0].tolist()]
         missing = len(tiny.drafter.draft_ids) - len(tokens[0].unique())
@@ -64,7 +64,7 @@ def learn(tiny: TinyTraining, tokens: Tensor, steps: int, is_narrow: bool) -> No
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
     for step in range(steps):
         batch = one_document(tokens, anchors_of(settings, step))
-        batch = Batch(**(vars(batch) | {"is_narrow": torch.tensor([is_narrow])}))
+        batch = Batch(**(vars(batch) | {"is_narrow": torch.tensor([step < num_narrow])}))
         optimizer.zero_grad()
         module(view, batch, reader).total.div(LENGTH).backward()
         torch.nn.utils.clip_grad_norm_(tiny.drafter.parameters(), 1.0)
@@ -72,7 +72,9 @@ def learn(tiny: TinyTraining, tokens: Tensor, steps: int, is_narrow: bool) -> No
         schedule.step()
 
 
-def assert_drafts_without_a_miss(settings: DrafterSettings, steps: int, narrow: bool) -> None:
+def assert_drafts_without_a_miss(
+    settings: DrafterSettings, steps: int, num_narrow: int = 0
+) -> None:
     model = tiny_llama()
     prompt = torch.tensor([[3, 1, 4, 1]])
     tokens = model.generate(
@@ -83,7 +85,7 @@ def assert_drafts_without_a_miss(settings: DrafterSettings, steps: int, narrow: 
         pad_token_id=0,
     )
     tiny = tiny_training(settings)
-    learn(tiny, tokens, steps, narrow)
+    learn(tiny, tokens, steps, num_narrow)
     parallel = settings.schedule.parallel_levels
     chain = {"children": 1, "breadth": 1}
     shape = TreeShape(autoregressive_levels=LEVELS, parallel_levels=parallel, **chain)
@@ -99,11 +101,13 @@ def assert_drafts_without_a_miss(settings: DrafterSettings, steps: int, narrow: 
 
 @pytest.mark.parametrize("settings", [MOA, ROLLED_OUT], ids=["moa", "feedback"])
 def test_one_document_is_learnt_by_heart(settings: DrafterSettings) -> None:
-    assert_drafts_without_a_miss(settings, steps=80, narrow=False)
+    assert_drafts_without_a_miss(settings, steps=80)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIETY)
 def test_every_kind_of_drafter_learns_one_document_by_heart(name: str) -> None:
     steps = 400 if name == "tail-2" else 200
-    assert_drafts_without_a_miss(VARIETY[name], steps, narrow=name == "narrow")
+    # What was learnt from drafted tokens alone is no more than a start: decoding shows all of them.
+    num_narrow = steps // 2 if name == "curriculum" else 0
+    assert_drafts_without_a_miss(VARIETY[name], steps, num_narrow)
