@@ -78,18 +78,17 @@ def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Succ
     known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
     is_same = before.ids[met.row] == met.successors[:, None]
     again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much quicker than in two axes
-    row = met.row[again]
+    was_known = met.row[again], at
     weights = met.amounts.copy()
-    weights[again] += known[row, at]
+    weights[again] += known[was_known]
     weights = np.minimum(weights, max_weight).astype(np.float32)
-    rows, columns, found = met.row, met.column, _keys(weights, met.successors)
-    if columns.max() >= count:  # one bigram of a list may have thousands
-        rows, columns, found = _first_of_each(rows, found, count)
-    width = count + int(columns.max()) + 1
-    keys = np.full((len(before.ids), width), _MISSING)
+    row, column, met_keys = met.row, met.column, _keys(weights, met.successors)
+    if column.max() >= count:  # one bigram of a list may have thousands
+        row, column, met_keys = _first_of_each(row, met_keys, count)
+    keys = np.full((len(before.ids), count + int(column.max()) + 1), _MISSING)
     keys[:, :count] = _keys(known, before.ids) | _KNOWN
-    keys[row, at] = _MISSING
-    keys[rows, columns + count] = found
+    keys[was_known] = _MISSING
+    keys[row, count + column] = met_keys
     keys.sort(axis=1)
     return _rows(keys[:, :count])
 
