@@ -104,8 +104,8 @@ class TargetTail:
         cache.aim(token_ids, num_visible=4)
         try:
             got = self.forward(states[self.input_state], token_ids, chain, token_ids, cache)
-        except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-            raise _unsupported(self.target, str(error).strip().splitlines()[0]) from error
+        except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
+            raise _unsupported(self.target, repr(error).splitlines()[0]) from error
         tolerance = 1e-3 if got.dtype == torch.float32 else 5e-2
         expected = states[-1].float()
         difference = (got.float() - expected).abs().max().item()

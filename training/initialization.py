@@ -52,12 +52,15 @@ def initialize(
         return
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     attention = _attention_to_start_from(settings, target, heads, says_why_not=True)
-    if attention is not None:
-        _warn(attention, heads.rope_base, target)
-        start_from(drafter.trunk, attention)
-        if batches is not None and is_fitted(settings, target):
-            nn.Module.to(drafter, target.device)  # the model's own `to` has lost its signature
-            start_as_layer(drafter, target, attention, batches, settings.seed)
+    if attention is None:
+        return
+    _warn(attention, heads.rope_base, target)
+    start_from(drafter.trunk, attention)
+    if not is_fitted(settings, target):
+        _say_why_attention_alone(settings)
+    elif batches is not None:
+        nn.Module.to(drafter, target.device)  # the model's own `to` has lost its signature
+        start_as_layer(drafter, target, attention, batches, settings.seed)
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
@@ -102,6 +105,15 @@ def _warn(attention: LayerAttention, rope_base: float, target: TargetAdapter) ->
         _logger.warning(
             f"drafter.trunk.rope_base {rope_base:g} is not how the target's layer rotates: "
             f"{_rotation_of(target)}"
+        )
+
+
+def _say_why_attention_alone(settings: TrainSettings) -> None:
+    own, start = settings.drafter, settings.initialize
+    if start.fit_tokens and own.trunk.reads_features:
+        _logger.info(
+            f"attention alone starts as the target's: initialize.attention_layer is "
+            f"{start.attention_layer}, and the drafter stands in the place of {place_of(own)}"
         )
 
 

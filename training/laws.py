@@ -97,7 +97,8 @@ class _Blended(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Tensor:
         joint, law = ctx.saved_tensors
-        return (joint - law.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
+        whole = law.clamp(min=torch.finfo(law.dtype).min)  # where no component gives the token: 0
+        return (joint - whole.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
 
 
 def _chunk(

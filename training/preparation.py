@@ -98,6 +98,7 @@ def prepare(
     check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
     config = config_for(settings.drafter, record)
+    start = _start(settings, config)
     return Prepared(
         settings=settings,
         target=target,
@@ -107,8 +108,8 @@ def prepare(
         held_out=PackedRows(store, held_out, settings.data.row_length),
         prompts=_prompts(settings, store, held_out, target, tokenizer),
         data_fingerprint=store.fingerprint,
-        draft_ids=_draft_ids(settings, store, train, target),
-        start=_start(settings, config),
+        draft_ids=_draft_ids(settings, store, train, target, start),
+        start=start,
     )
 
 
@@ -136,11 +137,11 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
         DataError: it wants to draft more tokens than there are.
     """
     check_initialization(settings, inputs.target)
-    _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
+    start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
     store = inputs.rows.store
     train, _ = choose_held_out(store, settings.data.held_out, settings.data.share)
-    _draft_ids(settings, store, train, inputs.target)
+    _draft_ids(settings, store, train, inputs.target, start)
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
@@ -161,10 +162,17 @@ def _start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | Non
 
 
 def _draft_ids(
-    settings: TrainSettings, store: TokenStore, train: Documents, target: TargetAdapter
+    settings: TrainSettings,
+    store: TokenStore,
+    train: Documents,
+    target: TargetAdapter,
+    start: JakiroDrafter | None,
 ) -> Tensor | None:
+    """Return the tokens to draft; with the weights of another drafter come those that it drafts."""
     size = settings.drafter.draft_vocab_size
-    return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
+    if size is None or start is not None:
+        return None if start is None else start.draft_ids
+    return choose_draft_ids(store, train, size, target.spec.vocab_size)
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:

@@ -267,6 +267,13 @@ def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
     assert fitted < 0.8 * attention_alone
 
 
+def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = {"trunk": {"kind": "hybrid", **HEADS}, **TAIL}
+    with caplog.at_level(logging.INFO):
+        train(tiny_run(workshop, drafter=drafter, initialize={"attention_layer": -1}, steps=2))
+    assert "attention_layer is -1, and the drafter stands in the place of -2" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("drafter", "initialize", "expected"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
-from helpers.training import TEXTS, tiny_run
+from helpers.training import TEXTS, tiny_run, write_jsonl
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, JakiroError
@@ -53,6 +53,17 @@ def test_a_run_starts_at_the_weights_and_with_the_tokens_of_another_drafter(
     other.save_pretrained(moved)
     with pytest.raises(ConfigError, match="start_fingerprint differs"):
         train(warm(workshop, moved))
+
+
+def test_a_run_on_other_texts_drafts_the_tokens_of_the_drafter_it_starts_at(
+    workshop: Path, start: Path
+) -> None:
+    before = JakiroDrafter.from_pretrained(start).draft_ids
+    data = {"paths": [str(write_jsonl(workshop / "few.jsonl", [{"text": "total " * 60}] * 8))]}
+    after = JakiroDrafter.from_pretrained(train(warm(workshop, start, data=data))).draft_ids
+    assert before is not None
+    assert after is not None
+    assert after.tolist() == before.tolist()
 
 
 def test_a_drafter_for_an_earlier_state_of_the_target_is_taken_with_a_warning(

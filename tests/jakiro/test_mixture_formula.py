@@ -1,0 +1,69 @@
+"""The bank's mixture from its equations, expert by expert, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jakiro.experts import ExpertBank
+
+HIDDEN, WIDTH = 10, 6
+
+
+def _bank(num_experts: int, **changes: Any) -> ExpertBank:
+    torch.manual_seed(3)
+    settings = {"num_parallel": 2, "combine": "mixture", "contrastive_head": True, **changes}
+    bank = ExpertBank(HIDDEN, WIDTH, num_experts, **settings).double()
+    torch.nn.init.uniform_(bank.norm.weight, 0.5, 1.5)
+    if bank.beta is not None:
+        bank.beta.data.copy_(torch.tensor([0.7, -0.4]))
+    return bank
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())
+
+
+def _activations(weight: dict[str, Tensor], vector: Tensor, num_experts: int) -> list[Tensor]:
+    normed = vector / (vector.square().mean() + 1e-6).sqrt() * weight["norm.weight"]
+    both = (weight["gate_up.weight"] @ normed).reshape(num_experts, 2, WIDTH)
+    return [_silu(gate) * up for gate, up in both]
+
+
+@pytest.mark.parametrize("num_experts", [2, 4])
+@torch.no_grad()
+def test_later_levels_add_the_contrast_of_each_expert_with_the_mean_of_the_others(
+    num_experts: int,
+) -> None:
+    bank = _bank(num_experts)
+    weight = bank.state_dict()
+    x = torch.randn(7, HIDDEN, dtype=torch.float64)
+    for vector, features in zip(x, bank(x).features, strict=True):
+        inner = _activations(weight, vector, num_experts)
+        outputs = [h @ down for h, down in zip(inner, weight["down"], strict=True)]
+        for e in range(num_experts):
+            others = [outputs[other] for other in range(num_experts) if other != e]
+            contrast = outputs[e] - sum(others, torch.zeros(HIDDEN)) / len(others)
+            torch.testing.assert_close(features[0, e], vector + outputs[e])
+            for level in (1, 2):
+                own = inner[e] @ weight["level_down"][level - 1, e]
+                beta = weight["beta"][level - 1]
+                torch.testing.assert_close(features[level, e], vector + own + beta * contrast)
+
+
+@pytest.mark.parametrize("combine", ["mixture", "sum"])
+@torch.no_grad()
+def test_without_a_contrastive_head_levels_have_projections_alone(combine: str) -> None:
+    bank = _bank(2, combine=combine, contrastive_head=False)
+    weight = bank.state_dict()
+    assert bank.beta is None
+    vector = torch.randn(HIDDEN, dtype=torch.float64)
+    inner = _activations(weight, vector, 2)
+    output = bank(vector)
+    for level in (1, 2):
+        rows = zip(inner, weight["level_down"][level - 1], strict=True)
+        own = torch.stack([h @ down for h, down in rows])
+        expected = own if combine == "mixture" else (output.gate @ own)[None]
+        for features, added in zip(output.features[level], expected, strict=True):
+            torch.testing.assert_close(features, vector + added)
