@@ -169,10 +169,10 @@ def _draft_ids(
     start: JakiroDrafter | None,
 ) -> Tensor | None:
     """Return the tokens to draft; with the weights of another drafter come those that it drafts."""
+    if start is not None:
+        return start.draft_ids
     size = settings.drafter.draft_vocab_size
-    if size is None or start is not None:
-        return None if start is None else start.draft_ids
-    return choose_draft_ids(store, train, size, target.spec.vocab_size)
+    return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
