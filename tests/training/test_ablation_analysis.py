@@ -56,6 +56,7 @@ def test_kinds_of_trees_are_compared_each_for_itself() -> None:
     documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
     results = analyse(documents, arms, trees)
     assert results.trees == ["chosen-60", "costs"]
+    assert results.note.endswith("compare their tokens/s, not their tau.")
     assert [[row.arm for row in rows] for rows in results.groups] == 4 * [["base", "other"]]
     for temperature in (0.0, 1.0):
         (base, other), (_, worse) = (results.at(temperature, label) for label in results.trees)
@@ -112,6 +113,7 @@ def test_a_single_seed_is_said_to_be_one() -> None:
     results = analyse(made_up_documents({"base": 0.0}, seeds=1), [made_up_arm("base")])
     assert results.seeds == 1
     assert "another seed may reverse any verdict" in results.note
+    assert "by costs" not in results.note
 
 
 def test_equal_arms_are_mostly_not_resolved() -> None:

@@ -11,7 +11,7 @@ from training.ablation.arms import BASE
 from training.ablation.counts import Counts, counts_of, prompts_in
 from training.ablation.interaction import find_cells, two_by_two
 from training.ablation.results import ArmExperts, ArmRow, StudyResults, TwoByTwo, Verdict
-from training.ablation.trees import Trees
+from training.ablation.trees import Trees, any_by_costs
 from training.ablation.uncertainty import Ratio, ratio
 from training.config import TrainSettings
 
@@ -121,7 +121,7 @@ def analyse(
     return StudyResults(
         seeds=len(documents),
         prompts=len(place_of),
-        note=_note(len(documents), sum(row.verdict != "base" for row in rows)),
+        note=_note(len(documents), sum(row.verdict != "base" for row in rows), trees),
         rows=rows,
         interactions=_interactions(measured, arms),
         experts=tuple(one for arm in arms if (one := arm.diversity) is not None),
@@ -156,14 +156,17 @@ def _verdict(arm: str, tau_ratio: Ratio) -> Verdict:
     return "better" if tau_ratio.value > 1 else "worse"
 
 
-def _note(num_seeds: int, num_intervals: int) -> str:
+def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:
+    by_costs = ""
+    if any_by_costs(trees):
+        by_costs = " Trees by costs differ from arm to arm: compare their tokens/s, not their tau."
     if num_seeds < 2:
         return (
             "One seed: the 95% intervals tell how prompts differ, not how trainings do; "
-            "another seed may reverse any verdict."
+            f"another seed may reverse any verdict.{by_costs}"
         )
     share = "one in ten" if num_seeds == 2 else "one in twenty"  # two points tell little of spread
     return (
         f"95% intervals over {num_seeds} seeds and all prompts, paired. Verdicts are about tau; "
-        f"of {num_intervals}, about {share} errs even where nothing differs."
+        f"of {num_intervals}, about {share} errs even where nothing differs.{by_costs}"
     )

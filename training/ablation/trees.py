@@ -44,8 +44,12 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
 
 def prompts_to_choose_on(trees: Sequence[Trees]) -> int:
     """Return how many prompts are not reported on, for costs choose trees on them."""
-    by_costs = any(_parsed(one.options).candidates == "costs" for one in trees)
-    return TRIAL_PROMPTS if by_costs else 0
+    return TRIAL_PROMPTS if any_by_costs(trees) else 0
+
+
+def any_by_costs(trees: Sequence[Trees]) -> bool:
+    """Return whether measured costs choose trees, each arm its own."""
+    return any(_parsed(one.options).candidates == "costs" for one in trees)
 
 
 def identity(trees: Sequence[Trees]) -> object:
