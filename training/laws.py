@@ -15,6 +15,9 @@ from training.token_losses import TokenLoss, token_losses
 
 Logits = Callable[[Tensor], Tensor]
 
+# Of log-probabilities: where a head's logits are -inf, a probability of 0 times this is still 0.
+_LOWEST = torch.finfo(torch.float32).min
+
 
 class Heads(NamedTuple):
     """Features to logits: of the target over all tokens, of the drafter over those it drafts."""
@@ -86,19 +89,21 @@ class _WithGradients(torch.autograd.Function):
 
 
 class _Blended(torch.autograd.Function):
-    """`joint.logsumexp(dim=1)`, several times faster where few components have large laws."""
+    """`joint.logsumexp(dim=1)`, at least `_LOWEST`.
+
+    Several times faster than that where few components have large laws.
+    """
 
     @staticmethod
     def forward(ctx: Any, joint: Tensor) -> Tensor:
-        law = reduce(torch.logaddexp, joint.unbind(dim=1))
+        law = reduce(torch.logaddexp, joint.unbind(dim=1)).clamp(min=_LOWEST)
         ctx.save_for_backward(joint, law)
         return law
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Tensor:
         joint, law = ctx.saved_tensors
-        whole = law.clamp(min=torch.finfo(law.dtype).min)  # where no component gives the token: 0
-        return (joint - whole.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
+        return (joint - law.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
 
 
 def _chunk(
@@ -131,6 +136,7 @@ def _laws(
     for level in range(features.shape[1]):
         with torch.no_grad():
             target_law = heads.target(targets[:, level]).float().log_softmax(dim=-1)
+            target_law = target_law.clamp_(min=_LOWEST)
             best = target_law.argmax(dim=-1)
         joint = joint_log_probs(heads.draft(features[:, level]), weights)
         law = _Blended.apply(joint)

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,8 +22,7 @@ def token_losses(
 
     Where only some tokens are drafted the sums run over these, and what p gives to the others
     counts as rejected only. With m what p gives to those drafted, "kl" is then at least m log m,
-    and "reverse_kl" -log m. Tokens that a law never gives, such as those of a padded vocabulary
-    whose logits are -inf, add nothing to a sum over that law.
+    and "reverse_kl" -log m.
 
     Args:
         kind: which of them.
@@ -33,17 +31,11 @@ def token_losses(
     """
     match kind:
         case "cross_entropy":
-            return -_expected(draft, target)
+            return -(target.exp() * draft).sum(dim=-1)
         case "kl":
-            return _expected(target - draft, target)
+            return (target.exp() * (target - draft)).sum(dim=-1)
         case "reverse_kl":
-            return _expected(draft - target, draft)
+            return (draft.exp() * (draft - target)).sum(dim=-1)
         case "total_variation":
             outside = (1 - target.exp().sum(dim=-1)).clamp(min=0)
             return ((target.exp() - draft.exp()).abs().sum(dim=-1) + outside) / 2
-
-
-def _expected(values: Float[Tensor, "n vocab"], law: Float[Tensor, "n vocab"]) -> Tensor:
-    """Return the mean of values under a law, where it is 0 whatever they are; so are gradients."""
-    probs = law.exp()
-    return (probs * torch.where(probs > 0, values, 0.0)).sum(dim=-1)

@@ -72,6 +72,17 @@ def test_the_last_layer_may_be_of_another_kind_than_the_one_before(num_layers: i
     _assert_tail_makes_the_features(model, num_layers)
 
 
+def test_layers_that_ask_for_what_is_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetAdapter(tiny_llama())
+
+    def fail(*_: object, **__: object) -> Tensor:
+        raise AttributeError("no such part")
+
+    monkeypatch.setattr(TargetTail, "forward", fail)
+    with pytest.raises(TargetNotSupported, match="no such part"):
+        TargetTail(target, 1)
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_layers_that_cannot_run_alone_are_refused_by_name(family: str) -> None:
     model = tiny_family(family)
