@@ -5,12 +5,7 @@ from typing import Any
 
 import torch
 
-from inference.comparison.document import ExampleTree
-from inference.comparison.example_trees import example_tree
-from inference.comparison.method_names import DRAFTER
-from inference.comparison.methods import Law, OwnDecoding
 from inference.decoder import SpeculativeDecoder
-from inference.prompts import encode_prompt
 from inference.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
 from jakiro.logs import get_logger
@@ -35,9 +30,6 @@ class Evaluation:
         inputs: of the run.
         reader: of the target.
         processes: this one among the others.
-
-    Attributes:
-        example: a typical draft tree of the last measurement, on the first process.
     """
 
     def __init__(self, inputs: Prepared, reader: TargetReader, processes: Processes) -> None:
@@ -45,7 +37,6 @@ class Evaluation:
         self._settings = inputs.settings
         self._reader = reader
         self._processes = processes
-        self.example: ExampleTree | None = None
 
     def warn_if_blind(self) -> None:
         """Say if there is nothing to measure on."""
@@ -109,20 +100,10 @@ class Evaluation:
 
     def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
         decoder = SpeculativeDecoder(self._inputs.target.model, drafter, self._inputs.tokenizer)
-        if self._processes.is_first:
-            self.example = self._draft(decoder)
         return [
             self._decode(decoder, temperature)
             for temperature in self._settings.evaluation.temperatures
         ]
-
-    def _draft(self, decoder: SpeculativeDecoder) -> ExampleTree | None:
-        """Continue the first prompt, and return a tree that was drafted there."""
-        tokenizer, settings = self._inputs.tokenizer, self._settings.evaluation
-        vocab_size = self._inputs.target.spec.vocab_size
-        prompt = encode_prompt(self._inputs.prompts[0], tokenizer, vocab_size)
-        law = Law(settings.temperatures[0], settings.max_new_tokens)
-        return example_tree(OwnDecoding("drafter", DRAFTER, decoder), prompt, law, 0, tokenizer)
 
     def _decode(self, decoder: SpeculativeDecoder, temperature: float) -> dict[str, Any]:
         """Continue the prompts, each with a seed of its own."""

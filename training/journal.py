@@ -16,9 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from inference.comparison.document import ExampleTree
 from jakiro.files import write_atomically
-from training.tree_image import tree_image
 
 METRICS = "metrics.jsonl"
 _HISTOGRAM = "_histogram"  # end of the name of counts in equal bins
@@ -53,10 +51,6 @@ class Journal:
             self._board.add_scalar(name, value, step)
         for name, counts in _histograms(record):
             self._board.add_histogram_raw(name, **_raw(counts), global_step=step)
-
-    def show(self, step: int, tree: ExampleTree) -> None:
-        """Show a draft tree as it was drafted after `step` steps."""
-        self._board.add_image("draft_tree", tree_image(tree), step, dataformats="HWC")
 
     def close(self) -> None:
         """Bring everything to the disk."""

@@ -21,8 +21,7 @@ from training.failures import exhaustion_explained
 from training.features.store import FeatureStore, open_features
 from training.initialization import initialize, is_fitted
 from training.input_settings import TORCH_DTYPES
-from training.journal import Journal, progress_bar, read_evaluations
-from training.plateau import PlateauWatch
+from training.journal import Journal, progress_bar
 from training.preparation import Prepared
 from training.processes import Processes
 from training.publication import Publication
@@ -55,7 +54,6 @@ class Run:
         self._seconds_unrecorded = 0.0
         self._journal: Journal | None = None
         self._features: FeatureStore | None = None
-        self._watch: PlateauWatch | None = None
 
     def complete(self, progress: Progress | None = None) -> Path:
         """Do what remains of the run and return the finished drafter's folder.
@@ -150,7 +148,6 @@ class Run:
             )
         if self._processes.is_first:
             self._journal = Journal(self._folder.path, state.step)
-            self._watch = PlateauWatch(read_evaluations(self._folder.path))
         if settings.evaluation.every is not None:
             evaluation.warn_if_blind()
         if settings.evaluation.every is not None and not state.step:
@@ -186,10 +183,6 @@ class Run:
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
-        if self._journal is not None and evaluation.example is not None:
-            self._journal.show(self._state.step, evaluation.example)
-        if self._watch is not None:
-            self._watch.add(self._state.step, found)
         now = self._state_now(trainer)
         self._publication.keep_if_best(drafter, found, now)
         self._state.best_tau = now.best_tau
