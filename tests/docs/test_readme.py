@@ -73,7 +73,7 @@ def test_the_yaml_block_of_the_readme_is_a_valid_training_run(own_file: Path) ->
 
 def test_the_drafter_that_the_readme_advises_is_one(own_file: Path) -> None:
     _, advice = _blocks("yaml")
-    own_file.write_text(own_file.read_text() + advice)
+    own_file.write_text(own_file.read_text().replace("extends: configs/base.yaml\n", advice))
     drafter = load_settings(TrainSettings, own_file).drafter
     assert not drafter.trunk.attends_memory
     assert drafter.bank.num_experts == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.training import tiny_run
 
+from jakiro.attention_shape import AttentionShape
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -18,7 +19,7 @@ from training.train import train
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
-ARMS = sorted((CONFIGS / "arms").glob("*.yaml"))
+DRAFTERS = sorted((CONFIGS / "drafters").glob("*.yaml"))
 REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
 TARGET = TargetRecord(
     name_or_path="any",
@@ -27,6 +28,7 @@ TARGET = TargetRecord(
     kv_widths=(256,) * 12,
     fingerprint="any",
     num_hidden_states=13,
+    attention=AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, rope_base=10_000.0),
 )
 
 
@@ -68,9 +70,9 @@ def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository
     assert widths["contrast-loss-off"] == widths["base"]
 
 
-def test_all_arms_of_the_study_of_drafters_are_equally_large() -> None:
-    arms = equally_sized(read_arms(CONFIGS / "study.yaml", ARMS, REQUIRED), TARGET)
-    assert len(arms) == len(ARMS) + 1
+def test_all_drafters_of_the_repository_are_equally_large_in_a_study() -> None:
+    arms = equally_sized(read_arms(CONFIGS / "study.yaml", DRAFTERS, REQUIRED), TARGET)
+    assert len(arms) == len(DRAFTERS) + 1
 
 
 def test_parameters_are_counted_as_the_drafter_has_them() -> None:

@@ -10,11 +10,12 @@ from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.settings import load_settings
 from jakiro.target_record import TargetRecord
-from jakiro.yaml_layers import read_layered_yaml
+from jakiro.yaml_layers import apply_overrides, merge, read_layered_yaml
 from training.config import TrainSettings
 from training.deepspeed_config import build_deepspeed_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+DRAFTERS = sorted((CONFIGS / "drafters").glob("*.yaml"))
 REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
 
 
@@ -49,6 +50,31 @@ def test_a_config_loads_as_it_is_and_its_batch_can_be_shared_out(
         * deepspeed["gradient_accumulation_steps"]
         * num_processes
     )
+
+
+def test_the_drafters_that_have_names_are_these() -> None:
+    names = [path.stem for path in DRAFTERS]
+    assert names == ["eagle2", "eagle3", "jakiro-published", "moa", "recommended"]
+
+
+@pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
+def test_a_drafter_with_a_name_is_whole_whatever_it_is_laid_over(path: Path) -> None:
+    first, second = path.read_text().splitlines()[:2]
+    assert first.startswith("# ")
+    assert "arXiv" in first
+    assert not second.startswith("#")
+    below = [CONFIGS / "base.yaml", CONFIGS / "study.yaml"]
+    plain, studied = (_laid_over(base, path) for base in below)
+    heads = studied.drafter.trunk.model_dump(include=set(AttentionShape.model_fields))
+    trunk = plain.drafter.trunk.model_copy(update=heads)
+    assert studied.drafter == plain.drafter.model_copy(update={"trunk": trunk})
+    assert studied.initialize == plain.initialize
+    assert studied.objective == plain.objective
+
+
+def _laid_over(base: Path, path: Path) -> TrainSettings:
+    layers = merge(read_layered_yaml(base), read_layered_yaml(path))
+    return TrainSettings.model_validate(apply_overrides(layers, REQUIRED))
 
 
 def test_the_drafter_for_an_8b_target_has_264_million_parameters() -> None:
