@@ -1,11 +1,12 @@
 """What a drafter is made of: its settings, its target, and the Hugging Face shell around them."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from transformers import PreTrainedConfig
 
-from jakiro.attention_shape import AttentionShape, usual_shape
+from jakiro.attention_shape import AttentionShape
 from jakiro.cache import StateSource
 from jakiro.errors import ConfigError
 from jakiro.settings import Settings, validate_settings
@@ -195,7 +196,7 @@ class JakiroConfig(PreTrainedConfig):
         """The validated record of the target.
 
         Raises:
-            ConfigError: the config names no target.
+            ConfigError: the config names no target, or its record lacks what it must have.
         """
         if self.target is None:
             raise ConfigError(
@@ -204,7 +205,20 @@ class JakiroConfig(PreTrainedConfig):
                 got="none",
                 remedy="build the config with jakiro.config.config_for",
             )
+        _check_complete(self.target)
         return validate_settings(TargetRecord, self.target, source="the drafter config's target")
+
+
+def _check_complete(record: Mapping[str, Any]) -> None:
+    fields = TargetRecord.model_fields.items()
+    missing = [name for name, field in fields if field.is_required() and name not in record]
+    if missing:
+        raise ConfigError(
+            "the drafter config's record of its target is incomplete",
+            expected=f"a record with {', '.join(missing)}",
+            got="one without",
+            remedy="train the drafter again with this version of jakiro",
+        )
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
@@ -216,7 +230,7 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
-    heads = settings.trunk.heads_for(target.attention or usual_shape(target.hidden_size))
+    heads = settings.trunk.heads_for(target.attention)
     trunk = settings.trunk.model_copy(update=heads.model_dump())
     completed = settings.model_copy(update={"trunk": trunk})
     return JakiroConfig(
@@ -228,7 +242,7 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
     """Return what memory and features are made of, layer by layer.
 
     Raises:
-        ConfigError: nothing is known of the target's hidden states.
+        ConfigError: hidden states are wanted of a target that has none to read.
     """
     trunk = settings.trunk
     memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
@@ -252,13 +266,13 @@ def last_hidden_state(target: TargetRecord) -> int:
     """Return the index of the feature among the target's hidden states.
 
     Raises:
-        ConfigError: nothing is known of them.
+        ConfigError: the target has none to read.
     """
     if target.num_hidden_states is None:
         raise ConfigError(
             "the hidden states of the target cannot be read",
-            expected="a target whose layers pass on one vector per token, and a record of it",
-            got="another one, or a record by an earlier version",
+            expected="a target whose layers pass on one vector per token",
+            got=f"{target.name_or_path}, whose layers do not",
             remedy="use drafter.trunk.kind moa, drafter.memory.source kv and drafter.tail_layers 0",
         )
     return target.num_hidden_states - 1

@@ -25,8 +25,8 @@ class TargetRecord(Settings):
     vocab_size: int
     kv_widths: tuple[int, ...]
     fingerprint: str
-    num_hidden_states: int | None = None  # None: unknown, as to earlier versions
-    attention: AttentionShape | None = None  # likewise
+    num_hidden_states: int | None  # None: what its layers pass on is not one vector per token
+    attention: AttentionShape
     tokenizer_fingerprint: str | None = None
     template_fingerprint: str | None = None
 

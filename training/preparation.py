@@ -70,14 +70,8 @@ class Prepared:
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
+            "rows_filled_with": f"split {self.rows.counts.filled_with or 'never'}",
         }
-        # Where a row of data is several documents, an earlier version chose among these.
-        chooses = self.settings.data.held_out > 0 or self.settings.data.share < 1
-        if chooses and len(self.rows.store.first_documents) < self.rows.store.num_documents:
-            facts["held_out_by"] = "rows of data"
-        # An earlier version split only what is longer than a row.
-        if self.rows.counts.filled_with is not None:
-            facts["rows_filled_with"] = f"split {self.rows.counts.filled_with}"
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
         return facts

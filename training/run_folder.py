@@ -19,7 +19,7 @@ from jakiro.provenance import write_provenance
 from training.adapters import save_adapters
 from training.config import TrainSettings
 from training.model_card import model_card
-from training.run_identity import difference, identity, way_to_repeat
+from training.run_identity import difference, identity, unmatched, way_to_repeat
 
 _logger = get_logger(__name__)
 
@@ -103,9 +103,12 @@ class RunFolder:
         """Check that the folder is this run's, or nobody's yet; arguments are those of `claim`.
 
         Raises:
-            ConfigError: it belongs to another run.
+            ConfigError: it belongs to another run, or its record has another format.
         """
-        found = self._difference(settings, facts) if self.holds_work else None
+        if not self.holds_work:
+            return
+        self._check_format(settings, facts)
+        found = self._difference(settings, facts)
         if found is not None:
             name, expected, got = found
             raise ConfigError(
@@ -166,6 +169,19 @@ class RunFolder:
             )
         write_provenance(self.path, settings)
         write_atomically(self._record, json.dumps(identity(settings, facts), indent=2))
+
+    def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
+        """Refuse a record that does not have the same names as one written today."""
+        if not self._record.exists():
+            return
+        name = unmatched(json.loads(self._record.read_text()), identity(settings, facts))
+        if name is not None:
+            raise ConfigError(
+                f"the record of the run in {self.path} has another format",
+                expected="a run.json with the same names as one written today",
+                got=f"{name} in one of the two alone",
+                remedy="choose another run_folder, or delete this one and train again",
+            )
 
     @property
     def _record(self) -> Path:

@@ -27,8 +27,7 @@ _FREE: Any = {
 }
 
 
-_REQUIRED: Any = {"target": {"name_or_path": "any"}, "data": {"paths": ["any"]}}
-_DEFAULTS = {"settings": TrainSettings.model_validate(_REQUIRED).model_dump(mode="json")}
+_OPTIONAL = {"start_fingerprint"}  # of a drafter to start from, which not every run has
 
 
 def identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
@@ -47,15 +46,33 @@ def difference(
     """Return the name of the first thing that makes another run, and both values; or None.
 
     Args:
-        recorded: the identity of a run, perhaps by an earlier version.
+        recorded: the identity of a run.
         wanted: that of another one.
     """
-    # A setting that the run's version did not have yet had the effect of today's default.
     then, now = _named(recorded), _named(wanted)
-    before = _named(_DEFAULTS) | then
-    names = sorted((then.keys() | now.keys()) - _free_names())
-    found = ((name, before.get(name), now.get(name)) for name in names)
+    names = sorted(then.keys() | now.keys())
+    found = ((name, then.get(name), now.get(name)) for name in names)
     return next((one for one in found if one[1] != one[2]), None)
+
+
+def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Return the first name that only one of two identities has, as their formats differ; or None.
+
+    A group that is None in one of them, such as `lora`, is a difference in value, not in format.
+
+    Args:
+        recorded: the identity of a run.
+        wanted: that of another one.
+    """
+    for name in sorted((recorded.keys() | wanted.keys()) - _OPTIONAL):
+        if name not in recorded or name not in wanted:
+            return name
+        then, now = recorded[name], wanted[name]
+        if isinstance(then, Mapping) and isinstance(now, Mapping):
+            inner = unmatched(then, now)
+            if inner is not None:
+                return f"{name}.{inner}".removeprefix("settings.")
+    return None
 
 
 def way_to_repeat(name: str, recorded: Any) -> str:
@@ -65,16 +82,9 @@ def way_to_repeat(name: str, recorded: Any) -> str:
         name: of what differs.
         recorded: its value there; None if there is none.
     """
-    if name == "rows_filled_with":  # an earlier version had no such setting, and split nothing
-        split = "never" if recorded is None else str(recorded).removeprefix("split ")
-        return f"set data.split: {split}, as its rows were made"
+    if name == "rows_filled_with":
+        return f"set data.split: {str(recorded).removeprefix('split ')}, as its rows were made"
     return "repeat the settings in its config.yaml"
-
-
-def _free_names() -> set[str]:
-    """Return the settings that no longer count, which the record of an earlier version may have."""
-    defaults = TrainSettings.model_validate(_REQUIRED)
-    return _named(_DEFAULTS).keys() - _named(identity(defaults, {})).keys()
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,9 +84,9 @@ def test_hidden_states_outside_the_target_are_refused(target: TargetAdapter) -> 
     record = record_target(target.spec, "tiny")
     with pytest.raises(ConfigError, match="from 0 to 3"):
         config_for(tiny_settings(source="hidden", layers=(4,)), record)
-    old = record.model_copy(update={"num_hidden_states": None})
+    other = record.model_copy(update={"num_hidden_states": None})
     with pytest.raises(ConfigError, match="hidden states of the target cannot be read"):
-        config_for(tiny_settings(source="hidden"), old)
+        config_for(tiny_settings(source="hidden"), other)
 
 
 def test_which_hidden_states_are_read_by_default(target: TargetAdapter) -> None:
@@ -97,6 +97,16 @@ def test_which_hidden_states_are_read_by_default(target: TargetAdapter) -> None:
     )
     assert state_sources(several, record).memory.layers == (1, 1, 3)
     assert state_sources(last, record).memory.layers == (3,)
+
+
+@pytest.mark.parametrize("name", ["attention", "num_hidden_states"])
+def test_a_record_that_lacks_a_fact_of_its_target_is_refused(
+    target: TargetAdapter, name: str
+) -> None:
+    config = tiny_drafter(target).config
+    del config.target[name]
+    with pytest.raises(ConfigError, match=rf"incomplete.*with {name}.*train the drafter again"):
+        JakiroDrafter(config)
 
 
 def test_a_config_without_a_target_is_refused() -> None:

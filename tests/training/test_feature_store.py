@@ -111,7 +111,10 @@ def test_features_of_other_data_are_refused(settings: TrainSettings, workshop: P
 
 def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: Path) -> None:
     for changes in ({"row_length": 32}, {"held_out": 1}, {"split": "never"}):
-        said = COMPLAINT + r" \(packing differs\).*remedy: set data.split .*data.split: never,"
+        said = (
+            COMPLAINT
+            + r" \(packing differs\).*remedy: set data.split, data.row_length, .* as they were"
+        )
         refuse(offline_run(workshop, data=changes), said)
 
 

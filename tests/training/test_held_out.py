@@ -73,11 +73,6 @@ def test_no_answer_of_a_held_out_conversation_is_trained_on_where_each_is_a_docu
     assert {store.describe([one]) for one in training.tolist()}.isdisjoint(
         {store.describe([one]) for one in held_out.tolist()}
     )
-    assert inputs.facts["held_out_by"] == "rows of data"
-    assert (
-        "held_out_by"
-        not in prepare(tiny_run(workshop, data={"held_out": 0}), inputs.target.model).facts
-    )
 
 
 def test_the_order_of_the_data_does_not_decide() -> None:

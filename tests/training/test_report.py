@@ -8,7 +8,7 @@ from training.data.report import report, said_once
 
 def counts(num_rows: int) -> DataCounts:
     read = ReadCounts(
-        rows=9, skipped=0, dropped=0, documents=9, tokens=90, responses=90, rich=0, highest_id=1
+        rows=9, skipped=0, dropped=0, documents=9, tokens=90, responses=90, highest_id=1
     )
     packed = PackCounts(
         rows=num_rows, documents=9, padding=0.2, split=0, left_out=0, left_out_tokens=0

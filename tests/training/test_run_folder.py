@@ -90,35 +90,45 @@ def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
     assert train(again) == again.run_folder / "drafter"
 
 
-def test_a_run_of_a_version_without_a_setting_goes_on_with_its_default(
-    trained_workshop: Path,
+@pytest.mark.parametrize("name", ["token_loss", "unheard_of"])
+def test_a_run_whose_record_has_another_format_must_be_made_again(
+    trained_workshop: Path, name: str
 ) -> None:
     settings = tiny_run(trained_workshop, steps=2)
     record = settings.run_folder / "run.json"
     identity = json.loads(record.read_text())
-    del identity["settings"]["objective"]["token_loss"]
-    identity["settings"]["engine"]["zero_stage"] = 1  # which once made another run
+    objective = identity["settings"]["objective"]
+    if name in objective:
+        del objective[name]
+    else:
+        objective[name] = None
     record.write_text(json.dumps(identity))
-    train(settings)
-    with pytest.raises(ConfigError, match="token_loss differs"):
-        train(tiny_run(trained_workshop, steps=2, objective={"token_loss": "kl"}))
+    message = rf"another format.*objective\.{name} in one of the two alone.*train again"
+    with pytest.raises(ConfigError, match=message):
+        train(settings)
 
 
-def test_a_run_whose_documents_were_not_split_goes_on_without_splitting(
+def test_a_run_with_adapters_differs_in_its_settings_not_in_its_format(
     trained_workshop: Path,
 ) -> None:
+    lora: dict[str, Any] = {"lora": {"rank": 2}, "initialize": {"drafter": "any"}}
+    other = tiny_run(trained_workshop, steps=2, **lora)
+    facts = prepare(tiny_run(trained_workshop, steps=2)).facts | {"start_fingerprint": "any"}
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        RunFolder(other.run_folder).check(other, facts)
+
+
+def test_rows_that_were_filled_otherwise_make_another_run(trained_workshop: Path) -> None:
+    whole = tiny_run(trained_workshop, steps=2, data={"split": "never"})
+    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: texts,"):
+        RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
     settings = tiny_run(trained_workshop, steps=2)
     record = settings.run_folder / "run.json"
     identity = json.loads(record.read_text())
-    assert identity.pop("rows_filled_with") == "split texts"  # which earlier versions did not know
-    record.write_text(json.dumps(identity))
+    record.write_text(json.dumps(identity | {"rows_filled_with": "split never"}))
     with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: never,"):
         RunFolder(settings.run_folder).check(settings, prepare(settings).facts)
-    before = tiny_run(trained_workshop, steps=2, data={"split": "never"})
-    RunFolder(before.run_folder).check(before, prepare(before).facts)
-    record.write_text(json.dumps(identity | {"rows_filled_with": "split texts"}))
-    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: texts,"):
-        RunFolder(before.run_folder).check(before, prepare(before).facts)
+    RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
 
 
 def test_a_run_on_texts_goes_on_when_conversations_may_be_split_too(

@@ -98,9 +98,9 @@ def test_a_tail_leaves_at_least_one_layer_before_it(tail_layers: int) -> None:
 def test_a_target_without_hidden_states_is_refused_with_what_it_can_have(
     record: TargetRecord, settings: DrafterSettings
 ) -> None:
-    old = record.model_copy(update={"num_hidden_states": None})
+    other = record.model_copy(update={"num_hidden_states": None})
     with pytest.raises(ConfigError, match=r"trunk\.kind moa, .* and drafter\.tail_layers 0"):
-        config_for(settings, old)
+        config_for(settings, other)
 
 
 def _run(**changes: Any) -> TrainSettings:

@@ -1,6 +1,5 @@
 """Tokens are read once per content, and nothing half-written is ever used."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,6 @@ def test_documents_without_a_second_token_are_dropped_and_counted(tmp_path: Path
         documents=1,
         tokens=len(store.token_ids),
         responses=len(store.token_ids),
-        rich=0,
         highest_id=int(store.token_ids.max()),
     )
 
@@ -144,30 +142,11 @@ def test_documents_know_their_lines_whatever_came_between(tmp_path: Path) -> Non
     assert store.describe([1]) == f"{second}:3"
 
 
-def test_a_fingerprint_of_an_earlier_version_still_holds(tmp_path: Path) -> None:
+def test_the_fingerprint_names_the_folder_in_the_cache(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "chats.jsonl", [{"messages": CHAT}])
-    plain = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
+    store = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
     (home,) = (path.parent for path in (tmp_path / "cache").glob("*/sizes.json"))
-    assert plain.fingerprint.startswith(home.name)
-    named = [CHAT[0], CHAT[1] | {"reasoning_content": "Well."}]  # which it did not read
-    data = write_jsonl(tmp_path / "rich.jsonl", [{"messages": named}])
-    rich = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
-    homes = [path.parent.name for path in (tmp_path / "cache").glob("*/sizes.json")]
-    assert not any(rich.fingerprint.startswith(name) for name in homes)
-
-
-def test_a_cache_of_an_earlier_version_is_read_anew(tmp_path: Path, data: Path) -> None:
-    first = open_in(tmp_path, data)
-    (sizes,) = (tmp_path / "cache").glob("*/sizes.json")
-    known = json.loads(sizes.read_text())
-    for name in ("counts.json", "hashes.npy", "rows.npy"):
-        (sizes.parent / name).unlink()
-        del known[name]
-    sizes.write_text(json.dumps(known))
-    again = open_in(tmp_path, data)
-    assert again.counts == first.counts
-    assert again.places is not None
-    assert again.fingerprint == first.fingerprint
+    assert store.fingerprint.startswith(home.name)
 
 
 def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:

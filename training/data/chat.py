@@ -31,11 +31,6 @@ class Chat(NamedTuple):
         """Indices of the assistant's turns; what nobody asked for is no answer."""
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
 
-    @property
-    def is_rich(self) -> bool:
-        """Whether there is more to it than roles and texts."""
-        return self.tools is not None or any(turn.keys() & set(_MORE) for turn in self.messages)
-
 
 def parse_chat(turns: Any, tools: Any, place: str) -> Chat:
     """Return a conversation, whichever form its turns have.

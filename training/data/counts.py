@@ -18,7 +18,6 @@ class ReadCounts(Settings):
         documents: that were kept; conversations can have one for each answer.
         tokens: in them.
         responses: tokens that the drafter learns to guess.
-        rich: rows with tools, reasoning, or other fields beside role and content.
         highest_id: the largest token id.
     """
 
@@ -28,7 +27,6 @@ class ReadCounts(Settings):
     documents: int
     tokens: int
     responses: int
-    rich: int
     highest_id: int
 
 

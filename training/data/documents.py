@@ -141,7 +141,6 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             if not gives_offsets(tokenizer):
                 encoded = (encode_by_prefixes(tokenizer, one, record.place) for one in rendered)
                 parts = [Document(*one) for one in encoded]
-            intake.rich += chat.is_rich
         yield record, parts
 
 

@@ -24,13 +24,11 @@ class Intake:
         is_skipping: leave unusable rows out; by default the first one is raised.
         rows: read so far, unusable ones included.
         skipped: unusable ones.
-        rich: rows with tools, reasoning, or other fields beside role and content.
     """
 
     is_skipping: bool = False
     rows: int = 0
     skipped: int = 0
-    rich: int = 0
 
     @contextmanager
     def guard(self) -> Iterator[None]:

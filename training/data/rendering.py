@@ -112,11 +112,6 @@ def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     return _STOPPED_CLOCK + template if _CLOCK in template else template
 
 
-def reads_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the chat template would write the date of the day."""
-    return _CLOCK in str(getattr(tokenizer, "chat_template", None))
-
-
 def _ask(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, index: int) -> _Turn:
     asked = _apply(tokenizer, template, chat, index, is_asking=True)
     answered = _apply(tokenizer, template, chat, index + 1)

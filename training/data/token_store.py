@@ -20,12 +20,11 @@ from training.data.counts import ReadCounts
 from training.data.documents import Document, encode_rows
 from training.data.intake import Intake
 from training.data.places import Places
-from training.data.rendering import reads_clock
 from training.data.sources import Source, find_sources, read_all
 from training.data.token_writer import hash_document, write_tokens
 
 # Part of the fingerprint: to be raised whenever the same rows would become other tokens.
-_REVISION = 1
+_REVISION = 2
 
 
 @dataclass(frozen=True)
@@ -136,15 +135,12 @@ def _identify(
     vocab_size: int | None,
     skip_bad_rows: bool,
 ) -> str:
-    # What an earlier version did not know is part only where it makes a difference: run folders of
-    # that version go on.
     return fingerprint(
         _REVISION,
         [source.fingerprint() for source in sources],
         tokenizer_fingerprint(tokenizer),
         template_fingerprint(tokenizer),
-        *([["skip", vocab_size]] if skip_bad_rows else []),
-        *(["stopped clock"] if reads_clock(tokenizer) else []),
+        ["skip", vocab_size] if skip_bad_rows else None,
     )
 
 
@@ -152,10 +148,7 @@ def _is_whole(home: Path) -> bool:
     """Whether all files are there in full; what a crash cut off is read again."""
     try:
         sizes = json.loads((home / "sizes.json").read_bytes())
-        is_known = "rows.npy" in sizes  # an earlier version did not note the rows
-        return is_known and all(
-            (home / name).stat().st_size == size for name, size in sizes.items()
-        )
+        return all((home / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError):
         return False
 
@@ -166,8 +159,7 @@ def _map(home: Path, identity: str, sources: Sequence[Source]) -> TokenStore:
         token_ids=np.memmap(home / "token_ids", np.int32, mode="r"),
         is_response=np.memmap(home / "is_response", np.bool_, mode="r"),
         starts=np.load(home / "starts.npy", mmap_mode="r"),
-        # An earlier version read of a turn no more than role and content.
-        fingerprint=fingerprint(identity, "rich turns") if counts.rich else identity,
+        fingerprint=identity,
         counts=counts,
         known_hashes=np.load(home / "hashes.npy", mmap_mode="r"),
         places=Places(

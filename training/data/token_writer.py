@@ -76,7 +76,6 @@ def _write(folder: Path, rows: Iterable[tuple[Record, Sequence[Document]]], inta
         documents=len(hashes),
         tokens=starts[-1],
         responses=num_responses,
-        rich=intake.rich,
         highest_id=highest_id,
     )
     if num_responses == 0:

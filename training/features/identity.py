@@ -83,8 +83,8 @@ def ways_to_repeat(name: str) -> str:
     if name not in ("packing", "row_length", "num_rows", "num_held_out_rows"):
         return ""
     return (
-        "set data.split as it was when they were written (data.split: never, if there was no such "
-        "setting yet), and so data.row_length, data.held_out and data.share; or "
+        "set data.split, data.row_length, data.held_out and data.share as they were when the "
+        "features were written; or "
     )
 
 

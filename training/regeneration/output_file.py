@@ -120,8 +120,14 @@ class OutputFile:
                 remedy="choose another file",
             )
         known = json.loads(record.read_bytes())
-        # What an earlier version did not note cannot be compared.
-        for name in (name for name in identity if name in known):
+        for name in identity:
+            if name not in known:
+                raise ConfigError(
+                    f"the settings of {self.path} are incomplete",
+                    expected=f"{name} in {record.name}",
+                    got="none",
+                    remedy="choose another file, and make the rows again",
+                )
             if known[name] != identity[name]:
                 option = f" --dtype {known[name]}" if name == "target_dtype" else " the settings"
                 raise ConfigError(
