@@ -1,36 +1,39 @@
-"""The demo's text: the Python source of the standard library that this interpreter runs on."""
+"""The demo's text: source of the standard library, and the target's own continuations of it."""
 
 import hashlib
+import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import torch
+from rich.progress import Progress
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from jakiro.demo.presets import TextRecipe
 from jakiro.errors import DataError
-from jakiro.files import fingerprint
+from jakiro.files import fingerprint, write_atomically
+from jakiro.target import TargetAdapter
 
 Split = Literal["train", "dev", "test"]
+STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
 # Percent of the files, by a hash of their path; the rest trains.
 _PERCENT_DEV, _PERCENT_TEST = 5, 5
-
 # Folders that are not the library's own code: third-party packages, generated tables, and the test
 # suites, which some distributions strip: without them the corpus is the same everywhere.
-_FOREIGN = frozenset(
-    {
-        *("site-packages", "dist-packages", "__pycache__", "__phello__"),
-        *("encodings", "pydoc_data"),
-        *("test", "tests", "idle_test"),
-    }
-)
+_FOREIGN = {"site-packages", "dist-packages", "__pycache__", "__phello__", "encodings"}
+_FOREIGN |= {"pydoc_data", "test", "tests", "idle_test"}
 # Records of how and where the interpreter was built.
 _BUILD_RECORDS = ("config-", "_sysconfigdata")
 
 
-@dataclass(frozen=True)
-class SourceFile:
-    """One file: its path below the library's root, with `/` on every system, and its text."""
+class SourceFile(NamedTuple):
+    """A file's path below the library's root, with `/` on every system, and its text."""
 
     path: str
     text: str
@@ -38,13 +41,9 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files in the order of their paths, split by a hash of the path alone.
+    """Files in the order of their paths; models learn from `train` alone.
 
-    Attributes:
-        train: what models may learn from.
-        dev: held out, to choose settings on.
-        test: held out, to report on.
-        fingerprint: SHA-256 over all paths and texts.
+    Settings are chosen on `dev`, results reported on `test`; the fingerprint covers all of them.
     """
 
     train: tuple[SourceFile, ...]
@@ -56,21 +55,18 @@ class Corpus:
         """Return the files of one split."""
         return {"train": self.train, "dev": self.dev, "test": self.test}[split]
 
+    def shuffled_training_files(self) -> list[SourceFile]:
+        """Return the training files in a fixed shuffle."""
+        return sorted(self.train, key=lambda file: fingerprint(file.path))
 
-def load_corpus(root: Path | None = None, *, min_characters: int = 1_000_000) -> Corpus:
+
+def load_corpus(root: Path = STANDARD_LIBRARY, *, min_characters: int = 1_000_000) -> Corpus:
     """Read the library's Python files, without test suites, tables, and third-party packages.
 
-    Files that are empty or no UTF-8 are left out.
-
-    Args:
-        root: the library's folder; by default that of the running interpreter.
-        min_characters: below this much text, a corpus is taken for an incomplete installation.
-
     Raises:
-        DataError: there is too little source text, as in a zipped, frozen, or stripped Python.
+        DataError: there are fewer characters, as in a zipped, frozen, or stripped Python.
     """
-    folder = root or Path(sysconfig.get_paths()["stdlib"])
-    files = list(_read_files(folder))
+    files = list(_read_files(root))
     by_split = {
         split: tuple(file for file in files if split_of(file.path) == split)
         for split in get_args(Split)
@@ -78,13 +74,12 @@ def load_corpus(root: Path | None = None, *, min_characters: int = 1_000_000) ->
     num_characters = sum(len(file.text) for file in files)
     if num_characters < min_characters or not all(by_split.values()):
         raise DataError(
-            f"too little Python source in {folder}",
+            f"too little Python source in {root}",
             expected=f"at least {min_characters:,} characters, with files for each split",
             got=f"{num_characters:,} characters in {len(files)} files",
             remedy="use a Python installed with its standard library as .py files",
         )
-    identity = fingerprint([[file.path, file.text] for file in files])
-    return Corpus(**by_split, fingerprint=identity)
+    return Corpus(**by_split, fingerprint=fingerprint(files))
 
 
 def split_of(path: str) -> Split:
@@ -95,20 +90,77 @@ def split_of(path: str) -> Split:
     return "dev" if percent < _PERCENT_TEST + _PERCENT_DEV else "train"
 
 
-def _read_files(folder: Path) -> Iterator[SourceFile]:
-    relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    for path in sorted(filter(_is_library_code, relative), key=Path.as_posix):
-        text = _read_text(folder / path)
-        if text and not text.isspace():
-            yield SourceFile(path.as_posix(), text)
+def write_texts(
+    recipe: TextRecipe,
+    corpus: Corpus,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    progress: Progress,
+) -> Path:
+    """Return a JSONL file of `{"text"}` rows; it is made once and kept in `folder`."""
+    target = TargetAdapter(model).spec.fingerprint
+    identity = fingerprint(1, recipe.model_dump(), corpus.fingerprint, target)
+    path = folder / f"texts-{identity[:16]}.jsonl"
+    if not path.exists():
+        texts = texts_for(recipe, corpus, model, tokenizer, progress)
+        write_rows(path, ({"text": text} for text in texts))
+    return path
 
 
-def _is_library_code(path: Path) -> bool:
-    return _FOREIGN.isdisjoint(path.parts[:-1]) and not path.parts[0].startswith(_BUILD_RECORDS)
+def write_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    """Write a JSONL file."""
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None  # deliberately odd encodings exist in the library; they are no loss
+def texts_for(
+    recipe: TextRecipe,
+    corpus: Corpus,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+) -> list[str]:
+    """Return the target's own continuations, then source files.
+
+    Drafts are made for what the target writes, which is not what people wrote.
+    """
+    sources = [file.text for file in corpus.shuffled_training_files()]
+    task = progress.add_task("Letting the target write", total=recipe.num_batches)
+    written: list[str] = []
+    generate: Any = model.generate
+    for number, batch in enumerate(_starts(recipe, sources, tokenizer).split(recipe.batch)):
+        torch.manual_seed(number)
+        tokens = generate(
+            batch.to(model.device),
+            attention_mask=torch.ones_like(batch).to(model.device),
+            max_new_tokens=recipe.new_tokens,
+            pad_token_id=0,
+            do_sample=number % 2 == 1,
+            **({"temperature": recipe.temperature} if number % 2 else {}),
+        )
+        written += tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        progress.advance(task)
+    return written + sources[: recipe.num_files]
+
+
+def _starts(
+    recipe: TextRecipe, texts: list[str], tokenizer: PreTrainedTokenizerBase
+) -> torch.Tensor:
+    """Cut equally long starts out of the texts, one of each in turn, at fixed random places."""
+    generator = torch.Generator().manual_seed(0)
+    count, length = recipe.num_batches * recipe.batch, recipe.start_tokens
+    streams = (tokenizer.encode(text, add_special_tokens=False) for text in texts[:count])
+    starts = []
+    for ids in islice(cycle([ids for ids in streams if len(ids) > length]), count):
+        place = int(torch.randint(len(ids) - length, (), generator=generator))
+        starts.append(ids[place : place + length])
+    return torch.tensor(starts)
+
+
+def _read_files(root: Path) -> Iterator[SourceFile]:
+    for path in sorted(root.rglob("*.py"), key=Path.as_posix):
+        place = path.relative_to(root)
+        if _FOREIGN.isdisjoint(place.parts[:-1]) and not place.parts[0].startswith(_BUILD_RECORDS):
+            with suppress(OSError, UnicodeDecodeError):  # a few are deliberately not UTF-8
+                if (text := path.read_text(encoding="utf-8")).strip():
+                    yield SourceFile(place.as_posix(), text)

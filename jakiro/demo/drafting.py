@@ -2,60 +2,14 @@
 
 from pathlib import Path
 
-from pydantic import PositiveFloat, PositiveInt
 from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from jakiro.config import (
-    BankSettings,
-    DrafterSettings,
-    MemorySettings,
-    ScheduleSettings,
-)
+from jakiro.demo.presets import DrafterRecipe
 from jakiro.files import fingerprint
-from jakiro.settings import Settings
-from training.config import (
-    CheckpointSettings,
-    EngineSettings,
-    EvaluationSettings,
-    OptimizerSettings,
-    TrainSettings,
-)
-from training.input_settings import BatchSettings, DataSettings, TargetSettings
+from training.config import TrainSettings
 from training.processes import Device
 from training.train import train
-
-
-class DrafterRecipe(Settings):
-    """How long and how fast the drafter learns.
-
-    Attributes:
-        steps: optimizer steps.
-        rows: packed rows of a step, of 256 tokens.
-        learning_rate: at the peak.
-    """
-
-    steps: PositiveInt
-    rows: PositiveInt = 4
-    learning_rate: PositiveFloat = 0.02
-
-
-def drafter_settings(hidden_size: int) -> DrafterSettings:
-    """Return a drafter of about one layer of a target with this hidden size.
-
-    It has what the demo is to show: layer self-attention over all layers' keys and values, two
-    experts, and one parallel level that sees the contrast between them.
-    """
-    return DrafterSettings(
-        memory=MemorySettings(
-            common_width=hidden_size // 2,
-            num_heads=2,
-            head_dim=32 if hidden_size < 512 else 64,
-            mlp_width=hidden_size,
-        ),
-        bank=BankSettings(num_experts=2, expert_width=2 * hidden_size),
-        schedule=ScheduleSettings(autoregressive_levels=2, parallel_levels=1),
-    )
 
 
 def train_drafter(
@@ -68,43 +22,37 @@ def train_drafter(
     device: Device,
     progress: Progress,
 ) -> Path:
-    """Return the folder of the drafter; train it unless the cache holds it.
+    """Return the folder of the drafter; train it unless the cache in `folder` holds it.
 
-    Args:
-        recipe: how long to train.
-        target: where the target was loaded from.
-        texts: a JSONL file.
-        folder: the cache.
-        model: the target.
-        tokenizer: its tokenizer.
-        device: "auto", "cpu" or "cuda".
-        progress: shows the steps.
+    It is about as large as one layer of the target, and has what the demo is to show: layer
+    self-attention over all layers' keys and values, two experts, and one parallel level that sees
+    the contrast between them. `model` was loaded from `target`.
     """
+    width = int(model.config.get_text_config().hidden_size)
+    memory = {"common_width": width // 2, "num_heads": 2, "mlp_width": width}
+    data = {"paths": (str(texts),), "row_length": 256, "held_out": 8}
     settings = TrainSettings.model_validate(
         {
-            "target": TargetSettings(name_or_path=target),
-            "data": DataSettings(
-                paths=(str(texts),), row_length=256, held_out=8, cache_folder=folder / "tokens"
-            ),
-            "drafter": drafter_settings(int(model.config.get_text_config().hidden_size)),
-            "batch": BatchSettings(rows=recipe.rows, micro_batch=recipe.rows),
-            "optimizer": OptimizerSettings(
-                kind="muon",
-                learning_rate=recipe.learning_rate,
-                warmup_steps=min(30, recipe.steps),
-                schedule="cosine",
-            ),
-            "engine": EngineSettings(device=device),
-            "evaluation": EvaluationSettings(num_prompts=0, held_out_rows=16),
-            "checkpoint": CheckpointSettings(every=100, keep=1),
+            "target": {"name_or_path": target},
+            "data": data | {"cache_folder": folder / "tokens"},
+            "drafter": {
+                "memory": memory | {"head_dim": 32 if width < 512 else 64},
+                "bank": {"num_experts": 2, "expert_width": 2 * width},
+                "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
+            },
+            "batch": {"rows": recipe.rows, "micro_batch": recipe.rows},
+            "optimizer": {
+                "kind": "muon",
+                "learning_rate": recipe.learning_rate,
+                "warmup_steps": min(30, recipe.steps),
+                "schedule": "cosine",
+            },
+            "engine": {"device": device},
+            "evaluation": {"num_prompts": 0, "held_out_rows": 16},
+            "checkpoint": {"every": 100, "keep": 1},
             "steps": recipe.steps,
         }
     )
     identity = fingerprint(settings.model_dump(mode="json"))
-    run_folder = folder / f"drafter-{identity[:16]}"
-    return train(
-        settings.model_copy(update={"run_folder": run_folder}),
-        model=model,
-        tokenizer=tokenizer,
-        progress=progress,
-    )
+    settings = settings.model_copy(update={"run_folder": folder / f"drafter-{identity[:16]}"})
+    return train(settings, model=model, tokenizer=tokenizer, progress=progress)

@@ -4,19 +4,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import platformdirs
 import torch
 from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import Progress
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.comparison.comparison import Comparison
 from inference.comparison.document import ComparisonDocument, ComparisonSettings
@@ -25,16 +20,16 @@ from inference.comparison.methods import Method, OwnDecoding
 from inference.comparison.prompt_file import prompt_of
 from inference.comparison.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
+from inference.pretrained import load_causal_lm, load_tokenizer
 from inference.tree_budget import PlanChoice, choose_plan
-from jakiro.demo.corpus import Corpus, load_corpus
+from jakiro.demo.corpus import Corpus, load_corpus, write_texts
 from jakiro.demo.drafting import train_drafter
 from jakiro.demo.presets import PRESETS, Preset
 from jakiro.demo.prompts import held_out_prompts
 from jakiro.demo.report import JAKIRO, results_of, show_results, show_text
 from jakiro.demo.target import read_record, train_target
-from jakiro.demo.texts import write_texts
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, JakiroError
+from jakiro.errors import JakiroError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.logs import quiet_libraries
 from jakiro.target import TargetAdapter
@@ -44,13 +39,22 @@ TEMPERATURES = (0.0, 0.8)
 
 
 @dataclass(frozen=True)
-class LoadedTarget:
-    """The demo's target, embedded or the user's."""
+class _Demo:
+    """What all parts of one demo share; its target is embedded or the user's."""
 
-    place: str
+    preset: Preset
+    corpus: Corpus
+    folder: Path
+    progress: Progress
+    place: str  # of the target
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     held_out_loss: float | None  # nats per token; unknown for the user's target
+
+    def prompts(self, split: Literal["dev", "test"], count: int) -> list[list[int]]:
+        """Return token ids of held-out prompts."""
+        prompts = held_out_prompts(self.corpus, split, self.tokenizer, count=count)
+        return [self.tokenizer.encode(one.text, add_special_tokens=False) for one in prompts]
 
 
 def run_demo(
@@ -75,163 +79,95 @@ def run_demo(
         DataError: the standard library's source is not there to learn from.
         JakiroError: a method's greedy tokens differ from those of transformers.
     """
-    recipe = PRESETS[preset]
     folder = ensure_writable_folder(cache_dir or Path(platformdirs.user_cache_dir("jakiro")))
-    console = Console()
-    corpus = load_corpus()
     with (
         launch_environment(device),
         quiet_libraries(),
         Progress(console=Console(stderr=True)) as progress,
     ):
-        loaded = _load_target(recipe, corpus, folder, device, target, progress)
-        drafter_folder = _train(recipe, corpus, loaded, folder, device, progress)
+        demo = _prepare(PRESETS[preset], folder, device, target, progress)
+        drafter_folder = _train(demo, device)
         drafter = JakiroDrafter.from_pretrained(drafter_folder)
-        choice = _choose_trees(recipe, corpus, loaded, drafter, drafter_folder, progress)
-        decoder = SpeculativeDecoder(loaded.model, drafter, loaded.tokenizer, choice.plan)
-        measured = _compare(recipe, corpus, loaded, decoder, progress)
+        choice = _choose_trees(demo, drafter, drafter_folder)
+        decoder = SpeculativeDecoder(demo.model, drafter, demo.tokenizer, choice.plan)
+        measured = _compare(demo, decoder)
     results = results_of(measured, choice)
-    facts = _facts_of_target(loaded, measured)
-    prompt = _prompt_ids(corpus, "test", loaded, recipe.num_prompts)[0]
-    output = decoder.generate(prompt, temperature=0, max_new_tokens=recipe.max_new_tokens)
-    show_text(console, output, prompt, loaded.tokenizer)
-    show_results(console, results, facts, choice)
-    document = {
-        "preset": preset,
-        "target": facts,
-        "drafter": {
-            "path": str(drafter_folder),
-            "parameters": drafter.num_parameters(),
-            "trees": choice.plan.model_dump(),
-        },
-        "results": results,
+    facts = {
+        "path": demo.place,
+        "parameters": demo.model.num_parameters(),
+        "held_out_loss": demo.held_out_loss,
+        "repeated_4gram_share": measured.figures(TRANSFORMERS, 0.0).repeated_4gram_share,
     }
+    prompt = demo.prompts("test", demo.preset.num_prompts)[0]
+    output = decoder.generate(prompt, temperature=0, max_new_tokens=demo.preset.max_new_tokens)
+    show_text(Console(), output, prompt, demo.tokenizer)
+    show_results(Console(), results, facts, choice)
+    drafted = {"path": str(drafter_folder), "parameters": drafter.num_parameters()}
+    drafted["trees"] = choice.plan.model_dump()
+    document = {"preset": preset, "target": facts, "drafter": drafted, "results": results}
     print(json.dumps(document))  # noqa: T201 - for programs, so no console that wraps lines
     if any(row["identical_to_target"] is False for row in results):
         raise JakiroError("greedy tokens differ from those of transformers' generate()")
 
 
-def _load_target(
-    preset: Preset,
-    corpus: Corpus,
-    folder: Path,
-    device: Device,
-    target: str | None,
-    progress: Progress,
-) -> LoadedTarget:
-    where = choose_device(device)
+def _prepare(
+    preset: Preset, folder: Path, device: Device, target: str | None, progress: Progress
+) -> _Demo:
+    corpus, where = load_corpus(), choose_device(device)
     own = None if target else train_target(preset, corpus, folder, progress, device=where)
     place = target or str(own)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot load the target {place}",
-            expected="a folder or hub id of a causal LM with its tokenizer",
-            got=str(error).strip().splitlines()[0],
-        ) from error
-    loss = None if own is None else read_record(own).held_out_loss
-    model.to(where)
-    return LoadedTarget(place, model.eval(), tokenizer, loss)
+    model = load_causal_lm(place, "the target", dtype=torch.float32).eval()
+    torch.nn.Module.to(model, where)  # the model's own `to` has lost its signature
+    loss = read_record(own).held_out_loss if own else None
+    tokenizer = load_tokenizer(place, "the target")
+    return _Demo(preset, corpus, folder, progress, place, model, tokenizer, loss)
 
 
-def _train(
-    preset: Preset,
-    corpus: Corpus,
-    loaded: LoadedTarget,
-    folder: Path,
-    device: Device,
-    progress: Progress,
-) -> Path:
-    texts = write_texts(
-        preset.texts,
-        corpus,
-        loaded.model,
-        loaded.tokenizer,
-        TargetAdapter(loaded.model).spec.fingerprint,
-        folder,
-        progress,
-    )
+def _train(demo: _Demo, device: Device) -> Path:
+    preset, folder, model, tokenizer = demo.preset, demo.folder, demo.model, demo.tokenizer
+    texts = write_texts(preset.texts, demo.corpus, model, tokenizer, folder, demo.progress)
     return train_drafter(
-        preset.drafter,
-        loaded.place,
-        texts,
-        folder,
-        loaded.model,
-        loaded.tokenizer,
-        device,
-        progress,
+        preset.drafter, demo.place, texts, folder, model, tokenizer, device, demo.progress
     )
 
 
-def _choose_trees(
-    preset: Preset,
-    corpus: Corpus,
-    loaded: LoadedTarget,
-    drafter: JakiroDrafter,
-    drafter_folder: Path,
-    progress: Progress,
-) -> PlanChoice:
-    """Return the trees for this machine; measured once and kept beside the drafter."""
-    identity = fingerprint(str(drafter_folder), torch.get_num_threads(), str(loaded.model.device))
-    path = drafter_folder.parent.parent / f"trees-{identity[:16]}.json"
+def _choose_trees(demo: _Demo, drafter: JakiroDrafter, drafter_folder: Path) -> PlanChoice:
+    """Return the trees for this machine; measured once and kept in the cache."""
+    target = TargetAdapter(demo.model)
+    identity = fingerprint(str(drafter_folder), torch.get_num_threads(), str(target.device))
+    path = demo.folder / f"trees-{identity[:16]}.json"
     try:
         return PlanChoice.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        task = progress.add_task("Choosing draft trees", total=None)
-        ids = _prompt_ids(corpus, "dev", loaded, preset.num_tree_prompts)
-        target = TargetAdapter(loaded.model)
+        task = demo.progress.add_task("Choosing draft trees", total=None)
         torch.nn.Module.to(drafter.eval(), target.device)
-        choice = choose_plan(target, drafter, ids, temperature=TEMPERATURES[-1])
+        prompts = demo.prompts("dev", demo.preset.num_tree_prompts)
+        choice = choose_plan(target, drafter, prompts, temperature=TEMPERATURES[-1])
         write_atomically(path, choice.model_dump_json(indent=2))
-        progress.update(task, total=1, completed=1)
+        demo.progress.update(task, total=1, completed=1)
         return choice
 
 
-def _compare(
-    preset: Preset,
-    corpus: Corpus,
-    loaded: LoadedTarget,
-    drafting: SpeculativeDecoder,
-    progress: Progress,
-) -> ComparisonDocument:
-    model, tokenizer = loaded.model, loaded.tokenizer
-    plain = SpeculativeDecoder(model, tokenizer=tokenizer)
+def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
+    model, tokenizer = demo.model, demo.tokenizer
     methods: list[Method] = [
         TransformersDecoding(TRANSFORMERS, TRANSFORMERS, model),
         TransformersDecoding(LOOKUP, LOOKUP, model, prompt_lookup_num_tokens=5),
-        OwnDecoding(PLAIN, PLAIN, plain),
+        OwnDecoding(PLAIN, PLAIN, SpeculativeDecoder(model, tokenizer=tokenizer)),
         OwnDecoding(JAKIRO, DRAFTER, drafting),
     ]
     settings = ComparisonSettings(
         methods=tuple(method.name for method in methods),
         prompts="heads of functions and classes of held-out files",
-        max_new_tokens=preset.max_new_tokens,
+        max_new_tokens=demo.preset.max_new_tokens,
         temperatures=TEMPERATURES,
     )
-    ids = _prompt_ids(corpus, "test", loaded, preset.num_prompts)
-    comparison = Comparison(
-        settings, [prompt_of(one) for one in ids], methods, model, tokenizer, loaded.place
-    )
-    task = progress.add_task("Comparing")
+    prompts = [prompt_of(ids) for ids in demo.prompts("test", demo.preset.num_prompts)]
+    comparison = Comparison(settings, prompts, methods, model, tokenizer, demo.place)
+    task = demo.progress.add_task("Comparing")
 
     def track(total: int) -> Callable[[], None]:
-        progress.update(task, total=total)
-        return lambda: progress.advance(task)
+        demo.progress.update(task, total=total)
+        return lambda: demo.progress.advance(task)
 
     return comparison.run(track)
-
-
-def _prompt_ids(corpus: Corpus, split: Any, loaded: LoadedTarget, count: int) -> list[list[int]]:
-    prompts = held_out_prompts(corpus, split, loaded.tokenizer, count=count)
-    return [loaded.tokenizer.encode(one.text, add_special_tokens=False) for one in prompts]
-
-
-def _facts_of_target(loaded: LoadedTarget, document: ComparisonDocument) -> dict[str, Any]:
-    return {
-        "path": loaded.place,
-        "parameters": loaded.model.num_parameters(),
-        "held_out_loss": loaded.held_out_loss,
-        "repeated_4gram_share": document.figures(TRANSFORMERS, 0.0).repeated_4gram_share,
-    }

@@ -8,25 +8,21 @@ from time import monotonic
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from rich.progress import Progress
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from jakiro.demo.presets import TargetRecipe
-from jakiro.demo.rows import ShuffledRows
-from jakiro.errors import CheckpointError
+from jakiro.errors import DataError
 from jakiro.files import write_atomically
+from jakiro.logs import get_logger
 from training.muon import Muon
 
-_END_OF_TEXT_ID = 0
+_logger = get_logger(__name__)
 
 
 class Pretraining:
-    """A run that goes on from its checkpoint exactly as if it had never stopped.
-
-    Args:
-        recipe: sizes, learning rates, and number of steps.
-        token_ids: the training text.
-        device: where to train.
+    """A run that goes on from its checkpoint, if it has one, exactly as if it had never stopped.
 
     Raises:
         DataError: the text is shorter than one batch.
@@ -38,33 +34,45 @@ class Pretraining:
         token_ids: Int[Tensor, " stream"],
         *,
         device: torch.device | str = "cpu",
+        checkpoint: Path | None = None,
     ) -> None:
-        self.recipe = recipe
-        self.model = build_model(recipe).train()
-        nn.Module.to(self.model, device)  # the model's own `to` has lost its signature
-        self.step = 0
-        self.seconds = 0.0  # spent on the steps, also before an interruption
-        self._rows = ShuffledRows(
-            token_ids,
-            row_tokens=recipe.row_tokens,
-            rows_per_step=recipe.rows_per_step,
-            seed=recipe.seed,
-        )
-        self._optimizers = _build_optimizers(self.model, recipe)
+        self.recipe, self.token_ids, self.checkpoint = recipe, token_ids, checkpoint
+        # One row fewer than fits, so that every offset leaves room for all rows.
+        self.num_rows = (len(token_ids) - 1) // recipe.row_tokens - 1
+        if self.num_rows < recipe.rows_per_step:
+            raise DataError(
+                "too few tokens to train on",
+                expected=f"at least {(recipe.rows_per_step + 2) * recipe.row_tokens}",
+                got=len(token_ids),
+                remedy="use smaller batches, shorter rows, or more text",
+            )
+        self._begin(device)
+        if checkpoint and checkpoint.exists():
+            try:
+                self._resume(checkpoint)
+            except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+                _logger.warning("training starts anew, as %s is damaged: %s", checkpoint, error)
+                self._begin(device)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all steps of the recipe are taken."""
-        return self.step >= self.recipe.num_steps
+    def finish(self, progress: Progress, name: str, *, seconds_between: float = 60.0) -> None:
+        """Take all remaining steps, saving the run now and then."""
+        steps = self.recipe.num_steps
+        task = progress.add_task(name, total=steps, completed=self.step)
+        saved_at = monotonic()
+        while self.step < steps:
+            loss = self.advance()
+            progress.update(task, completed=self.step, description=f"{name} (loss {loss:.2f})")
+            if self.checkpoint and monotonic() - saved_at >= seconds_between:
+                self._save(self.checkpoint)
+                saved_at = monotonic()
 
     def advance(self) -> float:
         """Take one step and return its loss in nats per token."""
         began = monotonic()
-        rows = self._rows.batch(self.step).to(self.model.device)
-        loss = next_token_losses(self.model, rows).mean()
+        loss = _token_losses(self.model, self._rows().to(self.model.device)).mean()
         loss.backward()
         share = learning_rate_share(self.recipe, self.step)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * share
             optimizer.step()
@@ -73,32 +81,35 @@ class Pretraining:
         self.seconds += monotonic() - began
         return loss.item()
 
-    def save(self, path: Path) -> None:
-        """Write weights, optimizer states, and step; a reader sees a whole checkpoint or none."""
+    def _begin(self, device: torch.device | str) -> None:
+        self.model = build_model(self.recipe).train()
+        nn.Module.to(self.model, device)  # the model's own `to` has lost its signature
+        self.optimizers = _build_optimizers(self.model, self.recipe)
+        self.step = 0
+        self.seconds = 0.0  # spent on the steps, also before an interruption
+
+    def _rows(self) -> Int[Tensor, "rows row_tokens_and_next"]:
+        """Each epoch cuts the stream at another offset and visits its rows in another order."""
+        length, rows_per_step = self.recipe.row_tokens, self.recipe.rows_per_step
+        epoch, place = divmod(self.step, self.num_rows // rows_per_step)
+        generator = torch.Generator().manual_seed(self.recipe.seed + 1_000_003 * epoch)
+        offset = int(torch.randint(length, (), generator=generator))
+        chosen = torch.randperm(self.num_rows, generator=generator).split(rows_per_step)[place]
+        return self.token_ids[offset:].unfold(0, length + 1, length)[chosen]
+
+    def _save(self, path: Path) -> None:
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        state = {"step": self.step, "seconds": self.seconds, "optimizers": optimizers}
         buffer = BytesIO()
-        state = {
-            "step": self.step,
-            "seconds": self.seconds,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-        }
-        torch.save(state, buffer)
+        torch.save(state | {"model": self.model.state_dict()}, buffer)
         write_atomically(path, buffer.getvalue())
 
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same recipe and text.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged; this run is then not usable any more.
-        """
-        try:
-            state = torch.load(path, map_location=self.model.device, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            self.step, self.seconds = state["step"], state["seconds"]
-        except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"cannot resume from {path}", got=error) from error
+    def _resume(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.model.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.seconds = state["step"], state["seconds"]
 
 
 def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
@@ -114,8 +125,8 @@ def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
         max_position_embeddings=recipe.max_position,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=_END_OF_TEXT_ID,
-        pad_token_id=_END_OF_TEXT_ID,
+        eos_token_id=0,
+        pad_token_id=0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -126,21 +137,15 @@ def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
     return model
 
 
-def next_token_losses(
-    model: LlamaForCausalLM, rows: Int[Tensor, "rows row_tokens_and_next"]
-) -> Float[Tensor, " predictions"]:
-    """Return the negative log-likelihood, in nats, of every token of the rows but the first."""
-    logits = model(rows[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
-
-
 @torch.no_grad()
 def mean_loss(
-    model: LlamaForCausalLM, rows: Int[Tensor, "rows row_tokens_and_next"], *, batch_size: int = 8
+    model: LlamaForCausalLM, token_ids: Int[Tensor, " stream"], recipe: TargetRecipe
 ) -> float:
-    """Return the mean negative log-likelihood of the rows, in nats per token."""
-    batches = rows.to(model.device).split(batch_size)
-    return torch.cat([next_token_losses(model, batch) for batch in batches]).mean().item()
+    """Return the loss in nats per token on rows that are evenly spread over held-out text."""
+    rows = token_ids.unfold(0, recipe.row_tokens + 1, recipe.row_tokens)
+    chosen = torch.linspace(0, len(rows) - 1, min(recipe.held_out_rows, len(rows))).long()
+    batches = rows[chosen].to(model.device).split(8)
+    return torch.cat([_token_losses(model, batch) for batch in batches]).mean().item()
 
 
 def learning_rate_share(recipe: TargetRecipe, step: int) -> float:
@@ -148,6 +153,13 @@ def learning_rate_share(recipe: TargetRecipe, step: int) -> float:
     rise = (step + 1) / recipe.warmup_steps
     fall = (recipe.num_steps - step) / (recipe.decay_share * recipe.num_steps)
     return min(1.0, rise, fall)
+
+
+def _token_losses(
+    model: LlamaForCausalLM, rows: Int[Tensor, "rows row_tokens_and_next"]
+) -> Float[Tensor, " predictions"]:
+    logits = model(rows[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
 
 
 def _build_optimizers(

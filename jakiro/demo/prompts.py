@@ -2,10 +2,9 @@
 
 import ast
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from itertools import chain, takewhile, zip_longest
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,22 +12,11 @@ from jakiro.demo.corpus import Corpus, SourceFile
 from jakiro.errors import DataError
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """Source up to the colon of a head, whose body is to be written, and the file it is from."""
 
     text: str
     path: str
-
-
-@dataclass(frozen=True)
-class _Head:
-    """A definition's place: the file's lines, and where its head begins and ends among them."""
-
-    path: str
-    lines: Sequence[str]
-    begin: int
-    end: int
 
 
 def held_out_prompts(
@@ -42,23 +30,15 @@ def held_out_prompts(
 ) -> tuple[Prompt, ...]:
     """Choose prompts, all different and from as many files as possible; the same ones each time.
 
-    Each holds as many whole lines before its head as its budget allows. `dev` and `test` share no
-    file, and neither shares one with the training text.
-
-    Args:
-        corpus: holds the files.
-        split: `dev` to choose settings on, `test` to report on.
-        tokenizer: counts the tokens.
-        count: number of prompts.
-        min_tokens: a shorter prompt, at the top of a file, is passed over.
-        max_tokens: the budget; a longer head is passed over.
+    Each holds as many whole lines before its head as `max_tokens` allows; a longer head is passed
+    over, and so is a prompt at the top of a file that is shorter than `min_tokens`.
 
     Raises:
         DataError: the split holds fewer prompts than asked for.
     """
-    chosen = _different(
-        _heads_in_turn(corpus.files(split)), tokenizer, count, min_tokens, max_tokens
-    )
+    files = sorted(corpus.files(split), key=lambda file: _shuffle_key(file.path))
+    prompts = (_shuffled_prompts(file, tokenizer, min_tokens, max_tokens) for file in files)
+    chosen = _different(chain.from_iterable(zip_longest(*prompts)), count)
     if len(chosen) < count:
         raise DataError(
             f"too few prompts in the {split} files",
@@ -70,87 +50,52 @@ def held_out_prompts(
 
 
 def prompts_of(
-    file: SourceFile,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    count: int,
-    min_tokens: int = 32,
-    max_tokens: int = 96,
+    file: SourceFile, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int = 96
 ) -> tuple[Prompt, ...]:
-    """Choose up to `count` prompts of one file, all different; the same ones each time.
-
-    Args:
-        file: source of any kind; one that is no Python has none.
-        tokenizer: counts the tokens.
-        count: number of prompts.
-        min_tokens: a shorter prompt, at the top of a file, is passed over.
-        max_tokens: the budget; a longer head is passed over.
-    """
-    return _different(iter(_shuffled_heads(file)), tokenizer, count, min_tokens, max_tokens)
+    """Choose up to `count` prompts of one file in the same way; a file without Python has none."""
+    return _different(_shuffled_prompts(file, tokenizer, 32, max_tokens), count)
 
 
-def _different(
-    heads: Iterator[_Head],
-    tokenizer: PreTrainedTokenizerBase,
-    count: int,
-    min_tokens: int,
-    max_tokens: int,
-) -> tuple[Prompt, ...]:
+def _different(prompts: Iterable[Prompt | None], count: int) -> tuple[Prompt, ...]:
     by_text: dict[str, Prompt] = {}
-    for head in heads:
+    for prompt in prompts:
         if len(by_text) == count:
             break
-        text = _longest_text(head, tokenizer, max_tokens)
-        if text is not None and _num_tokens(tokenizer, text) >= min_tokens:
-            by_text.setdefault(text, Prompt(text, head.path))
+        if prompt is not None:
+            by_text.setdefault(prompt.text, prompt)
     return tuple(by_text.values())
 
 
-def _heads_in_turn(files: Sequence[SourceFile]) -> Iterator[_Head]:
-    """Yield one head of each file, then a second one of each, and so on, in a fixed shuffle."""
-    shuffled = sorted(files, key=lambda file: _shuffle_key(file.path))
-    for one_of_each in zip_longest(*map(_shuffled_heads, shuffled)):
-        yield from (head for head in one_of_each if head is not None)
+def _shuffled_prompts(
+    file: SourceFile, tokenizer: PreTrainedTokenizerBase, min_tokens: int, max_tokens: int
+) -> Iterator[Prompt | None]:
+    """Yield a prompt for every head; None for a head that has no prompt between the limits."""
 
+    def num_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
 
-def _shuffled_heads(file: SourceFile) -> list[_Head]:
-    try:
-        tree = ast.parse(file.text)
-    except SyntaxError:  # kept in the library as data for other tools
-        return []
     lines = file.text.split("\n")
-    heads = [
-        _Head(file.path, lines, node.lineno - 1, end)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and (end := _end_of_head(lines, node)) is not None
-    ]
-    return sorted(heads, key=lambda head: _shuffle_key(f"{head.path}:{head.begin}"))
+    heads = _heads(file.text, lines)
+    for begin in sorted(heads, key=lambda begin: _shuffle_key(f"{file.path}:{begin}")):
+        texts = ("\n".join(lines[first : heads[begin]]) for first in range(begin, -1, -1))
+        fitting = list(takewhile(lambda text: num_tokens(text) <= max_tokens, texts))
+        text = fitting[-1].lstrip("\n") if fitting else ""
+        yield Prompt(text, file.path) if num_tokens(text) >= min_tokens else None
 
 
-def _end_of_head(
-    lines: Sequence[str], node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-) -> int | None:
-    """Return the index after the line with the head's colon; None if the body shares that line."""
-    for end in range(node.body[0].lineno - 1, node.lineno - 1, -1):
-        if lines[end - 1].endswith(":"):
-            return end
-    return None
-
-
-def _longest_text(head: _Head, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> str | None:
-    """Return the head with the most lines before it that the budget allows; None without any."""
-    best = None
-    for begin in range(head.begin, -1, -1):
-        text = "\n".join(head.lines[begin : head.end])
-        if _num_tokens(tokenizer, text) > max_tokens:
-            break
-        best = text
-    return None if best is None else best.lstrip("\n")
-
-
-def _num_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    return len(tokenizer.encode(text, add_special_tokens=False))
+def _heads(text: str, lines: list[str]) -> dict[int, int]:
+    """Return where heads begin and end, as indices of lines; not those of bodies on one line."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # kept in the library as data for other tools
+        return {}
+    heads = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            ends = range(node.body[0].lineno - 1, node.lineno - 1, -1)
+            if end := next((end for end in ends if lines[end - 1].endswith(":")), None):
+                heads[node.lineno - 1] = end
+    return heads
 
 
 def _shuffle_key(name: str) -> str:

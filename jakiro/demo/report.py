@@ -8,25 +8,49 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from inference.comparison.document import ComparisonDocument, MethodFigures
+from inference.comparison.document import ComparisonDocument
 from inference.comparison.method_names import PLAIN
 from inference.outputs import GenerateOutput
 from inference.streaming import TextStream
-from inference.tree_budget import PlanChoice, Rated
+from inference.tree_budget import PlanChoice
+from inference.tree_shape import TreeShape
 
 JAKIRO = "jakiro"  # what the demo calls its drafter
 
 # How a token was won: by the target itself, or as a draft accepted at depth 1, 2, ...
 _COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
+_COLUMNS = {
+    "method": "{method}",
+    "T": "{temperature:g}",
+    "tau": "{tau:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "speed-up": "{speedup:.2f}",
+    "vs plain": "{speedup_over_plain:.2f}",
+    "ceiling": "{ceiling}",
+    "same": "{same}",
+}
+_KEPT = ("temperature", "tau", "tokens_per_second", "speedup", "speedup_low", "speedup_high")
 
 
 def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[str, Any]]:
     """Return one row of figures per method and temperature.
 
     Speed-ups are ratios of tokens per second at the same temperature, reading the prompt included.
-    `identical_to_target` is None where tokens are drawn.
+    `identical_to_target` is None where tokens are sampled.
     """
-    return [_row(one, document.figures(PLAIN, one.temperature), choice) for one in document.methods]
+    rows = []
+    for one in document.methods:
+        plain = document.figures(PLAIN, one.temperature)
+        shapes = {PLAIN: None, JAKIRO: _shape(one.temperature, choice)}
+        is_timed = one.name in shapes
+        row = {
+            "speedup_over_plain": one.tokens_per_second / plain.tokens_per_second,
+            "identical_to_target": one.identical_to_target,
+            "ceiling": choice.costs.ceiling(shapes[one.name], one.tau) if is_timed else None,
+            "acceptance_by_depth": list(one.acceptance_by_depth),
+        }
+        rows.append({"method": one.name} | {name: getattr(one, name) for name in _KEPT} | row)
+    return rows
 
 
 def show_text(
@@ -46,10 +70,7 @@ def show_text(
 
 
 def show_results(
-    console: Console,
-    results: list[dict[str, Any]],
-    target: dict[str, Any],
-    choice: PlanChoice,
+    console: Console, results: list[dict[str, Any]], target: dict[str, Any], choice: PlanChoice
 ) -> None:
     """Print the table of figures, how easy the text was, and where drafting did not pay."""
     table = Table(
@@ -58,31 +79,26 @@ def show_results(
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for name in ("method", "T", "tau", "tokens/s", "speed-up", "vs plain", "ceiling", "same"):
+    for name in _COLUMNS:
         table.add_column(name, no_wrap=True)
     for row in results:
-        table.add_row(
-            row["method"],
-            f"{row['temperature']:g}",
-            f"{row['tau']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['speedup']:.2f}",
-            f"{row['speedup_over_plain']:.2f}",
-            "-" if row["ceiling"] is None else f"{row['ceiling']:.0f}",
-            {None: "-", True: "yes", False: "NO"}[row["identical_to_target"]],
-        )
+        same = {None: "-", True: "yes", False: "NO"}[row["identical_to_target"]]
+        ceiling = "-" if row["ceiling"] is None else f"{row['ceiling']:.0f}"
+        shown = row | {"same": same, "ceiling": ceiling}
+        table.add_row(*(form.format_map(shown) for form in _COLUMNS.values()))
+    loss = target["held_out_loss"]
     console.print(table)
     console.print(
         "tau: tokens per target forward. speed-up: over transformers' generate(). vs plain: over "
         "our loop without a drafter. ceiling: tokens/s if only the timed forwards took time. "
         "same: greedy tokens equal those of transformers.\n"
-        f"The target's held-out loss is {_number(target['held_out_loss'])} nats per token; "
-        f"{target['repeated_4gram_share']:.0%} of the 4-grams in its greedy text are repeats, "
-        "which makes greedy text easy to draft.",
+        f"The target's held-out loss is {'unknown' if loss is None else f'{loss:.2f}'} nats per "
+        f"token; {target['repeated_4gram_share']:.0%} of the 4-grams in its greedy text are "
+        "repeats, which makes greedy text easy to draft.",
+        *losses_explained(results, choice),
+        sep="\n",
         highlight=False,
     )
-    for sentence in losses_explained(results, choice):
-        console.print(sentence, highlight=False)
 
 
 def losses_explained(results: list[dict[str, Any]], choice: PlanChoice) -> list[str]:
@@ -90,37 +106,16 @@ def losses_explained(results: list[dict[str, Any]], choice: PlanChoice) -> list[
     plain = choice.costs.ceiling(None, 1.0)
     return [
         f"At T = {row['temperature']:g} plain decoding was faster: a drafted round takes at least "
-        f"{plain / choice.costs.ceiling(_rated(row['temperature'], choice).shape, 1.0):.2f} plain "
+        f"{plain / choice.costs.ceiling(_shape(row['temperature'], choice), 1.0):.2f} plain "
         f"steps and won {row['tau']:.2f} tokens."
         for row in results
         if row["method"] == JAKIRO and row["speedup_over_plain"] < 1
     ]
 
 
-def _rated(temperature: float, choice: PlanChoice) -> Rated:
-    return choice.sampling if temperature else choice.greedy
-
-
-def _row(one: MethodFigures, plain: MethodFigures, choice: PlanChoice) -> dict[str, Any]:
-    shape = {PLAIN: None, JAKIRO: _rated(one.temperature, choice).shape}
-    return {
-        "method": one.name,
-        "temperature": one.temperature,
-        "tau": one.tau,
-        "tokens_per_second": one.tokens_per_second,
-        "speedup": one.speedup,
-        "speedup_low": one.speedup_low,
-        "speedup_high": one.speedup_high,
-        "speedup_over_plain": one.tokens_per_second / plain.tokens_per_second,
-        "identical_to_target": one.identical_to_target,
-        "ceiling": choice.costs.ceiling(shape[one.name], one.tau) if one.name in shape else None,
-        "acceptance_by_depth": list(one.acceptance_by_depth),
-    }
+def _shape(temperature: float, choice: PlanChoice) -> TreeShape:
+    return (choice.sampling if temperature else choice.greedy).shape
 
 
 def _colour(depth: int) -> str:
     return _COLOURS[min(depth, len(_COLOURS) - 1)]
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}"

@@ -2,62 +2,49 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
-from time import monotonic
 
 import torch
 from filelock import FileLock, Timeout
 from jaxtyping import Int
 from pydantic import ValidationError
 from rich.progress import Progress
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
-from jakiro.demo.corpus import Corpus, SourceFile
+from jakiro.demo.corpus import Corpus
 from jakiro.demo.presets import Preset, TargetRecipe
 from jakiro.demo.pretraining import Pretraining, mean_loss
-from jakiro.demo.rows import spread_rows
-from jakiro.demo.tokenizer import encode_documents, train_tokenizer
 from jakiro.errors import CheckpointError
 from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.logs import get_logger
 from jakiro.settings import Settings
 
+END_OF_TEXT = "<|endoftext|>"
 RECORD_NAME = "target.json"
 
+# What merges may not cross. A line break takes the indentation that follows it along, so that the
+# layout of a line is one token; a word takes one blank before it; digits come in threes at most.
+_PIECES = r" ?\p{L}+|\p{N}{1,3}|_+| ?[^\s\p{L}\p{N}_]+|\n+[ \t]*|\s+(?!\S)|\s+"
 # Part of the fingerprint: to be raised whenever the same recipe would train another target.
 _REVISION = 1
 
 _logger = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class _Watch:
-    """How a run is shown and how often it is saved."""
-
-    progress: Progress
-    seconds_between_checkpoints: float
-
-
 class TrainedTarget(Settings):
-    """What is known of a target, recorded beside its weights.
-
-    Attributes:
-        held_out_loss: nats per token on the corpus's test files.
-        tokens: tokens that training predicted, counted again when read again.
-        seconds: wall time of training and measuring, without what an interruption lost.
-        sha256: of the other files in the folder, by name.
-    """
+    """What is known of a target, recorded beside its weights."""
 
     recipe: TargetRecipe
     corpus_fingerprint: str
-    held_out_loss: float
-    tokens: int
-    seconds: float
-    sha256: dict[str, str]
+    held_out_loss: float  # nats per token on the corpus's test files
+    tokens: int  # that training predicted, counted again when read again
+    seconds: float  # of training, without what an interruption lost
+    sha256: dict[str, str]  # of the other files in the folder, by name
 
 
 def train_target(
@@ -74,29 +61,26 @@ def train_target(
     An interrupted training goes on from its last checkpoint, to the same weights. Of two processes
     that want the same target, one trains and the other waits for it.
 
-    Args:
-        preset: names the target and holds its recipe.
-        corpus: what to train on; its test files measure the result.
-        folder: the cache.
-        progress: shows the steps.
-        device: where to train.
-        seconds_between_checkpoints: how much work an interruption may lose.
-
     Raises:
         ConfigError: the cache cannot be written to.
         DataError: the corpus is too small for the recipe.
     """
     cache = ensure_writable_folder(folder)
-    identity = fingerprint(_REVISION, preset.target.model_dump(), corpus.fingerprint)
+    recipe = preset.target
+    identity = fingerprint(_REVISION, recipe.model_dump(), corpus.fingerprint)
     home = cache / f"target-{preset.name}-{identity[:16]}"
-    with _one_process(cache / f".{home.name}.lock"):
+    with _locked(cache / f".{home.name}.lock"):
         if not is_intact(home):
             partial = cache / f".{home.name}.partial"
             partial.mkdir(exist_ok=True)
-            watch = _Watch(progress, seconds_between_checkpoints)
-            built = _build(preset.target, corpus, partial, watch, device)
+            texts = _training_texts(recipe, corpus)
+            tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
+            stream, checkpoint = encode_documents(tokenizer, texts), partial / "training.pt"
+            run = Pretraining(recipe, stream, device=device, checkpoint=checkpoint)
+            run.finish(progress, "Training the target", seconds_between=seconds_between_checkpoints)
+            _write(run, corpus, tokenizer, partial / "target")
             shutil.rmtree(home, ignore_errors=True)  # damaged, if it is there at all
-            built.rename(home)
+            (partial / "target").rename(home)
             shutil.rmtree(partial)
     return home
 
@@ -122,95 +106,78 @@ def is_intact(target: Path) -> bool:
         return False
 
 
-def _build(
-    recipe: TargetRecipe, corpus: Corpus, partial: Path, watch: _Watch, device: torch.device | str
-) -> Path:
-    """Train in `partial`, from the checkpoint that may lie there; return the finished folder."""
-    texts = _texts(corpus.train, recipe.max_training_characters)
-    tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
-    checkpoint = partial / "training.pt"
-    run = _start(recipe, encode_documents(tokenizer, texts), checkpoint, device)
-    _finish(run, checkpoint, watch)
-    held_out = spread_rows(
-        encode_documents(tokenizer, _texts(corpus.test)),
-        row_tokens=recipe.row_tokens,
-        max_rows=recipe.held_out_rows,
+def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn a byte-level BPE vocabulary, in which `END_OF_TEXT` has the id 0 and also pads.
+
+    Its pieces follow the layout of Python source. Any text survives encoding and decoding
+    unchanged, and the same texts give the same tokenizer.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    folder = partial / "target"
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def encode_documents(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]
+) -> Int[Tensor, " tokens"]:
+    """Encode texts one after another, each followed by the end-of-text token."""
+    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    encoded = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return torch.tensor([token for ids in encoded for token in [*ids, end]], dtype=torch.int64)
+
+
+def _write(
+    run: Pretraining, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    recipe = run.recipe
+    held_out = encode_documents(tokenizer, [file.text for file in corpus.test])
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
     run.model.save_pretrained(folder)
     record = TrainedTarget(
         recipe=recipe,
         corpus_fingerprint=corpus.fingerprint,
-        held_out_loss=mean_loss(run.model, held_out),
-        tokens=recipe.num_tokens,
+        held_out_loss=mean_loss(run.model, held_out, recipe),
+        tokens=recipe.num_steps * recipe.rows_per_step * recipe.row_tokens,
         seconds=run.seconds,
         sha256=_hash_files(folder),
     )
     write_atomically(folder / RECORD_NAME, record.model_dump_json(indent=2))
-    return folder
 
 
-def _start(
-    recipe: TargetRecipe,
-    token_ids: Int[Tensor, " stream"],
-    checkpoint: Path,
-    device: torch.device | str,
-) -> Pretraining:
-    """Return a run at its checkpoint, or a new one where there is none or a damaged one."""
-    if checkpoint.exists():
-        run = Pretraining(recipe, token_ids, device=device)
-        try:
-            run.resume(checkpoint)
-        except CheckpointError as error:
-            _logger.warning("training starts anew: %s", error)
-        else:
-            return run
-    return Pretraining(recipe, token_ids, device=device)
+def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
+    """Return all texts, or the first of a fixed shuffle that keep to the limit."""
+    limit = recipe.max_training_characters
+    if limit is None:
+        return [file.text for file in corpus.train]
+    texts = [file.text for file in corpus.shuffled_training_files()]
+    totals = accumulate(map(len, texts))
+    return [text for text, total in zip(texts, totals, strict=True) if total <= limit]
 
 
-def _finish(run: Pretraining, checkpoint: Path, watch: _Watch) -> None:
-    """Take all remaining steps, saving the run now and then."""
-    task = watch.progress.add_task("Training the target", total=run.recipe.num_steps)
-    watch.progress.update(task, completed=run.step)
-    saved_at = monotonic()
-    while not run.is_done:
-        loss = run.advance()
-        watch.progress.update(
-            task, completed=run.step, description=f"Training the target (loss {loss:.2f})"
-        )
-        if monotonic() - saved_at >= watch.seconds_between_checkpoints:
-            run.save(checkpoint)
-            saved_at = monotonic()
-
-
-@contextmanager
-def _one_process(lock: Path) -> Iterator[None]:
-    """Let one process at a time pass; the system frees the lock of one that was killed."""
-    file_lock = FileLock(lock)
+def _locked(path: Path) -> AbstractContextManager[object]:
+    """Let one process at a time pass; the system frees the lock of a process that was killed."""
+    lock = FileLock(path)
     try:
-        file_lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         _logger.info("another process trains the same target; waiting for it")
-        file_lock.acquire()
-    try:
-        yield
-    finally:
-        file_lock.release()
-
-
-def _texts(files: Iterable[SourceFile], max_characters: int | None = None) -> list[str]:
-    """Return the files' texts: all, or those whose total, in a fixed shuffle, keeps the limit."""
-    if max_characters is None:
-        return [file.text for file in files]
-    shuffled = sorted(files, key=lambda file: fingerprint(file.path))
-    lengths = accumulate(len(file.text) for file in shuffled)
-    return [
-        file.text
-        for file, length in zip(shuffled, lengths, strict=True)
-        if length <= max_characters
-    ]
+        return lock.acquire()
 
 
 def _hash_files(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from jakiro.demo.corpus import Corpus, SourceFile, load_corpus, split_of
 from jakiro.demo.prompts import held_out_prompts
-from jakiro.demo.tokenizer import END_OF_TEXT, encode_documents, train_tokenizer
+from jakiro.demo.target import END_OF_TEXT, encode_documents, train_tokenizer
 from jakiro.errors import DataError
 
 MODULE = '''"""Stacks of things, number {number}."""

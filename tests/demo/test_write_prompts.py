@@ -7,7 +7,7 @@ import pytest
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.comparison.prompt_file import read_bench_prompts
-from jakiro.demo.write_prompts import main
+from jakiro.demo.write import main
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 def test_prompts_are_heads_of_the_files_in_their_order(tokenizer: Path, tmp_path: Path) -> None:
     out = tmp_path / "prompts.jsonl"
-    words = ["--tokenizer", str(tokenizer), "--out", str(out), "--per-file", "3"]
+    words = ["prompts", "--tokenizer", str(tokenizer), "--out", str(out), "--per-file", "3"]
     words += ["--max-tokens", "400", "enum.py", "gzip.py"]
     assert main(words) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -42,6 +42,6 @@ def test_files_without_prompts_are_refused(
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    words = ["--tokenizer", str(tokenizer), "--out", str(tmp_path / "prompts.jsonl")]
+    words = ["prompts", "--tokenizer", str(tokenizer), "--out", str(tmp_path / "prompts.jsonl")]
     assert main([*words, "--library", str(tmp_path), name]) == 2
     assert said in capsys.readouterr().err

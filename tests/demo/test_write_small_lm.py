@@ -8,7 +8,7 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.drafters.small_lm import SmallLMDrafter
-from jakiro.demo.write_small_lm import main
+from jakiro.demo.write import main
 
 
 def test_the_model_has_the_targets_tokenizer_and_drafts_for_it(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_the_model_has_the_targets_tokenizer_and_drafts_for_it(tmp_path: Path) -
     tokenizer.save_pretrained(folder)
     texts = tmp_path / "texts.jsonl"
     texts.write_text(json.dumps({"text": "def main(argument):\n    return 1\n" * 400}) + "\n")
-    words = ["--tokenizer", str(folder), "--texts", str(texts), "--out", str(out)]
+    words = ["small-lm", "--tokenizer", str(folder), "--texts", str(texts), "--out", str(out)]
     assert main([*words, "--layers", "1", "--hidden", "32", "--steps", "2"]) == 0
     model = tiny_llama(vocab=len(tokenizer))
     drafter = SmallLMDrafter.from_pretrained(str(out), model, tokenizer)
@@ -27,5 +27,11 @@ def test_the_model_has_the_targets_tokenizer_and_drafts_for_it(tmp_path: Path) -
 def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "texts.jsonl").write_text('{"words": 1}\n')
-    words = ["--tokenizer", str(tmp_path / "target"), "--texts", str(tmp_path / "texts.jsonl")]
+    words = [
+        "small-lm",
+        "--tokenizer",
+        str(tmp_path / "target"),
+        "--texts",
+        str(tmp_path / "texts.jsonl"),
+    ]
     assert main([*words, "--out", str(tmp_path / "small")]) == 2

@@ -8,7 +8,7 @@ from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from jakiro.demo.corpus import load_corpus
-from jakiro.demo.write_texts import main, without_files
+from jakiro.demo.write import main, without_files
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def target(tmp_path: Path) -> Path:
 
 def test_texts_are_own_continuations_and_library_source(target: Path, tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
-    words = ["--target", str(target), "--out", str(out), "--files", "3", "--batches", "1"]
+    words = ["texts", "--target", str(target), "--out", str(out), "--files", "3", "--batches", "1"]
     assert main(words) == 0
     texts = [json.loads(line)["text"] for line in out.read_text().splitlines()]
     sources = {file.text for file in load_corpus().train}
@@ -42,6 +42,6 @@ def test_files_that_prompts_come_from_are_left_out(tmp_path: Path) -> None:
 def test_a_target_that_is_not_there_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--target", str(tmp_path / "nowhere"), "--out", str(tmp_path / "texts.jsonl")]
+    words = ["texts", "--target", str(tmp_path / "nowhere"), "--out", str(tmp_path / "texts.jsonl")]
     assert main(words) == 2
     assert "cannot load the target" in capsys.readouterr().err
