@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-matrix check bench bench-engine bench-trees wheel clean
+.PHONY: help demo test test-all test-faults test-matrix check bench bench-engine wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -59,16 +59,13 @@ check: $(READY)  ## Lint, formatting, types, import direction
 	$(BIN)/lint-imports --no-logo
 
 # Threads that wait by spinning stand in the way of whatever else the machine does.
-bench bench-engine bench-trees: export GOMP_SPINCOUNT ?= 3000
+bench bench-engine: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method plain ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
 	$(BIN)/python -m inference.bench.engine $(ARGS)
-
-bench-trees: $(READY)  ## Compare draft trees: make bench-trees ARGS="--drafter PATH"
-	$(BIN)/python -m inference.bench.trees $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

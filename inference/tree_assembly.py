@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
-from inference.tree_shape import Growth
+from inference.tree_shape import TreeShape
 
 
 class Level(NamedTuple):
@@ -31,7 +31,7 @@ class Level(NamedTuple):
 
 
 def assemble(
-    levels: list[Level], shape: Growth, base_length: Int[Tensor, " batch"], round_id: int
+    levels: list[Level], shape: TreeShape, base_length: Int[Tensor, " batch"], round_id: int
 ) -> DraftTree:
     """Return the tree of some levels; parents stand before their children.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from inference.draft_tree import ROOT, DraftTree, SparseLaw
 from inference.sampling import Sampling
 from inference.tree_assembly import Level, assemble
-from inference.tree_shape import Growth
+from inference.tree_shape import TreeShape
 
 LAW_SIZE = 256  # tokens kept of a draft law that children are sampled from
 
@@ -54,7 +54,7 @@ class TreeBuilder:
         generators: sources of the draws of sampled trees, one per sequence.
     """
 
-    shape: Growth
+    shape: TreeShape
     sampling: Sampling
     generators: Sequence[torch.Generator] = ()
 
@@ -68,12 +68,12 @@ class TreeBuilder:
         score = torch.zeros(parents.shape, device=parents.device)
         pool_size = 0
         for depth in range(1, self.shape.depth + 1):
-            children = self.shape.children_at(depth)
-            level = self._grow(source.joint(depth, frontier), parents, score, children)
+            joint = source.joint(depth, frontier)
+            level = self._grow(joint, parents, score, self.shape.children)
             levels.append(level)
             if depth == self.shape.depth:
                 break
-            breadth = min(self.shape.breadth_at(depth), level.score.shape[1])
+            breadth = min(self.shape.breadth, level.score.shape[1])
             score, chosen = level.score.topk(breadth, dim=1)
             frontier = _frontier(level, chosen)
             parents = chosen + pool_size

@@ -1,7 +1,6 @@
 """How large draft trees grow, and how they are cut to a budget."""
 
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -10,39 +9,6 @@ from inference.sampling import Sampling
 from jakiro.settings import Settings
 
 MAX_PASSES = 16  # most drafter passes for one tree
-
-
-@runtime_checkable
-class Growth(Protocol):
-    """How a draft tree grows, level by level."""
-
-    @property
-    def sampled(self) -> bool:
-        """Whether candidates are drawn."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Longest path of the tree."""
-        ...
-
-    @property
-    def num_nodes(self) -> int:
-        """Candidates that stay of a deterministic tree."""
-        ...
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes that verification must have room for."""
-        ...
-
-    def children_at(self, depth: int) -> int:
-        """Return how many candidates of this depth each expanded node gets."""
-        ...
-
-    def breadth_at(self, depth: int) -> int:
-        """Return how many candidates of this depth are expanded."""
-        ...
 
 
 class TreeShape(Settings):
@@ -59,14 +25,6 @@ class TreeShape(Settings):
     def depth(self) -> int:
         """Longest path of the tree."""
         return self.autoregressive_levels + self.parallel_levels
-
-    def children_at(self, depth: int) -> int:
-        """Return how many candidates of this depth each expanded node gets."""
-        return self.children
-
-    def breadth_at(self, depth: int) -> int:
-        """Return how many candidates of this depth are expanded."""
-        return self.breadth
 
     @property
     def level_sizes(self) -> list[int]:

@@ -76,7 +76,6 @@ def start(
     prompts: list[list[int]],
     new_tokens: int,
     temperature: float = 0.0,
-    **generation: Any,
 ) -> DecodeRun:
     """Return a run over prompts that drafts in every round and has yet to begin."""
     requests, _ = prepare_requests(
@@ -85,7 +84,7 @@ def start(
         max_position=target.spec.max_position,
         temperature=temperature,
         max_new_tokens=new_tokens,
-        **({"seed": 0} | generation),
+        seed=0,
     )
     return DecodeRun(target, drafter, requests)
 

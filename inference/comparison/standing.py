@@ -1,4 +1,4 @@
-"""Which methods are faster than the baseline, which are slower, and of which that is open."""
+"""Classifies methods as faster, slower or not distinguishable from the baseline."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -26,12 +26,12 @@ def num_groups(samples: Iterable[SampleRecord]) -> int:
 
 
 def has_too_few(samples: Iterable[SampleRecord]) -> bool:
-    """Return whether intervals over these samples say nothing about noise."""
+    """Return whether there are too few independent samples for an interval."""
     return num_groups(samples) < FEWEST_PROMPTS
 
 
 def standing(one: MethodFigures) -> Standing:
-    """Return where the interval of a method's speed-up lies: above 1, below 1, or around it."""
+    """Return where the interval of a method's speed-up lies: above 1, below 1, or around 1."""
     if has_too_few(one.samples):
         return "too few prompts"
     if one.speedup_low > 1:
@@ -40,9 +40,9 @@ def standing(one: MethodFigures) -> Standing:
 
 
 def relative_speed(one: MethodFigures, other: MethodFigures) -> Interval:
-    """Return how many times as fast as another a method is, with an interval over shared draws.
+    """Return the ratio of two methods' speeds with an interval over shared resamples.
 
-    Both decoded the same groups; what makes one easy cancels, and no baseline comes into it.
+    Both methods decoded the same prompts, so that their difficulty cancels.
     """
     groups = sorted({str(sample.group) for each in (one, other) for sample in each.samples})
     place_of = {group: place for place, group in enumerate(groups)}

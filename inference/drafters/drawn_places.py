@@ -5,7 +5,6 @@ from functools import lru_cache
 from threading import Lock
 
 from inference.draft_tree import TreeRow
-from inference.kary_shape import KaryShape
 from inference.protocol import Budget
 from inference.tree_shape import TreeShape
 
@@ -34,7 +33,7 @@ class DrawnPlaces:
                 fade = 1.0 - 1.0 / MEMORY
                 self._counts[place] = (wins * fade + (node in accepted), rounds * fade + 1.0)
 
-    def worth(self, shape: TreeShape | KaryShape) -> float:
+    def worth(self, shape: TreeShape) -> float:
         """Return how many tokens a drawn tree is expected to win."""
         with self._lock:
             counts = [self._counts.get(place, (0.0, 0.0)) for place in places_in(shape)]
@@ -48,7 +47,7 @@ class DrawnPlaces:
 
 def drawn_budget(
     places: DrawnPlaces,
-    shape: TreeShape | KaryShape,
+    shape: TreeShape,
     budget: Budget,
     gains: Sequence[Sequence[float]],
 ) -> int:
@@ -72,7 +71,7 @@ def drawn_budget(
 
 
 @lru_cache(maxsize=256)
-def _cuts(shape: TreeShape | KaryShape, budget: Budget) -> Mapping[int, TreeShape | KaryShape]:
+def _cuts(shape: TreeShape, budget: Budget) -> Mapping[int, TreeShape]:
     """Return all shapes of smaller drawn trees by their sizes."""
     cuts = (shape.within(Budget(count, budget.depth)) for count in range(1, budget.num_nodes + 1))
     return {one.max_nodes: one for one in cuts if one is not None}
@@ -88,10 +87,10 @@ def places_of(row: TreeRow) -> list[Place]:
     return places
 
 
-def places_in(shape: TreeShape | KaryShape) -> list[Place]:
+def places_in(shape: TreeShape) -> list[Place]:
     """Return all places of a drawn tree."""
     return [
-        (depth, place // shape.children_at(depth), place % shape.children_at(depth))
+        (depth, place // shape.children, place % shape.children)
         for depth, size in enumerate(shape.level_sizes, start=1)
         for place in range(size)
     ]

@@ -1,19 +1,19 @@
-"""A smaller language model as the drafter, with k-ary trees (arXiv 2401.06706)."""
+"""A smaller language model as the drafter, which keeps a cache of its own."""
 
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
 from inference.drafters.lm_rows import LMRows
 from inference.drafters.without_memory import WithoutMemory
-from inference.kary_shape import KaryShape
 from inference.pretrained import load_causal_lm, load_tokenizer
 from inference.protocol import Budget, Committed, VerifyResult
 from inference.sampling import Sampling
 from inference.tree_builder import TreeBuilder
+from inference.tree_shape import MAX_PASSES, TreeShape
 from jakiro.errors import TargetMismatch
 from jakiro.settings import Settings
 from jakiro.target import TargetAdapter
@@ -23,16 +23,23 @@ from jakiro.target_checks import CausalLM
 class SmallLMSettings(Settings):
     """How large the trees are, and how their candidates are found."""
 
-    children: tuple[PositiveInt, ...] = Field((4, 2, 2), min_length=1)  # of nodes, by depth
+    depth: int = Field(3, ge=1, le=MAX_PASSES)  # passes of the small model for one tree
+    children: int = Field(4, ge=1)  # candidates under each expanded node
+    breadth: int = Field(3, ge=1)  # nodes expanded per level
     num_nodes: int | None = Field(None, ge=1)  # best candidates that are verified; None: all
     drawn: bool = True  # draw candidates where tokens are drawn, else always choose the likeliest
 
-    def shape(self, sampled: bool) -> KaryShape:
+    def shape(self, sampled: bool) -> TreeShape:
         """Return the shape of trees."""
-        full = KaryShape(children=self.children, sampled=sampled)
-        size = sum(full.level_sizes)
-        cut = full.model_copy(update={"num_nodes": size})
-        return cut if self.num_nodes is None else cut.within(Budget(self.num_nodes)) or cut
+        shape = TreeShape(
+            autoregressive_levels=self.depth,
+            parallel_levels=0,
+            children=self.children,
+            breadth=self.breadth,
+            sampled=sampled,
+        )
+        full = shape.model_copy(update={"num_nodes": sum(shape.level_sizes)})
+        return full if self.num_nodes is None else _within(full, Budget(self.num_nodes)) or full
 
 
 class SmallLMDrafter(WithoutMemory):
@@ -89,7 +96,7 @@ class SmallLMDrafter(WithoutMemory):
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return SmallLMSession(self, sampling, capacity, batch)
 
-    def shape(self, sampling: Sampling) -> KaryShape:
+    def shape(self, sampling: Sampling) -> TreeShape:
         """Return the tree for a request."""
         return self.shapes[sampling.do_sample]
 
@@ -102,7 +109,7 @@ class SmallLMSession:
     ) -> None:
         self.drafter = drafter
         self.adopt(sampling)
-        inner = max(sum(shape.level_sizes[:-1]) for shape in drafter.shapes)
+        inner = max(shape.breadth * (shape.depth - 1) for shape in drafter.shapes)
         self.rows = LMRows(drafter.model, batch, capacity, inner, drafter.vocab_size)
         self.round_id = 0
 
@@ -128,7 +135,7 @@ class SmallLMSession:
         """
         self.round_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
-        shape = self.shape.within(budget)
+        shape = _within(self.shape, budget)
         # The model's last position predicts the token behind it.
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
@@ -163,6 +170,12 @@ class SmallLMSession:
     def close(self) -> None:
         """Free the cache."""
         del self.rows
+
+
+def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
+    """Return the shape cut to a budget, a short chain where a full one does not fit."""
+    depth = shape.depth if budget.depth is None else budget.depth
+    return shape.within(Budget(budget.num_nodes, min(depth, budget.num_nodes)))
 
 
 def check_same_tokenizer(

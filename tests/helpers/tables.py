@@ -13,7 +13,7 @@ from inference import accept
 from inference.draft_tree import DraftTree, SparseLaw
 from inference.sampling import ProcessedLaw, Sampling
 from inference.tree_builder import Frontier, TreeBuilder
-from inference.tree_shape import Growth
+from inference.tree_shape import TreeShape
 
 Prefix = tuple[int, ...]
 
@@ -94,7 +94,7 @@ Tamper = Callable[[DraftTree], DraftTree]
 
 def one_round(
     tables: Tables,
-    shape: Growth,
+    shape: TreeShape,
     sampling: Sampling,
     prefix: Prefix,
     tamper: Tamper = lambda tree: tree,
@@ -144,7 +144,7 @@ def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
 
 def two_round_error(
     tables: Tables,
-    shape: Growth,
+    shape: TreeShape,
     sampling: Sampling,
     tamper: Tamper = lambda tree: tree,
     length: int = 3,

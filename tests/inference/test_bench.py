@@ -11,7 +11,7 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.bench import engine, rounding, trees
+from inference.bench import engine, rounding
 from inference.bench.forwards import Recorder, Stopwatch, watched
 from inference.bench.intervals import interval, median_interval
 from inference.bench.oracle import OracleDrafter
@@ -67,22 +67,6 @@ def test_quick_run_of_the_engine_measures_everything(
     assert all(map(math.isfinite, _numbers(document)))
     assert document["environment"]["bytes_per_cached_token"] == 3 * 2 * 2 * 8 * 4
     assert document["details"]["oracle_efficiency"]["tau"] == 4
-
-
-def test_bench_of_trees_compares_equal_numbers_of_nodes(
-    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = TargetAdapter(tiny_llama(vocab=300))
-    drafter = tmp_path / "drafter"
-    tiny_drafter(target).save_pretrained(drafter)
-    options = ["--count", "2", "--new-tokens", "4", "--temperatures", "0.7", "--nodes", "6"]
-    trees.main(["--target", str(target_folder), "--drafter", str(drafter), *options])
-    rows = _document(capsys)["trees"]
-    assert {row["nodes"] for row in rows} == {6}
-    assert {(row["passes"], row["kind"]) for row in rows} == {
-        (passes, kind) for passes in (1, 2) for kind in ("chosen", "drawn")
-    }
-    assert all(row["tau"]["value"] >= 1 for row in rows)
 
 
 def test_nothing_is_decided_by_rounding_in_float32(

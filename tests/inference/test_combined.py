@@ -48,7 +48,7 @@ def _trained(model: LlamaForCausalLM, tree: TreeShape = TREE) -> TrainedDrafter:
 
 def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
     other = tiny_llama(vocab=model.config.vocab_size, num_hidden_layers=1)
-    return SmallLMDrafter(other, model, SmallLMSettings(children=(2, 2)))
+    return SmallLMDrafter(other, model, SmallLMSettings(depth=2, children=2, breadth=2))
 
 
 DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {

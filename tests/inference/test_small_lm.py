@@ -19,7 +19,6 @@ from transformers.generation import TemperatureLogitsWarper
 from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSession, SmallLMSettings
-from inference.kary_shape import KaryShape
 from inference.protocol import Budget, Committed
 from inference.sampling import Sampling
 from jakiro.errors import CheckpointError, TargetMismatch
@@ -50,10 +49,11 @@ def _drafter(model: LlamaForCausalLM, **settings: object) -> SmallLMDrafter:
     return SmallLMDrafter(_small(model), model, SmallLMSettings(**settings))
 
 
-@pytest.mark.parametrize("children", [(4, 2, 2), (3,), (1, 1, 1, 1), (2, 3, 2)])
-def test_greedy_tokens_equal_those_of_transformers(children: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("depth", "children", "breadth"), [(3, 4, 3), (1, 3, 1), (4, 1, 1)])
+def test_greedy_tokens_equal_those_of_transformers(depth: int, children: int, breadth: int) -> None:
     model = tiny_llama(vocab=31)
-    decoder = SpeculativeDecoder(model, _drafter(model, children=children))
+    drafter = _drafter(model, depth=depth, children=children, breadth=breadth)
+    decoder = SpeculativeDecoder(model, drafter)
     accepted = 0
     for prompt in PROMPTS:
         output = decoder.generate(prompt, max_new_tokens=30)
@@ -112,14 +112,16 @@ def test_a_small_model_that_overflows_costs_speed_and_never_the_law(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> None:
     model = tiny_llama(vocab=31)
-    decoder = SpeculativeDecoder(model, SmallLMDrafter(tiny_llama(vocab=31), model))
+    settings = SmallLMSettings(breadth=16)  # every node is expanded
+    drafter = SmallLMDrafter(tiny_llama(vocab=31), model, settings)
+    decoder = SpeculativeDecoder(model, drafter)
     output = decoder.generate([1, 2, 3], temperature=temperature, seed=1, max_new_tokens=41)
     assert output.stats.tau == 4.0  # three drafts and the target's own
 
 
-@pytest.mark.parametrize("children", [(2, 2), (3, 1), (1, 2)])
-def test_drawn_kary_trees_keep_the_target_law_exactly(children: tuple[int, ...]) -> None:
-    shape = KaryShape(children=children, sampled=True)
+@pytest.mark.parametrize(("children", "breadth"), [(2, 2), (3, 1), (3, 2)])
+def test_drawn_trees_keep_the_target_law_exactly(children: int, breadth: int) -> None:
+    shape = SmallLMSettings(depth=2, children=children, breadth=breadth).shape(sampled=True)
     assert two_round_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
 
 
@@ -132,7 +134,8 @@ def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:
     assert tree.laws is not None
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.SAMPLED}
     row = tree.row()
-    for node in (-1, 0, 3, 5):  # the root, and nodes of the first two depths
+    assert sorted({len(row.path(node)) for node in row.sampled}) == [0, 1, 2]
+    for node in row.sampled:  # the root, and the nodes that were expanded
         path = [row.token_ids[index] for index in row.path(node)]
         ids, probs = row.draft_law(node)
         logits = small(torch.tensor([[1, 2, 3, 4, 5, *path]])).logits[0, -1]
@@ -198,7 +201,7 @@ def test_a_budget_narrows_trees_before_they_are_drawn() -> None:
         assert _proposed(drafter, [1, 2, 3], sampling, Budget(9, 0)).num_nodes == 0
         assert _proposed(drafter, [1, 2, 3], sampling, Budget(28, 1)).num_nodes == 4
     assert [_proposed(drafter, [1, 2], drawn, Budget(n)).num_nodes for n in (19, 5, 2)] == [
-        12,
+        15,
         3,
         2,
     ]

@@ -1,17 +1,19 @@
-"""What changed between two results of `jakiro bench`, and whether it is beyond noise."""
+"""Changes between two results of `jakiro bench`, with intervals over prompts."""
 
-from dataclasses import dataclass
 from math import isnan
-from typing import Literal, NamedTuple, get_args
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from inference.bench.intervals import Interval
-from inference.comparison.bootstrap import FEWEST_PROMPTS, Floats, divided, interval_of
-from inference.comparison.changes.differences import Difference, find_differences
-from inference.comparison.changes.side import Metric, Pairing, Side, pair, side_of
-from inference.comparison.document import ComparisonDocument, MethodFigures
+from inference.comparison.bootstrap import FEWEST_PROMPTS, divided, interval_of
+from inference.comparison.changes.side import Metric, Side
+from inference.comparison.document import ComparisonDocument
+from jakiro.errors import DataError
 
-Finding = Literal["higher", "lower", "faster", "slower", "within noise"]
+Finding = Literal["higher", "lower", "faster", "slower", "cannot be told apart"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
+_ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
+_SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
 
 
 class MethodKey(NamedTuple):
@@ -20,135 +22,86 @@ class MethodKey(NamedTuple):
     name: str
     temperature: float
 
+    def __str__(self) -> str:
+        return f"{self.name} at T = {self.temperature:g}"
 
-@dataclass(frozen=True)
-class FigureChange:
-    """One figure before and after, and their ratio, all of the prompts that are compared.
 
-    Where the documents share only some of their prompts, these values are of the shared ones, so
-    that neither they nor their ratio need be those of the documents' own figures.
-
-    Attributes:
-        metric: which figure of `MethodFigures`.
-        before: its value in the first document; NaN if nothing can be divided by.
-        after: its value in the second one; likewise.
-        ratio: after / before with its 95% bootstrap interval over prompts, or over groups that are
-            decoded together; NaN if before is zero.
-        verdict: whether the interval excludes 1, and where it lies then; none for tokens per
-            second, since those of different runs drift with the machine.
-    """
+class FigureChange(NamedTuple):
+    """One figure before and after, with the 95% bootstrap interval of after / before."""
 
     metric: Metric
     before: float
     after: float
-    ratio: Interval
+    ratio: Interval  # NaN if the figure was zero or undefined before
     verdict: Verdict
 
-    @property
-    def may_mislead(self) -> bool:
-        """Whether its verdict could be chance: it is a finding, and its interval has a width."""
-        return self.verdict in get_args(Finding) and self.ratio.low < self.ratio.high
 
-
-@dataclass(frozen=True)
-class MethodChange:
-    """The figures of one method that both documents have.
-
-    Attributes:
-        key: the method and its temperature.
-        pairing: which prompts are compared, and in which units they are drawn.
-        figures: the baseline has no speed-up.
-    """
+class MethodChange(NamedTuple):
+    """The changes of one method that both documents have."""
 
     key: MethodKey
-    pairing: Pairing
+    is_paired: bool  # the same prompts were decoded together, so that their difficulty cancels
     figures: tuple[FigureChange, ...]
 
-    @property
-    def is_paired(self) -> bool:
-        """Whether both sides have the same prompts, so that what makes a prompt easy cancels."""
-        return self.pairing.is_paired
+
+class Difference(NamedTuple):
+    """A fact beside the figures that is not the same in both documents."""
+
+    what: str
+    before: object
+    after: object
 
 
-@dataclass(frozen=True)
-class Changes:
-    """All that two documents tell of each other.
+class Changes(NamedTuple):
+    """The changes of all methods, and what else differs between two documents."""
 
-    Attributes:
-        no_longer_identical: methods whose tokens were those of transformers and are not any more.
-        methods: figures of the methods that both have, in the order of the second one.
-        only_before: methods that only the first one has.
-        only_after: methods that only the second one has.
-        differences: what else differs and makes a comparison doubtful.
-    """
-
-    no_longer_identical: tuple[MethodKey, ...]
+    no_longer_identical: tuple[MethodKey, ...]  # greedy tokens were the target's own before
     methods: tuple[MethodChange, ...]
     only_before: tuple[MethodKey, ...]
     only_after: tuple[MethodKey, ...]
     differences: tuple[Difference, ...]
 
-    @property
-    def num_intervals(self) -> int:
-        """Intervals with a verdict that could have excluded 1 by chance."""
-        return sum(figure.may_mislead for one in self.methods for figure in one.figures)
-
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
-    """Return what changed from one document to another, on the prompts that both have.
+    """Return what changed from one document to another.
 
-    Tokens per second of different runs drift with the machine; speed-ups, which are ratios within a
-    run, hardly do. No interval knows of that drift: it tells noise between prompts only.
+    Raises:
+        DataError: the documents have different targets or prompts, or no method in common.
     """
-    old, new = _by_key(before), _by_key(after)
+    old, new = _sides(before), _sides(after)
+    _check_comparable(before, after)
     both = [key for key in new if key in old]
-    is_batched = max(before.settings.batch_size, after.settings.batch_size) > 1
+    if not both:
+        raise _mismatch("methods", ", ".join(map(str, old)), ", ".join(map(str, new)))
+    is_identical = attrgetter("figures.identical_to_target")  # None: tokens were not compared
     return Changes(
-        no_longer_identical=tuple(
-            key for key in both if old[key].identical_to_target and _is_wrong(new[key])
-        ),
-        methods=tuple(
-            _change(key, side_of(before, *key), side_of(after, *key), is_batched=is_batched)
-            for key in both
-        ),
-        only_before=tuple(key for key in old if key not in new),
-        only_after=tuple(key for key in new if key not in old),
-        differences=tuple(find_differences(before, after)),
+        tuple(key for key in both if is_identical(old[key]) and is_identical(new[key]) is False),
+        tuple(_change(key, old[key], new[key]) for key in both),
+        tuple(key for key in old if key not in new),
+        tuple(key for key in new if key not in old),
+        tuple(_differences(before, after)),
     )
 
 
-def _by_key(document: ComparisonDocument) -> dict[MethodKey, MethodFigures]:
-    return {MethodKey(one.name, one.temperature): one for one in document.methods}
+def _sides(document: ComparisonDocument) -> dict[MethodKey, Side]:
+    found = {MethodKey(one.name, one.temperature): one for one in document.methods}
+    return {
+        key: Side(one, found.get(MethodKey(document.baseline, key.temperature)))
+        for key, one in found.items()
+    }
 
 
-def _is_wrong(figures: MethodFigures) -> bool:
-    return figures.identical_to_target is False  # None says that it was not asked
-
-
-def _change(key: MethodKey, before: Side, after: Side, *, is_batched: bool) -> MethodChange:
-    pairing = pair(before, after, is_batched=is_batched)
-    first = before.resampled(pairing.before, stream=0)
-    second = after.resampled(pairing.after, stream=0 if pairing.is_paired else 1)
-    figures = [
-        _figure_change(metric, first[metric], second[metric], pairing.num_units)
-        for metric in _metrics(before, after)
-    ]
-    return MethodChange(key, pairing, tuple(figures))
-
-
-def _metrics(before: Side, after: Side) -> tuple[Metric, ...]:
-    is_known = before.baseline is not None and after.baseline is not None
-    if not is_known or (before.is_baseline and after.is_baseline):
-        return "tau", "tokens_per_second"
-    return "tau", "speedup", "tokens_per_second"
-
-
-def _figure_change(metric: Metric, before: Floats, after: Floats, num_units: int) -> FigureChange:
-    """Compare a figure; its values come first, those of the resamples behind them."""
-    ratios = divided(after, before)
-    ratio = interval_of(float(ratios[0]), ratios[1:])
-    verdict = _verdict(metric, ratio, num_units)
-    return FigureChange(metric, float(before[0]), float(after[0]), ratio, verdict)
+def _change(key: MethodKey, before: Side, after: Side) -> MethodChange:
+    is_paired = before.units() == after.units()
+    old, new = before.resampled(stream=0), after.resampled(stream=0 if is_paired else 1)
+    num_units = min(len(set(one.units().values())) for one in (before, after))
+    figures = []
+    for metric in (metric for metric in old if metric in new):
+        ratios = divided(new[metric], old[metric])
+        ratio = interval_of(float(ratios[0]), ratios[1:])
+        values = float(old[metric][0]), float(new[metric][0])
+        figures.append(FigureChange(metric, *values, ratio, _verdict(metric, ratio, num_units)))
+    return MethodChange(key, is_paired, tuple(figures))
 
 
 def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
@@ -162,4 +115,41 @@ def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
         return "higher" if metric == "tau" else "faster"
     if ratio.high < 1:
         return "lower" if metric == "tau" else "slower"
-    return "within noise"
+    return "cannot be told apart"
+
+
+def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> None:
+    """Refuse documents whose figures are about different things."""
+    targets = [one.environment.target for one in (before, after)]
+    if targets[0].fingerprint != targets[1].fingerprint:
+        raise _mismatch("targets", *(f"{one.name_or_path} ({one.fingerprint})" for one in targets))
+    old, new = ({s.prompt for m in one.methods for s in m.samples} for one in (before, after))
+    if old != new:
+        raise _mismatch("prompts", f"{len(old)}", f"{len(new)}, {len(old & new)} of them the same")
+
+
+def _mismatch(what: str, before: str, after: str) -> DataError:
+    return DataError(
+        f"the two results cannot be compared: they have different {what}",
+        expected=f"{before}, as in the first file",
+        got=after,
+        remedy="measure both with the same --target and --prompts, and a --method in common",
+    )
+
+
+def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[Difference]:
+    """Return what may explain a change: machine, versions, settings, trees."""
+    old, new = _facts(before), _facts(after)
+    both = [what for what in new if what in old]  # the trees of other methods are not compared
+    return [Difference(one, old[one], new[one]) for one in both if old[one] != new[one]]
+
+
+def _facts(document: ComparisonDocument) -> dict[str, Any]:
+    machine = document.environment
+    return (
+        {"baseline": document.baseline, "dtype": machine.target.dtype}
+        | {name: getattr(machine, name) for name in _ENVIRONMENT}
+        | {name: machine.versions.get(name) for name in ("torch", "transformers")}
+        | {name: getattr(document.settings, name) for name in _SETTINGS}
+        | {f"tree of {MethodKey(m.name, m.temperature)}": m.tree for m in document.methods}
+    )
