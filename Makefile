@@ -65,7 +65,7 @@ bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method pla
 	$(BIN)/jakiro bench $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
-	$(BIN)/python -m inference.bench.engine $(ARGS)
+	$(BIN)/python -m inference.profiling.engine $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inference.context import Context
-from inference.engine import DecodeRun
-from inference.request import Request
+from inference.engine.context import Context
+from inference.engine.loop import DecodeRun
+from inference.engine.request import Request
 from jakiro.errors import PromptError
 
 

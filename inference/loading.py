@@ -10,9 +10,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from inference.drafters.aded import AdedDrafter
+from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
-from inference.drafters.untrained import (
+from inference.drafters.registry import (
     PairName,
     UntrainedName,
     build_beside,

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.details import Record
-from inference.engine import DecodeRun, Round
-from inference.request import Progress
-from inference.stats import DecodeStats
+from inference.engine.details import Record
+from inference.engine.loop import DecodeRun, Round
+from inference.engine.request import Progress
+from inference.engine.stats import DecodeStats
 
 
 @dataclass(frozen=True)

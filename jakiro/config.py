@@ -6,12 +6,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from transformers import PreTrainedConfig
 
-from jakiro.attention_shape import AttentionShape
-from jakiro.cache import StateSource
 from jakiro.errors import ConfigError
-from jakiro.settings import Settings, validate_settings
-from jakiro.target_record import TargetRecord
-from jakiro.target_state import StateSources
+from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.cache import StateSource, StateSources
+from jakiro.target.record import TargetRecord
+from jakiro.utils.settings import Settings, validate_settings
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -92,7 +91,7 @@ class TrunkSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """How the target's per-layer state becomes memory, see `moa.memory_encoder`.
+    """How the target's per-layer state becomes memory, see `moa.memory`.
 
     Attributes:
         source: keys and values of layers, or hidden states (0: the embedding, k: behind layer k;

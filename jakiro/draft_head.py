@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from jakiro.target import TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 
 
 class DraftHead:

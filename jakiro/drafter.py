@@ -9,13 +9,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jakiro.cache import StateSource
 from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.errors import CheckpointError
 from jakiro.experts import BankOutput, ExpertBank
-from jakiro.target_state import TargetState
-from moa.memory_encoder import MemoryEncoder
-from moa.rows import RowStore, only_these
+from jakiro.target.cache import StateSource, TargetState
+from moa.attention import RowStore, only_these
+from moa.memory import MemoryEncoder
 from moa.trunk import Evidence, Trunk
 
 

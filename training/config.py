@@ -6,17 +6,18 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from jakiro.config import DrafterSettings
-from jakiro.settings import Settings
-from training.anchors import AnchorRule
+from jakiro.utils.settings import Settings
 from training.input_settings import (
     BatchSettings,
     DataSettings,
     FeatureSettings,
+    InitializeSettings,
+    LoraSettings,
     Precision,
     TargetSettings,
 )
-from training.objectives import ObjectiveSettings
-from training.start_settings import InitializeSettings, LoraSettings
+from training.loss.anchors import AnchorRule
+from training.loss.objectives import ObjectiveSettings
 
 
 class OptimizerSettings(Settings):

@@ -14,13 +14,13 @@ from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import JakiroError, ResourceError
-from jakiro.logs import quiet_libraries
-from jakiro.settings import load_settings
-from jakiro.target_checks import CausalLM
+from jakiro.target.checks import CausalLM
+from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.preparation import prepare
-from training.processes import is_first_process, join_processes, launch_environment
-from training.run import Run
+from training.distributed.processes import is_first_process, join_processes, launch_environment
+from training.loop.run import Run
+from training.setup.preparation import prepare
 
 EXIT_CODE_BAD_INPUT = 2
 EXIT_CODE_INTERRUPTED = 130

@@ -13,12 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from inference.draft_tree import ROOT
+from inference.drafters.base import TokenSession, WithoutMemory
 from inference.drafters.candidates import Candidates
-from inference.drafters.token_session import TokenSession
-from inference.drafters.without_memory import WithoutMemory
 from inference.protocol import Budget
 from inference.sampling import Sampling
-from jakiro.settings import Settings
+from jakiro.utils.settings import Settings
 
 _LEAST_SCORE: Final = 1e-30  # of what would be 0 by rounding: its logarithm must be finite
 

@@ -7,17 +7,17 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
-from inference.drafters.lm_rows import LMRows
-from inference.drafters.without_memory import WithoutMemory
-from inference.pretrained import load_causal_lm, load_tokenizer
+from inference.drafters.base import WithoutMemory
+from inference.drafters.small_lm_cache import LMRows
 from inference.protocol import Budget, Committed, VerifyResult
 from inference.sampling import Sampling
-from inference.tree_builder import TreeBuilder
-from inference.tree_shape import MAX_PASSES, TreeShape
+from inference.trees.builder import TreeBuilder
+from inference.trees.shape import MAX_PASSES, TreeShape
 from jakiro.errors import TargetMismatch
-from jakiro.settings import Settings
-from jakiro.target import TargetAdapter
-from jakiro.target_checks import CausalLM
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from jakiro.utils.settings import Settings
 
 
 class SmallLMSettings(Settings):

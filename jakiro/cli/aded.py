@@ -38,10 +38,10 @@ def build(
     successors: Annotated[int, typer.Option(min=1, max=256, help="Kept of each bigram.")] = 12,
 ) -> None:
     """Count a corpus, so that `aded=FILE` need not begin with nothing."""
-    from inference.drafters.trigram_file import save_trigrams, vocabulary_size
-    from inference.drafters.trigram_index import check_vocabulary
-    from inference.pretrained import load_tokenizer
-    from training.trigram_corpus import corpus_records, count_trigrams
+    from inference.drafters.aded.file import save_trigrams, vocabulary_size
+    from inference.drafters.aded.index import check_vocabulary
+    from jakiro.utils.pretrained import load_tokenizer
+    from training.data.trigram_corpus import corpus_records, count_trigrams
 
     writer(out, "--out", "the trigrams")  # refuses what cannot be stored before anything is counted
     known = load_tokenizer(tokenizer)

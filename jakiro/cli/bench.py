@@ -13,8 +13,8 @@ from jakiro.cli.output import EXIT_CODE_INTERRUPTED, writer
 from jakiro.errors import ConfigError
 
 if TYPE_CHECKING:
-    from inference.comparison.comparison import Track
-    from inference.comparison.document import ComparisonDocument, ComparisonSettings
+    from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+    from inference.benchmark.run import Track
 
 _METHODS = """A way to decode; may be repeated. transformers: its generate(); transformers-lookup:
 with prompt lookup, the best of three settings; transformers-assisted=SMALL_LM: with a small model;
@@ -97,8 +97,8 @@ def bench(
             got="not all of them",
             remedy="see `jakiro bench --help`",
         )
-    from inference.comparison.document import ComparisonSettings
-    from jakiro.settings import validate_settings
+    from inference.benchmark.document import ComparisonSettings
+    from jakiro.utils.settings import validate_settings
 
     values = {
         "methods": method,
@@ -133,11 +133,11 @@ def _measured(
     dtype: str,
     device: Literal["auto", "cpu", "cuda"],
 ) -> "ComparisonDocument":
-    from inference.comparison.comparison import Comparison, prompts_for, trial_for
-    from inference.comparison.method_names import parse_methods
-    from inference.comparison.subject import build_methods, load_target
-    from jakiro.logs import quiet_libraries
-    from training.processes import choose_device
+    from inference.benchmark.method_names import parse_methods
+    from inference.benchmark.run import Comparison, prompts_for, trial_for
+    from inference.benchmark.subject import build_methods, load_target
+    from jakiro.utils.logs import quiet_libraries
+    from training.distributed.processes import choose_device
 
     prompts = prompts_for(settings)
     with quiet_libraries():
@@ -156,11 +156,11 @@ def _finish(
 ) -> None:
     from rich.console import Console
 
-    from inference.comparison.table import figures_table
+    from inference.benchmark.report.table import figures_table
 
     store_json(document.model_dump_json(indent=1) + "\n")
     if store_page is not None:
-        from inference.comparison.page.report import render  # needs matplotlib, a second
+        from inference.benchmark.report.page import render  # needs matplotlib, a second
 
         store_page(render(document))
     console = Console()
@@ -189,9 +189,9 @@ def _refuse_others_beside_compare(options: Mapping[str, object]) -> None:
 def _say_what_changed(before: Path, after: Path) -> None:
     from rich.console import Console
 
-    from inference.comparison.changes.change import compare_documents
-    from inference.comparison.changes.change_table import show_changes
-    from inference.comparison.document import read_document
+    from inference.benchmark.diff.change import compare_documents
+    from inference.benchmark.diff.table import show_changes
+    from inference.benchmark.document import read_document
 
     show_changes(compare_documents(read_document(before), read_document(after)), Console())
 

@@ -9,7 +9,7 @@ import typer
 from jakiro.cli.output import say
 
 if TYPE_CHECKING:
-    from training.features.writer import FeatureWriter
+    from training.target_states.writer import FeatureWriter
 
 
 def features(
@@ -34,12 +34,12 @@ def features(
 
     An interrupted start is finished by the next one; several may run side by side.
     """
-    from jakiro.settings import load_settings
+    from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
-    from training.features.writer import FeatureWriter
-    from training.preparation import prepare
-    from training.processes import choose_device
-    from training.target_reader import place_target
+    from training.distributed.processes import choose_device
+    from training.module import place_target
+    from training.setup.preparation import prepare
+    from training.target_states.writer import FeatureWriter
 
     settings = load_settings(TrainSettings, config, overrides or ())
     device = choose_device(settings.engine.device)

@@ -35,7 +35,7 @@ def generate(
 ) -> None:
     """Continue a text as the target would, with the help of its drafter."""
     from inference.decoder import SpeculativeDecoder
-    from inference.streaming import TextPrinter
+    from inference.generation.streaming import TextPrinter
 
     decoder = SpeculativeDecoder.from_pretrained(
         drafter, target, "auto" if tree == "auto" else None, compiled=compiled

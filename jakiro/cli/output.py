@@ -26,7 +26,7 @@ def writer(
     Raises:
         ConfigError: the file exists, or its folder does not.
     """
-    from jakiro.files import ensure_new_file, ensure_writable_folder, write_atomically
+    from jakiro.utils.files import ensure_new_file, ensure_writable_folder, write_atomically
 
     if path is None:
         return lambda _text: None

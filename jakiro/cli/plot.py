@@ -13,7 +13,7 @@ def plot(
     ],
 ) -> None:
     """Draw runs as curves: loss, agreement with the target, tau, and acceptance by depth."""
-    from training.curves import plot_runs
+    from training.evaluation.curves import plot_runs
 
     plot_runs(runs, out)
     typer.echo(f"wrote {out}")

@@ -30,14 +30,14 @@ def prepare(
     """Read data into the cache that training uses; say what it holds, and what is left out."""
     from rich.console import Console
 
-    from jakiro.logs import quiet_libraries
+    from jakiro.utils.logs import quiet_libraries
     from training.data.counts import DataCounts
     from training.data.packing import PackedRows
-    from training.data.preview import preview as preview_of
     from training.data.report import advice
+    from training.data.report import preview as preview_of
     from training.data.token_store import open_tokens
     from training.input_settings import TargetSettings
-    from training.loading import load_tokenizer, vocab_size_of
+    from training.setup.loading import load_tokenizer, vocab_size_of
 
     settings = TargetSettings(name_or_path=target)
     with quiet_libraries():

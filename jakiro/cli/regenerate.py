@@ -12,7 +12,7 @@ from jakiro.cli.prepare import DATA, SKIP
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
-    from training.regeneration.regenerator import Written
+    from training.data.regeneration.regenerator import Written
 
 
 def regenerate(
@@ -47,11 +47,10 @@ def regenerate(
     ] = "auto",
 ) -> None:
     """Let the target write the answers in the data anew; drafters guess these best."""
-    from jakiro.settings import validate_settings
+    from jakiro.utils.settings import validate_settings
+    from training.data.regeneration.output_file import OutputFile, check_apart
+    from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
     from training.data.sources import find_sources
-    from training.regeneration.output_file import OutputFile, check_apart
-    from training.regeneration.regenerator import Regenerator
-    from training.regeneration.settings import RegenerationSettings
 
     values = {
         "temperature": temperature,
@@ -74,10 +73,10 @@ def _decoder(
     target: str, drafter: str | None, dtype: str, device: Literal["auto", "cpu", "cuda"]
 ) -> "SpeculativeDecoder":
     from inference import SpeculativeDecoder
-    from inference.comparison.subject import load_target
+    from inference.benchmark.subject import load_target
     from inference.loading import parts_over
-    from jakiro.logs import quiet_libraries
-    from training.processes import choose_device
+    from jakiro.utils.logs import quiet_libraries
+    from training.distributed.processes import choose_device
 
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))

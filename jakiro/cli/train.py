@@ -9,8 +9,8 @@ from jakiro.cli.output import say
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
-    from training.launch import Processes
-    from training.planned_device import PlannedDevice
+    from training.distributed.launch import Processes
+    from training.planning.speed import PlannedDevice
 
 _GIB = 2**30
 
@@ -75,11 +75,11 @@ def train(
     ] = None,
 ) -> None:
     """Train a drafter, on this machine or several; an interrupted run goes on."""
-    from jakiro.settings import load_settings
+    from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
     from training.data.report import said_once
-    from training.launch import Processes
-    from training.planned_device import plan_device, present_device
+    from training.distributed.launch import Processes
+    from training.planning.speed import plan_device, present_device
 
     words = [*(overrides or ())]
     if micro_batch is not None and micro_batch != "auto":
@@ -106,7 +106,7 @@ def train(
 def _fitting(
     settings: "TrainSettings", processes: "Processes", device: "PlannedDevice"
 ) -> "TrainSettings":
-    from training.estimate import choose_micro_batch
+    from training.planning.estimate import choose_micro_batch
 
     memory = _memory(settings, processes, device)
     fitting = choose_micro_batch(settings, processes.count(settings), memory, device.kind)
@@ -122,9 +122,8 @@ def _say_what_it_takes(
 ) -> None:
     from rich.console import Console
 
-    from training.estimate import estimate
-    from training.estimate_table import render
-    from training.processes import missing_gpu
+    from training.distributed.processes import missing_gpu
+    from training.planning.estimate import estimate, render
 
     found = estimate(settings, processes.count(settings), device.kind)
     if not device.is_here:
@@ -147,7 +146,7 @@ def _memory(settings: "TrainSettings", processes: "Processes", device: "PlannedD
 def _run(
     settings: "TrainSettings", config: Path, overrides: list[str], processes: "Processes"
 ) -> None:
-    from training.launch import command, launch
+    from training.distributed.launch import command, launch
 
     if processes.count(settings) == 1 and processes.hostfile is None and not processes.options:
         from training.train import train as train_here
@@ -167,7 +166,7 @@ def _learn(
     overrides: list[str],
     processes: "Processes",
 ) -> None:
-    from training.learning_curve import LearningCurve, parse_shares
+    from training.studies.learning_curve import LearningCurve, parse_shares
 
     curve = LearningCurve(settings, parse_shares(shares))
     for run in curve.runs:

@@ -8,7 +8,7 @@ import typer
 from jakiro.cli.output import writer
 
 if TYPE_CHECKING:
-    from inference.verify import Check
+    from inference.losslessness import Check
 
 
 def verify(
@@ -52,10 +52,10 @@ def verify(
 ) -> None:
     """Check on your own models that decoding with this drafter is lossless; exit code 1 if not."""
     from inference.decoder import SpeculativeDecoder
-    from inference.verify import VerifySettings, verify_losslessness
-    from inference.verify.prompts import BUILT_IN, read_prompts
-    from jakiro.settings import validate_settings
-    from training.processes import choose_device
+    from inference.generation.prompt_file import BUILT_IN, read_prompts
+    from inference.losslessness import VerifySettings, verify_losslessness
+    from jakiro.utils.settings import validate_settings
+    from training.distributed.processes import choose_device
 
     options = {
         "max_new_tokens": max_new_tokens,

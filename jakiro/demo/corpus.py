@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jakiro.demo.presets import TextRecipe
 from jakiro.errors import DataError
-from jakiro.files import fingerprint, write_atomically
-from jakiro.target import TargetAdapter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.files import fingerprint, write_atomically
 
 Split = Literal["train", "dev", "test"]
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])

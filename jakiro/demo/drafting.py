@@ -6,9 +6,9 @@ from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jakiro.demo.presets import DrafterRecipe
-from jakiro.files import fingerprint
+from jakiro.utils.files import fingerprint
 from training.config import TrainSettings
-from training.processes import Device
+from training.distributed.processes import Device
 from training.train import train
 
 

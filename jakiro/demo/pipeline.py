@@ -13,15 +13,14 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.comparison.comparison import Comparison
-from inference.comparison.document import ComparisonDocument, ComparisonSettings
-from inference.comparison.method_names import DRAFTER, LOOKUP, PLAIN, TRANSFORMERS
-from inference.comparison.methods import Method, OwnDecoding
-from inference.comparison.prompt_file import prompt_of
-from inference.comparison.transformers_methods import TransformersDecoding
+from inference.autotune.search import PlanChoice, choose_plan
+from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+from inference.benchmark.method_names import DRAFTER, LOOKUP, PLAIN, TRANSFORMERS
+from inference.benchmark.methods import Method, OwnDecoding
+from inference.benchmark.run import Comparison
+from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
-from inference.pretrained import load_causal_lm, load_tokenizer
-from inference.tree_budget import PlanChoice, choose_plan
+from inference.generation.prompt_file import prompt_of
 from jakiro.demo.corpus import Corpus, load_corpus, write_texts
 from jakiro.demo.drafting import train_drafter
 from jakiro.demo.presets import PRESETS, Preset
@@ -30,10 +29,11 @@ from jakiro.demo.report import JAKIRO, results_of, show_results, show_text
 from jakiro.demo.target import read_record, train_target
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import JakiroError
-from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
-from jakiro.logs import quiet_libraries
-from jakiro.target import TargetAdapter
-from training.processes import Device, choose_device, launch_environment
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from training.distributed.processes import Device, choose_device, launch_environment
 
 TEMPERATURES = (0.0, 0.8)
 

@@ -2,7 +2,7 @@
 
 from pydantic import PositiveFloat, PositiveInt
 
-from jakiro.settings import Settings
+from jakiro.utils.settings import Settings
 
 
 class TargetRecipe(Settings):

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from jakiro.demo.presets import TargetRecipe
 from jakiro.errors import DataError
-from jakiro.files import write_atomically
-from jakiro.logs import get_logger
-from training.muon import Muon
+from jakiro.utils.files import write_atomically
+from jakiro.utils.logs import get_logger
+from training.loop.muon import Muon
 
 _logger = get_logger(__name__)
 

@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from inference.comparison.document import ComparisonDocument
-from inference.comparison.method_names import PLAIN
+from inference.autotune.search import PlanChoice
+from inference.benchmark.document import ComparisonDocument
+from inference.benchmark.method_names import PLAIN
+from inference.generation.streaming import TextStream
 from inference.outputs import GenerateOutput
-from inference.streaming import TextStream
-from inference.tree_budget import PlanChoice
-from inference.tree_shape import TreeShape
+from inference.trees.shape import TreeShape
 
 JAKIRO = "jakiro"  # what the demo calls its drafter
 

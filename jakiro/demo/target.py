@@ -20,9 +20,9 @@ from jakiro.demo.corpus import Corpus
 from jakiro.demo.presets import Preset, TargetRecipe
 from jakiro.demo.pretraining import Pretraining, mean_loss
 from jakiro.errors import CheckpointError
-from jakiro.files import ensure_writable_folder, fingerprint, write_atomically
-from jakiro.logs import get_logger
-from jakiro.settings import Settings
+from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import Settings
 
 END_OF_TEXT = "<|endoftext|>"
 RECORD_NAME = "target.json"

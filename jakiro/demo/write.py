@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from inference.pretrained import load_causal_lm, load_tokenizer
 from jakiro.demo.corpus import (
     STANDARD_LIBRARY,
     Corpus,
@@ -27,8 +26,9 @@ from jakiro.demo.presets import TargetRecipe, TextRecipe
 from jakiro.demo.pretraining import Pretraining
 from jakiro.demo.prompts import prompts_of
 from jakiro.errors import DataError, JakiroError
-from jakiro.files import ensure_new_file
-from training.processes import choose_device
+from jakiro.utils.files import ensure_new_file
+from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from training.distributed.processes import choose_device
 
 EXIT_CODE_BAD_INPUT = 2
 

@@ -14,11 +14,11 @@ from jakiro.cli.bench import bench
 from jakiro.cli.train import train
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.settings import load_settings
-from jakiro.target import TargetAdapter
-from jakiro.target_record import record_target
-from training.ablate import parse as parse_ablation
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
+from training.studies.ablation.main import parse as parse_ablation
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -91,7 +91,7 @@ def _commands(program: str) -> list[list[str]]:
 
 
 def test_ablations_in_the_readme_are_there_and_their_options_too() -> None:
-    commands = _commands("python -m training.ablate")
+    commands = _commands("python -m training.studies.ablation.main")
     assert len(commands) == 3
     for words in commands:
         shell = ["bash", "-c", f"printf '%s\n' {' '.join(words[3:])}"]  # which expands braces

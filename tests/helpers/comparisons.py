@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from inference.comparison.document import (
+from inference.benchmark.document import (
     CategoryFigures,
     ComparisonDocument,
     ComparisonSettings,
@@ -19,7 +19,7 @@ from inference.comparison.document import (
     TargetFacts,
     TreeNode,
 )
-from inference.tree_shape import TreeShape
+from inference.trees.shape import TreeShape
 
 WORDS = (
     " the",

@@ -9,19 +9,18 @@ from helpers.training import one_document
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from inference.drafters.trained import TrainedDrafter, TrainedSession
-from inference.drafters.tree_pass import TreePass
+from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
+from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget, Committed, MemoryRows
 from inference.sampling import Sampling
-from inference.tree_builder import Frontier
-from inference.tree_shape import TreeShape
+from inference.trees.builder import Frontier
+from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import BankOutput
-from jakiro.mixture import posterior_log_weights
-from jakiro.target import StepOutput, TargetAdapter, chain_step
-from training.anchors import rollout_anchors
-from training.drafting import draft_all_positions
-from training.target_reader import TargetReader
+from jakiro.experts import BankOutput, posterior_log_weights
+from jakiro.target.adapter import StepOutput, TargetAdapter, chain_step
+from training.loss.anchors import rollout_anchors
+from training.loss.drafting import draft_all_positions
+from training.module import TargetReader
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 

@@ -10,15 +10,15 @@ from helpers.training import tiny_run
 from torch import Tensor
 
 from jakiro.config import DrafterSettings
-from jakiro.target_checks import CausalLM
+from jakiro.target.checks import CausalLM
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
-from training.features.store import open_features
-from training.features.writer import FeatureWriter
 from training.input_settings import TORCH_DTYPES
-from training.preparation import Prepared, prepare
-from training.target_reader import TargetReader
-from training.views import TargetView
+from training.loss.views import TargetView
+from training.module import TargetReader
+from training.setup.preparation import Prepared, prepare
+from training.target_states.store import open_features
+from training.target_states.writer import FeatureWriter
 
 
 def offline_run(folder: Path, dtype: str = "fp32", **changes: Any) -> TrainSettings:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
 from inference.conversation import Conversation
-from inference.stats import DecodeStats
+from inference.engine.stats import DecodeStats
 
 SAMPLES, LENGTH = 1000, 3
 LEAST_P_VALUE = 0.0005

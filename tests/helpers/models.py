@@ -12,8 +12,8 @@ from jakiro.config import (
     config_for,
 )
 from jakiro.drafter import JakiroDrafter
-from jakiro.target import TargetAdapter
-from jakiro.target_record import record_target
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
 
 
 def tiny_llama(vocab: int = 61, seed: int = 0, **changes: object) -> LlamaForCausalLM:

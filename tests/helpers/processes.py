@@ -14,13 +14,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import sleep
 
-from jakiro.settings import dump_settings
+from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
-from training.processes import free_port
+from training.distributed.processes import free_port
 from training.train import main
 
 FORKING = get_context("forkserver")
-FORKING.set_forkserver_preload(["deepspeed", "training.run", "training.train"])
+FORKING.set_forkserver_preload(["deepspeed", "training.loop.run", "training.train"])
 _SECONDS = 300.0
 
 

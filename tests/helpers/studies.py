@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 from helpers.comparisons import make_document
 
-from inference.comparison.document import ComparisonDocument, MethodFigures, SampleRecord
-from jakiro.settings import validate_settings
-from training.ablation.analysis import ArmFacts
-from training.ablation.uncertainty import Rate
+from inference.benchmark.document import ComparisonDocument, MethodFigures, SampleRecord
+from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings
+from training.studies.ablation.analysis import ArmFacts
+from training.studies.ablation.uncertainty import Rate
 
 
 def made_up_rate(

@@ -9,11 +9,11 @@ from helpers.branching import Chooser, law_of
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from inference import accept
 from inference.draft_tree import DraftTree, SparseLaw
+from inference.engine import accept
 from inference.sampling import ProcessedLaw, Sampling
-from inference.tree_builder import Frontier, TreeBuilder
-from inference.tree_shape import TreeShape
+from inference.trees.builder import Frontier, TreeBuilder
+from inference.trees.shape import TreeShape
 
 Prefix = tuple[int, ...]
 

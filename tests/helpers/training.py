@@ -13,19 +13,17 @@ from torch import Tensor
 
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
-from jakiro.settings import validate_settings
-from jakiro.target import TargetAdapter
-from jakiro.yaml_layers import merge
-from training.anchors import AnchorRule, draw_anchors
-from training.batch import Batch
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import merge, validate_settings
 from training.config import TrainSettings
 from training.data.packing import PackedRow, collate
 from training.data.token_store import TokenStore
-from training.journal import read_metrics
-from training.module import TrainingModule
-from training.objectives import LossTerms, ObjectiveSettings
-from training.target_reader import TargetReader
-from training.views import TargetView
+from training.evaluation.metrics import read_metrics
+from training.loss.anchors import AnchorRule, draw_anchors
+from training.loss.batch import Batch
+from training.loss.objectives import LossTerms, ObjectiveSettings
+from training.loss.views import TargetView
+from training.module import TargetReader, TrainingModule
 
 TEXTS = tuple(
     f"def add_{name}(first, second):\n    total = first + second * {number}\n    return total\n" * 3

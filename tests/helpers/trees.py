@@ -2,7 +2,7 @@
 
 import torch
 
-from jakiro.target import StepInput
+from jakiro.target.adapter import StepInput
 
 #        0
 #      / | \        queries of a step: 0 is the root

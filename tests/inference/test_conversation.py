@@ -8,9 +8,9 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
 from inference.conversation import Conversation
-from inference.tree_shape import TreeShape
+from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
-from jakiro.target import StepInput, StepOutput, TargetAdapter
+from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
 
 
 @pytest.fixture

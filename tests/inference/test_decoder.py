@@ -9,13 +9,13 @@ from helpers.tokenizers import TEXT, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
-from inference.context import Context
-from inference.streaming import TextStream
+from inference.engine.context import Context
+from inference.generation.streaming import TextStream
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, PromptError, TargetMismatch
-from jakiro.target import TargetAdapter
-from jakiro.target_record import record_target
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch import nn
 from jakiro import JakiroDrafter
 from jakiro.draft_head import DraftHead
 from jakiro.errors import CheckpointError
-from jakiro.target import TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 
 IDS = torch.tensor([1, 4, 5, 17, 40, 60])
 FAMILIES = ["llama, grouped heads", "llama, tied", "phi", "granite", "cohere", "gemma2"]

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from jakiro import JakiroConfig, JakiroDrafter
 from jakiro.config import config_for, state_sources
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.target import TargetAdapter
-from jakiro.target_record import record_target
-from jakiro.target_state import TargetState
-from training.drafting import draft_all_positions
-from training.target_reader import TargetReader
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import TargetState
+from jakiro.target.record import record_target
+from training.loss.drafting import draft_all_positions
+from training.module import TargetReader
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from helpers.variants import FEEDBACK, PUBLISHED
 from torch import Tensor
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.target import TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 from moa.trunk import Evidence
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, COUNT = 4, 2, 8, 32, 24, 6

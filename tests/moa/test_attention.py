@@ -2,9 +2,9 @@
 
 import torch
 
-from moa.memory_encoder import MemoryEncoder
+from moa.attention import SelfAttention
+from moa.memory import MemoryEncoder
 from moa.rotary import Rotary
-from moa.self_attention import SelfAttention
 
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from jakiro.attention_shape import AttentionShape
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.settings import load_settings
-from jakiro.target_record import TargetRecord
-from jakiro.yaml_layers import apply_overrides, merge, read_layered_yaml
+from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.record import TargetRecord
+from jakiro.utils.settings import apply_overrides, load_settings, merge, read_layered_yaml
 from training.config import TrainSettings
-from training.deepspeed_config import build_deepspeed_config
+from training.distributed.deepspeed_config import build_deepspeed_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DRAFTERS = sorted((CONFIGS / "drafters").glob("*.yaml"))

@@ -12,7 +12,7 @@ from helpers.models import tiny_llama
 from helpers.training import write_jsonl
 
 from inference import SpeculativeDecoder
-from jakiro.settings import validate_settings
+from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings
 from training.train import train
 

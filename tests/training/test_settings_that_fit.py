@@ -10,9 +10,9 @@ from helpers.variants import FEEDBACK
 
 from jakiro.config import DrafterSettings, JakiroConfig, config_for
 from jakiro.errors import ConfigError
-from jakiro.settings import validate_settings
-from jakiro.target import TargetAdapter
-from jakiro.target_record import TargetRecord, record_target
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import TargetRecord, record_target
+from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings, anchor_rule
 
 MOA = {"kind": "moa"}

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, PromptError
-from jakiro.settings import dump_settings
-from training.journal import read_evaluations, read_metrics
+from jakiro.utils.settings import dump_settings
+from training.evaluation.metrics import read_evaluations, read_metrics
 from training.train import main, train
 
 

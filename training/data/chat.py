@@ -6,7 +6,7 @@ Both `{"role", "content"}` and ShareGPT's `{"from", "value"}` are read.
 import json
 from typing import Any, NamedTuple
 
-from training.data.intake import RowError
+from training.data.sources import RowError
 
 Message = dict[str, Any]
 

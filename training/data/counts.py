@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from jakiro.settings import Settings
+from jakiro.utils.settings import Settings
 
 Fill = Literal["texts", "all"]  # kinds of documents that are split to fill rows
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.batch import Batch
 from training.data.counts import PackCounts
 from training.data.row_layout import Split, lay_out
 from training.data.token_store import TokenStore
+from training.loss.batch import Batch
 
 
 @dataclass(frozen=True)

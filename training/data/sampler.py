@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.anchors import AnchorRule
-from training.batch import Batch
 from training.data.packing import PackedRows, RowWithAnchors, collate
+from training.loss.anchors import AnchorRule
+from training.loss.batch import Batch
 
 
 class Sampler:

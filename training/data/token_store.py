@@ -1,9 +1,10 @@
 """Tokens of all documents, read once, kept in the cache, and mapped into memory from there."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import SupportsIndex
 
@@ -14,14 +15,41 @@ from platformdirs import user_cache_path
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
-from jakiro.files import ensure_writable_folder, fingerprint
-from jakiro.target_record import template_fingerprint, tokenizer_fingerprint
+from jakiro.target.record import template_fingerprint, tokenizer_fingerprint
+from jakiro.utils.files import ensure_writable_folder, fingerprint
 from training.data.counts import ReadCounts
 from training.data.documents import Document, encode_rows
-from training.data.intake import Intake
-from training.data.places import Places
-from training.data.sources import Source, find_sources, read_all
+from training.data.sources import Intake, Source, find_sources, read_all
 from training.data.token_writer import hash_document, write_tokens
+
+
+@dataclass(frozen=True)
+class Places:
+    """The row of data that each document comes from, in the order of the data.
+
+    Attributes:
+        names: of the sources, as messages have them.
+        rows: for each document the number of its source, from 0, and that of its line (JSONL) or
+            row (others) there, from 1. Of a conversation there may be several documents.
+    """
+
+    names: tuple[str, ...]
+    rows: npt.NDArray[np.int64]
+
+    @property
+    def first_documents(self) -> npt.NDArray[np.int64]:
+        """The first document of each row of data."""
+        is_other = (self.rows[1:] != self.rows[:-1]).any(axis=1)
+        return np.flatnonzero(np.concatenate([[True], is_other]))
+
+    def describe(self, documents: Iterable[int]) -> str:
+        """Return where documents stand, such as `chats.jsonl:12, 15`."""
+        rows = dict.fromkeys(tuple(self.rows[document].tolist()) for document in documents)
+        return ", ".join(
+            f"{self.names[source]}:{', '.join(str(number) for _, number in same)}"
+            for source, same in groupby(rows, key=lambda row: row[0])
+        )
+
 
 # Part of the fingerprint: to be raised whenever the same rows would become other tokens.
 _REVISION = 2

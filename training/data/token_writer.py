@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jakiro.errors import DataError, ResourceError
-from jakiro.files import settle, write_atomically
+from jakiro.utils.files import settle, write_atomically
 from training.data.counts import ReadCounts
 from training.data.documents import Document
-from training.data.intake import Intake
-from training.data.sources import Record
+from training.data.sources import Intake, Record
 
 
 def write_tokens(

@@ -1,0 +1,176 @@
+"""What verification and drafting cost on this machine: measured once, interpolated afterwards."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from platformdirs import user_cache_path
+from transformers import LogitsProcessorList
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.context import Context
+from inference.protocol import Budget
+from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.utils.files import fingerprint, write_atomically
+from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import Settings
+
+NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # trees whose verification is timed
+FEWEST_PASSES = 3  # trunk passes whose drafting is timed, however few the drafter was trained for
+CONTEXT = 128  # verified tokens while timing
+REPEATS = 9
+
+_logger = get_logger(__name__)
+
+
+class Costs(Settings):
+    """Seconds on this machine, of this target and drafter."""
+
+    verify: dict[int, float]  # one target forward over a root and n nodes, logits included
+    draft: dict[int, float]  # the drafter's work of one round with A trunk passes
+
+    def verify_seconds(self, num_nodes: int) -> float:
+        """Return the time to verify `num_nodes`, interpolated between the measured counts."""
+        known = sorted(self.verify)
+        above = next((count for count in known if count >= num_nodes), known[-1])
+        below = max((count for count in known if count <= num_nodes), default=above)
+        if above == below:
+            return self.verify[above]
+        share = (num_nodes - below) / (above - below)
+        return (1 - share) * self.verify[below] + share * self.verify[above]
+
+    def ceiling(self, shape: TreeShape | None, tau: float) -> float:
+        """Return tokens per second at `tau` if nothing but verification and drafting took time.
+
+        Args:
+            shape: of the trees; None for plain decoding.
+            tau: tokens per target forward.
+        """
+        if shape is None:
+            return tau / self.verify_seconds(0)
+        seconds = self.verify_seconds(shape.max_nodes) + self.draft[shape.autoregressive_levels]
+        return tau / seconds
+
+
+def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) -> Costs:
+    """Time verification by number of nodes and drafting by number of passes, in turns.
+
+    Args:
+        target: the frozen target.
+        model: the drafter.
+        max_passes: largest number of trunk passes to time.
+    """
+    verify: dict[int, list[float]] = {count: [] for count in NODE_COUNTS}
+    draft: dict[int, list[float]] = {passes: [] for passes in range(1, max_passes + 1)}
+    steps, drafts = _verifications(target), _draftings(target, model, max_passes)
+    for _ in range(REPEATS):
+        for count, step in steps.items():
+            verify[count].append(_seconds(step))
+        for passes, one in drafts.items():
+            draft[passes].append(_seconds(one))
+    return Costs(
+        verify={count: median(times[1:]) for count, times in verify.items()},
+        draft={passes: median(times[1:]) for passes, times in draft.items()},
+    )
+
+
+def timed_passes(model: JakiroDrafter) -> int:
+    """Return how many trunk passes trees are considered with: as deep as was trained, or deeper."""
+    return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
+
+
+def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
+    """Return costs from the cache, or measure them (seconds) and keep them there.
+
+    Args:
+        target: the frozen target.
+        model: the drafter.
+        folder: of the cache; by default the user's.
+    """
+    folder = folder or user_cache_path("jakiro")
+    place = folder / f"costs-{_identity(target, model)[:16]}.json"
+    try:
+        return Costs.model_validate_json(place.read_text())
+    except (OSError, ValueError):
+        pass
+    costs = measure_costs(target, model, timed_passes(model))
+    try:
+        write_atomically(place, costs.model_dump_json())
+    except OSError:
+        _logger.warning("cannot keep measured costs in %s; they will be measured again", place)
+    return costs
+
+
+def _identity(target: TargetAdapter, model: JakiroDrafter) -> str:
+    """Hash what costs depend on."""
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
+    settings = model.config.settings.model_dump(mode="json")
+    return fingerprint(
+        timed_passes(model),
+        machine,
+        target.spec.fingerprint,
+        settings,
+        str(target.dtype),
+        target.is_compiled,
+    )
+
+
+def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
+    """Return for each node count a verification of a chain of that many nodes."""
+    context = min(CONTEXT, target.spec.max_position // 2)
+    cache = target.new_cache(1, context + max(NODE_COUNTS) + 1)
+    tokens = torch.zeros(1, context + max(NODE_COUNTS) + 1, dtype=torch.long, device=target.device)
+    with torch.inference_mode():
+        target.forward(chain_step(tokens[:, :context], 0), cache)
+
+    def verify(count: int) -> object:
+        parents = torch.arange(-1, count, device=target.device)[None]
+        step = chain_step(tokens[:, : count + 1], context)
+        step = replace(step, parents=parents, max_depth=min(count + 1, 4))
+        return target.logits(target.forward(step, cache).features).argmax(-1).tolist()
+
+    return {count: partial(verify, count) for count in NODE_COUNTS}
+
+
+def _draftings(
+    target: TargetAdapter, model: JakiroDrafter, max_passes: int
+) -> dict[int, Callable[[], object]]:
+    """Return for each number of passes the drafter's work of a round: remember, propose."""
+    length = min(CONTEXT, target.spec.max_position // 2)
+    tokens = [0] * (length + 1)
+    greedy = Sampling(LogitsProcessorList(), do_sample=False)
+
+    def start(passes: int) -> Callable[[], object]:
+        parallel = model.config.settings.schedule.parallel_levels
+        shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
+        context = Context(target, TrainedDrafter(model, target, shape), greedy, 1, length + 1)
+        with torch.inference_mode():
+            context.read([tokens], 0, length)
+        context.lengths = [length]
+
+        def draft() -> object:
+            if context.session is not None and context.session.lengths == (length,):
+                context.session.rollback(length - 2)
+            return context.propose([tokens], Budget(shape.max_nodes), []).token_ids.tolist()
+
+        return draft
+
+    return {passes: start(passes) for passes in range(1, max_passes + 1)}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    with torch.inference_mode():
+        work()
+    return time.perf_counter() - started

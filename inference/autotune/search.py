@@ -1,0 +1,311 @@
+"""Watches a drafter at work: which ranks and depths of its trees were accepted."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from inference.autotune.costs import NODE_COUNTS, Costs, measure_costs, timed_passes
+from inference.draft_tree import DraftTree
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.loop import DecodeRun
+from inference.engine.stats import DecodeStats
+from inference.generation.preparation import prepare_requests
+from inference.protocol import Budget, Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.sampling import Sampling
+from inference.trees.shape import TreePlan, TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import StepOutput, TargetAdapter
+from jakiro.utils.settings import Settings, validate_settings
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One verified tree: how many candidates outrank each accepted node, from depth 1 down."""
+
+    ranks: list[int]
+
+
+class RecordingDrafter:
+    """Drafts as another drafter does and keeps a record of every round.
+
+    Args:
+        drafter: does the work; its trees must be deterministic.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.needs = drafter.needs
+        self.hidden_states = drafter.hidden_states
+        self.version = drafter.version
+        self.turns = drafter.turns
+        self.bytes_per_token = drafter.bytes_per_token
+        self.max_nodes = drafter.max_nodes
+        self.max_depth = drafter.max_depth
+        self.records: list[RoundRecord] = []
+
+    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
+        """Return a recorded session."""
+        return RecordingSession(self.drafter.open(sampling, capacity, batch), self.records)
+
+    def reset(self) -> None:
+        """Pass on; the records stay."""
+        self.drafter.reset()
+
+    def encode(
+        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+    ) -> MemoryRows:
+        """Encode as the recorded drafter does."""
+        return self.drafter.encode(output, rows)
+
+
+class RecordingSession:
+    """A session that notes, at each feedback, what became of its last tree."""
+
+    def __init__(self, session: DraftSession, records: list[RoundRecord]) -> None:
+        self.session = session
+        self.records = records
+        self.tree: DraftTree | None = None
+
+    def advance(self, committed: Committed) -> None:
+        """Pass on."""
+        self.session.advance(committed)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the recorded session."""
+        return self.session.lengths
+
+    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+        """Pass on, and keep the tree."""
+        self.tree = self.session.propose(budget, generators)
+        return self.tree
+
+    def feedback(self, result: VerifyResult) -> None:
+        """Record the accepted nodes' ranks by score, and pass on."""
+        if self.tree is not None:
+            row = self.tree.row()
+            emitted = [*(row.token_ids[node] for node in result.path[0]), result.next_token[0]]
+            self.records.append(RoundRecord([row.rank[node] for node in row.follow(emitted)]))
+        self.session.feedback(result)
+
+    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+        """Pass on."""
+        self.session.conclude(place, token_ids)
+
+    def rollback(self, length: int) -> None:
+        """Pass on."""
+        self.session.rollback(length)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Pass on."""
+        self.session.keep(places)
+
+    def adopt(self, sampling: Sampling) -> None:
+        """Pass on."""
+        self.session.adopt(sampling)
+
+    def reserve(self, capacity: int) -> None:
+        """Pass on."""
+        self.session.reserve(capacity)
+
+    def close(self) -> None:
+        """Pass on."""
+        self.session.close()
+
+
+MAX_NODES = NODE_COUNTS[-1]
+
+
+class Rated(Settings):
+    """A tree and what is expected of it."""
+
+    shape: TreeShape
+    tau: float
+    speedup: float  # over plain decoding, by the cost model
+
+
+class PlanChoice(Settings):
+    """The trees chosen for a machine, with the figures that speak for them."""
+
+    costs: Costs
+    greedy: Rated
+    sampling: Rated
+
+    @property
+    def plan(self) -> TreePlan:
+        """The trees alone."""
+        return TreePlan(greedy=self.greedy.shape, sampling=self.sampling.shape)
+
+
+def choose_plan(
+    target: TargetAdapter,
+    model: JakiroDrafter,
+    prompts: Sequence[list[int]],
+    *,
+    temperature: float = 1.0,
+    max_new_tokens: int = 48,
+    drawn: bool = True,
+    costs: Costs | None = None,
+) -> PlanChoice:
+    """Return the trees of highest expected speed on this machine.
+
+    Chosen candidates: for each number of trunk passes a generous tree is decoded once; because
+    smaller trees keep the best-ranked nodes, its record tells what every smaller tree would have
+    won. Drawn ones: such a tree cannot be cut afterwards, so each candidate shape is decoded.
+
+    Args:
+        target: the frozen target.
+        model: the drafter.
+        prompts: token ids to decode; not those that results are reported on.
+        temperature: of random decoding.
+        max_new_tokens: decoded for each prompt and tree.
+        drawn: whether random decoding draws its candidates.
+        costs: of this machine; None to measure them.
+    """
+    costs = costs or measure_costs(target, model, timed_passes(model))
+    runs = _Runs(target, model, prompts, max_new_tokens)
+    random = runs.drawn_taus(temperature) if drawn else runs.chosen_taus(temperature)
+    return PlanChoice(
+        costs=costs,
+        greedy=_fastest(runs.chosen_taus(0.0), costs),
+        sampling=_fastest(random, costs),
+    )
+
+
+def expected_tau(rounds: Sequence[RoundRecord], num_nodes: int) -> float:
+    """Return the tau that trees of the `num_nodes` best-ranked candidates would have had."""
+    kept = sum(1 + sum(rank < num_nodes for rank in one.ranks) for one in rounds)
+    return kept / len(rounds) if rounds else 1.0
+
+
+class _Runs:
+    """Decodes the same prompts with one tree after the other."""
+
+    def __init__(
+        self,
+        target: TargetAdapter,
+        model: JakiroDrafter,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+    ) -> None:
+        self.target, self.model = target, model
+        self.prompts = prompts
+        self.max_new_tokens = max_new_tokens
+        self.levels = model.config.settings.schedule.parallel_levels
+
+    def chosen_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
+        """Yield every tree of chosen candidates up to the largest ones, and its tau."""
+        for passes in range(1, timed_passes(self.model) + 1):
+            shape = TreeShape(
+                autoregressive_levels=passes,
+                parallel_levels=self.levels,
+                children=4,
+                breadth=3,
+                num_nodes=MAX_NODES,
+            )
+            recorder = RecordingDrafter(TrainedDrafter(self.model, self.target, shape))
+            self._decode(recorder, temperature)
+            for num_nodes in range(1, shape.max_nodes + 1):
+                smaller = shape.model_copy(update={"num_nodes": num_nodes})
+                yield smaller, expected_tau(recorder.records, num_nodes)
+
+    def drawn_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
+        """Yield every tree of drawn candidates that is worth trying, and its tau."""
+        for shape in _sampled_shapes(timed_passes(self.model), self.levels):
+            drafter = TrainedDrafter(self.model, self.target, shape)
+            yield shape, self._decode(drafter, temperature).tau
+
+    def _decode(self, drafter: Drafter, temperature: float) -> DecodeStats:
+        stats = []
+        for seed, ids in enumerate(self.prompts):
+            (request,), _ = prepare_requests(
+                self.target.model,
+                [ids],
+                seed=seed,
+                max_position=self.target.spec.max_position,
+                temperature=temperature,
+                max_new_tokens=self.max_new_tokens,
+            )
+            run = DecodeRun(self.target, drafter, request)
+            stats.append(run.finish().stats)
+        return DecodeStats.pooled(stats)
+
+
+def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
+    """Return the drawn trees worth trying: few passes, few children, not too many nodes."""
+    shapes = [
+        TreeShape(
+            autoregressive_levels=passes,
+            parallel_levels=levels,
+            children=children,
+            breadth=breadth,
+            sampled=True,
+        )
+        for passes in range(1, max_passes + 1)
+        for children, breadth in ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2))
+    ]
+    return [shape for shape in shapes if shape.max_nodes <= MAX_NODES // 2]
+
+
+def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:
+    plain = costs.ceiling(None, 1.0)
+    rated = (
+        Rated(shape=shape, tau=tau, speedup=costs.ceiling(shape, tau) / plain)
+        for shape, tau in taus
+    )
+    return max(rated, key=lambda one: one.speedup)
+
+
+def default_tree(drafter: JakiroDrafter) -> TreePlan:
+    """Return trees of the schedule that the drafter was trained for."""
+    schedule = drafter.config.settings.schedule.model_dump()
+    defaults = TreePlan()
+    return TreePlan(
+        greedy=defaults.greedy.model_copy(update=schedule),
+        sampling=defaults.sampling.model_copy(update=schedule),
+    )
+
+
+def trees_of_size(
+    drafter: JakiroDrafter, num_nodes: int, num_passes: int | None = None
+) -> TreePlan:
+    """Return trees of at most so many candidates, as deep as the drafter's schedule if they can be.
+
+    Which nodes a greedy tree has is left to their scores as far as possible: 8 are chosen among
+    those of 3 nodes per level with 4 children each, 60 among 10 with 10 (EAGLE-2, arXiv
+    2406.16858). A sampled tree, which is never cut, has the widest levels that fit.
+
+    Args:
+        drafter: whose trees they are.
+        num_nodes: candidates.
+        num_passes: of the drafter's trunk; None for those of its schedule.
+
+    Raises:
+        ConfigError: there cannot be so many passes.
+    """
+    schedule = drafter.config.settings.schedule.model_dump()
+    if num_passes is not None:
+        schedule["autoregressive_levels"] = num_passes
+    width = isqrt(num_nodes * 5 // 3)
+    sizes = {"children": max(4, width), "breadth": max(3, width), "num_nodes": num_nodes}
+    wide = validate_settings(TreeShape, schedule | sizes, source="the trees")
+    drawn = wide.model_copy(update={"sampled": True})
+    shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, drawn)]
+    greedy, sampling = (shape for shape in shapes if shape is not None)
+    return TreePlan(greedy=greedy, sampling=sampling)
+
+
+def largest_trees(drafter: JakiroDrafter) -> TreePlan:
+    """Return the trees that `tree="auto"` cuts to size."""
+    levels = {
+        "autoregressive_levels": timed_passes(drafter),
+        "parallel_levels": drafter.config.settings.schedule.parallel_levels,
+    }
+    return TreePlan(
+        greedy=TreeShape(**levels, children=4, breadth=2, num_nodes=MAX_NODES),
+        sampling=TreeShape(**levels, children=3, breadth=2, num_nodes=MAX_NODES, sampled=True),
+    )

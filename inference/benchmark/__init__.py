@@ -1,0 +1,1 @@
+"""`jakiro bench`: decoding methods compared on the same prompts."""

@@ -1,0 +1,1 @@
+"""`jakiro bench --compare`: two result files side by side."""

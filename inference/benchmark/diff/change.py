@@ -1,0 +1,154 @@
+"""Changes between two results of `jakiro bench`, with intervals over prompts."""
+
+from math import isnan
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from inference.benchmark.diff.side import Metric, Side
+from inference.benchmark.document import ComparisonDocument
+from inference.benchmark.stats import FEWEST_PROMPTS, Interval, divided, interval_of
+from jakiro.errors import DataError
+
+Finding = Literal["higher", "lower", "faster", "slower", "cannot be told apart"]
+Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
+_ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
+_SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
+
+
+class MethodKey(NamedTuple):
+    """A method at a temperature."""
+
+    name: str
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.name} at T = {self.temperature:g}"
+
+
+class FigureChange(NamedTuple):
+    """One figure before and after, with the 95% bootstrap interval of after / before."""
+
+    metric: Metric
+    before: float
+    after: float
+    ratio: Interval  # NaN if the figure was zero or undefined before
+    verdict: Verdict
+
+
+class MethodChange(NamedTuple):
+    """The changes of one method that both documents have."""
+
+    key: MethodKey
+    is_paired: bool  # the same prompts were decoded together, so that their difficulty cancels
+    figures: tuple[FigureChange, ...]
+
+
+class Difference(NamedTuple):
+    """A fact beside the figures that is not the same in both documents."""
+
+    what: str
+    before: object
+    after: object
+
+
+class Changes(NamedTuple):
+    """The changes of all methods, and what else differs between two documents."""
+
+    no_longer_identical: tuple[MethodKey, ...]  # greedy tokens were the target's own before
+    methods: tuple[MethodChange, ...]
+    only_before: tuple[MethodKey, ...]
+    only_after: tuple[MethodKey, ...]
+    differences: tuple[Difference, ...]
+
+
+def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
+    """Return what changed from one document to another.
+
+    Raises:
+        DataError: the documents have different targets or prompts, or no method in common.
+    """
+    old, new = _sides(before), _sides(after)
+    _check_comparable(before, after)
+    both = [key for key in new if key in old]
+    if not both:
+        raise _mismatch("methods", ", ".join(map(str, old)), ", ".join(map(str, new)))
+    is_identical = attrgetter("figures.identical_to_target")  # None: tokens were not compared
+    return Changes(
+        tuple(key for key in both if is_identical(old[key]) and is_identical(new[key]) is False),
+        tuple(_change(key, old[key], new[key]) for key in both),
+        tuple(key for key in old if key not in new),
+        tuple(key for key in new if key not in old),
+        tuple(_differences(before, after)),
+    )
+
+
+def _sides(document: ComparisonDocument) -> dict[MethodKey, Side]:
+    found = {MethodKey(one.name, one.temperature): one for one in document.methods}
+    return {
+        key: Side(one, found.get(MethodKey(document.baseline, key.temperature)))
+        for key, one in found.items()
+    }
+
+
+def _change(key: MethodKey, before: Side, after: Side) -> MethodChange:
+    is_paired = before.units() == after.units()
+    old, new = before.resampled(stream=0), after.resampled(stream=0 if is_paired else 1)
+    num_units = min(len(set(one.units().values())) for one in (before, after))
+    figures = []
+    for metric in (metric for metric in old if metric in new):
+        ratios = divided(new[metric], old[metric])
+        ratio = interval_of(float(ratios[0]), ratios[1:])
+        values = float(old[metric][0]), float(new[metric][0])
+        figures.append(FigureChange(metric, *values, ratio, _verdict(metric, ratio, num_units)))
+    return MethodChange(key, is_paired, tuple(figures))
+
+
+def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
+    if isnan(ratio.value):
+        return "undefined"
+    if num_units < FEWEST_PROMPTS:
+        return "too few prompts"
+    if metric == "tokens_per_second":
+        return "drifts with the machine"
+    if ratio.low > 1:
+        return "higher" if metric == "tau" else "faster"
+    if ratio.high < 1:
+        return "lower" if metric == "tau" else "slower"
+    return "cannot be told apart"
+
+
+def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> None:
+    """Refuse documents whose figures are about different things."""
+    targets = [one.environment.target for one in (before, after)]
+    if targets[0].fingerprint != targets[1].fingerprint:
+        raise _mismatch("targets", *(f"{one.name_or_path} ({one.fingerprint})" for one in targets))
+    old, new = ({s.prompt for m in one.methods for s in m.samples} for one in (before, after))
+    if old != new:
+        raise _mismatch("prompts", f"{len(old)}", f"{len(new)}, {len(old & new)} of them the same")
+
+
+def _mismatch(what: str, before: str, after: str) -> DataError:
+    return DataError(
+        f"the two results cannot be compared: they have different {what}",
+        expected=f"{before}, as in the first file",
+        got=after,
+        remedy="measure both with the same --target and --prompts, and a --method in common",
+    )
+
+
+def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[Difference]:
+    """Return what may explain a change: machine, versions, settings, trees."""
+    old, new = _facts(before), _facts(after)
+    both = [what for what in new if what in old]  # the trees of other methods are not compared
+    return [Difference(one, old[one], new[one]) for one in both if old[one] != new[one]]
+
+
+def _facts(document: ComparisonDocument) -> dict[str, Any]:
+    machine = document.environment
+    return (
+        {"baseline": document.baseline, "dtype": machine.target.dtype}
+        | {name: getattr(machine, name) for name in _ENVIRONMENT}
+        | {name: machine.versions.get(name) for name in ("torch", "transformers")}
+        | {name: getattr(document.settings, name) for name in _SETTINGS}
+        | {f"tree of {MethodKey(m.name, m.temperature)}": m.tree for m in document.methods}
+    )

@@ -1,0 +1,104 @@
+"""One typical draft tree of a method, to be looked at."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.benchmark.document import ExampleTree, TreeNode
+from inference.benchmark.methods import Law, OwnDecoding
+from inference.draft_tree import ROOT, TreeRow
+from inference.engine.policy import RoundPolicy
+from inference.protocol import Budget
+
+CONTEXT_TOKENS = 64  # shown before the tree
+
+
+class _Round(NamedTuple):
+    """A verified tree, and where it grew."""
+
+    row: TreeRow
+    path: list[int]
+    root: int  # index of its root among the tokens
+    next_token: int
+
+
+class _Watched:
+    """A policy that remembers what became of each round."""
+
+    def __init__(self, policy: RoundPolicy) -> None:
+        self._policy = policy
+        self.last: tuple[TreeRow, list[int]] | None = None
+
+    def next_budget(self) -> Budget | None:
+        """Decide as the policy does."""
+        return self._policy.next_budget()
+
+    def learn(self, rows: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
+        """Pass on, and remember."""
+        self.last = rows[0], paths[0]
+        self._policy.learn(rows, paths, seconds)
+
+
+def example_tree(
+    method: OwnDecoding, prompt: list[int], law: Law, seed: int, tokenizer: PreTrainedTokenizerBase
+) -> ExampleTree | None:
+    """Return a round's tree of which as much was accepted as is typical; None if none was drafted.
+
+    Args:
+        method: drafts.
+        prompt: to be continued.
+        law: how tokens are chosen.
+        seed: of the draws.
+        tokenizer: to show tokens with.
+    """
+    token_ids, rounds = _decoded(method, prompt, law, seed)
+    if not rounds:
+        return None
+    mean = sum(len(one.path) for one in rounds) / len(rounds)
+    chosen = min(rounds, key=lambda one: abs(len(one.path) - mean))
+    context = token_ids[max(0, chosen.root - CONTEXT_TOKENS) : chosen.root]
+
+    def text(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids))
+
+    return ExampleTree(
+        method=method.name,
+        temperature=law.temperature,
+        context=text(context),
+        root=text([token_ids[chosen.root]]),
+        nodes=_nodes(chosen, tokenizer),
+        next_token=text([chosen.next_token]),
+    )
+
+
+def _decoded(
+    method: OwnDecoding, prompt: list[int], law: Law, seed: int
+) -> tuple[list[int], list[_Round]]:
+    run = method.start([prompt], law, seed)
+    watched = run.policy = _Watched(run.policy)
+    rounds: list[_Round] = []
+    for (one,) in run:
+        if watched.last is not None and watched.last[0].children:
+            row, path = watched.last
+            root = len(run.token_ids) - len(one.token_ids) - 1
+            if len(one.token_ids) == len(path) + 1:  # not cut off by the end of the request
+                rounds.append(_Round(row, path, root, one.token_ids[-1]))
+        watched.last = None
+    return run.token_ids, rounds
+
+
+def _nodes(shown: _Round, tokenizer: PreTrainedTokenizerBase) -> tuple[TreeNode, ...]:
+    row = shown.row
+    valid = sorted(node for siblings in row.children.values() for node in siblings)
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(valid)}
+    return tuple(
+        TreeNode(
+            token=str(tokenizer.decode([row.token_ids[node]])),
+            parent=place[row.parent[node]],
+            depth=row.depth[node],
+            expert=row.proposer_id[node],
+            accepted=node in shown.path,
+        )
+        for node in valid
+    )

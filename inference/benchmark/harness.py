@@ -1,0 +1,184 @@
+"""Lets methods take turns on the same prompts and keeps what each one did.
+
+Fair by construction: one process, the same token ids, groups in an order drawn once, methods in an
+order drawn anew for every group (so that a drift of the machine's speed meets all alike), a first
+round thrown away, and methods that learn starting afresh with every group.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from inference.benchmark.document import ComparisonSettings
+from inference.benchmark.methods import Law, Method
+from inference.benchmark.samples import Continuation, Measured, Sample, Take
+from inference.benchmark.timing import now, peak_memory
+from inference.generation.prompt_file import BenchPrompt
+from inference.generation.prompts import Prompt
+
+Encode = Callable[[Prompt], list[int]]
+Decode = Callable[[list[int]], str]
+Results = dict[tuple[str, float], Measured]
+
+
+class Texts(NamedTuple):
+    """Between prompts and token ids."""
+
+    encode: Encode
+    decode: Decode
+    longest_prompt: int = sys.maxsize  # tokens that leave room for the answer
+
+
+class Harness:
+    """Measures methods.
+
+    Args:
+        methods: to be compared.
+        settings: what to compare, and how often.
+        texts: of the target's tokenizer.
+        device: of the target.
+        advance: called after each group that a method has decoded.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        settings: ComparisonSettings,
+        texts: Texts,
+        device: torch.device,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.methods = methods
+        self.settings = settings
+        self.texts = texts
+        self.device = device
+        self.advance = advance
+        self.is_interrupted = False
+
+    def measure(self, prompts: Sequence[BenchPrompt]) -> Results:
+        """Return what every method did at every temperature.
+
+        An interruption ends it early: then these are the groups that all methods have decoded, and
+        the temperatures at which there are any.
+
+        Raises:
+            KeyboardInterrupt: there are none yet.
+        """
+        groups = grouped(prompts, self.settings)
+        results: Results = {}
+        try:
+            for temperature in self.settings.temperatures:
+                self._measure_at(temperature, groups, results)
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            results = _in_common(results)
+            if not results:
+                raise
+        return results
+
+    def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
+        """Return how often a group will be decoded, warm-up included."""
+        rounds = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
+        return rounds * len(self.methods) * len(self.settings.temperatures)
+
+    def samples(
+        self, method: Method, group: Sequence[BenchPrompt], law: Law, seed: int
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """Return what one method makes of a group of prompts, and where its seconds went."""
+        turns: list[list[Continuation]] = [[] for _ in group]
+        seconds = [0.0] * len(group)
+        parts: dict[str, float] = {}
+        for turn in range(max(prompt.num_turns for prompt in group)):
+            live = [place for place, prompt in enumerate(group) if prompt.num_turns > turn]
+            ids = [self._encoded(group[place], turns[place]) for place in live]
+            started = now()
+            decoded = method.decode(ids, law, seed + turn)
+            share = (now() - started) / len(live)
+            for place, continuation in zip(live, decoded.continuations, strict=True):
+                turns[place].append(continuation)
+                seconds[place] += share
+            for part, taken in decoded.parts.items():
+                parts[part] = parts.get(part, 0.0) + taken
+        rows = zip(group, turns, seconds, strict=True)
+        return [Sample(prompt, 0, 0, own, taken) for prompt, own, taken in rows], parts
+
+    def law(self, temperature: float) -> Law:
+        """Return how tokens are chosen at a temperature."""
+        settings = self.settings
+        return Law(temperature, settings.max_new_tokens, settings.top_p, settings.top_k)
+
+    def _measure_at(
+        self, temperature: float, groups: list[list[BenchPrompt]], results: Results
+    ) -> None:
+        law = self.law(temperature)
+        self._warm_up(groups[0], law)
+        for method in self.methods:
+            results[method.name, temperature] = Measured(method.name, temperature)
+        for repeat, number, method in self._turns(len(groups)):
+            if not self.settings.keep_state:
+                method.reset()
+            # The same seed for all methods: where they draw alike, they write alike.
+            seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
+            with peak_memory(self.device) as peak:
+                samples, parts = self.samples(method, groups[number], law, seed)
+            numbered = [replace(one, repeat=repeat, group=number) for one in samples]
+            results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
+            self.advance()
+
+    def _warm_up(self, group: list[BenchPrompt], law: Law) -> None:
+        for method in self.methods:
+            self.samples(method, group, law, self.settings.seed)
+            method.reset()
+            self.advance()
+
+    def _turns(self, num_groups: int) -> Iterator[tuple[int, int, Method]]:
+        """Yield repeat, group and method, in the order of the measurement."""
+        order = random.Random(self.settings.seed)
+        for repeat in range(self.settings.repeats):
+            for number in order.sample(range(num_groups), num_groups):
+                for method in order.sample(self.methods, len(self.methods)):
+                    yield repeat, number, method
+
+    def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
+        """Return the next turn's prompt; its last answer is cut short if it would be too long.
+
+        Text may take more tokens when it is read than when it was written.
+        """
+        answers = [list(turn.token_ids) for turn in turns]
+        while True:
+            ids = self.texts.encode(prompt.turn([self.texts.decode(one) for one in answers]))
+            excess = len(ids) - self.texts.longest_prompt
+            if excess <= 0 or not answers or not answers[-1]:
+                return ids
+            answers[-1] = answers[-1][:-excess]
+
+
+def grouped(
+    prompts: Sequence[BenchPrompt], settings: ComparisonSettings
+) -> list[list[BenchPrompt]]:
+    """Return shuffled groups of prompts to be decoded together, each of one category."""
+    by_category: dict[str, list[BenchPrompt]] = {}
+    shuffled = random.Random(settings.seed).sample(prompts, len(prompts))
+    for prompt in shuffled:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    size = settings.batch_size
+    return [
+        several[begin : begin + size]
+        for several in by_category.values()
+        for begin in range(0, len(several), size)
+    ]
+
+
+def _in_common(results: Results) -> Results:
+    """Return the results on the groups that all methods have decoded at a temperature."""
+    common: dict[float, set[tuple[int, int]]] = {}
+    for (_, temperature), measured in results.items():
+        places = {take.place for take in measured.takes}
+        common[temperature] = common.get(temperature, places) & places
+    return {
+        key: measured.only(common[key[1]]) for key, measured in results.items() if common[key[1]]
+    }

@@ -1,0 +1,84 @@
+"""The JSON document that a measuring program ends with."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inference.benchmark.document import Environment, TargetFacts
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.provenance import provenance
+
+
+def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str, Any]:
+    """Return where and on what was measured.
+
+    Args:
+        target: that was measured.
+        options: as resolved.
+    """
+    return {
+        **provenance(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT"),
+        "device": device_name(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "parameters": target.model.num_parameters(),
+        "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
+        "load_average": os.getloadavg()[0],  # over the last minute; others' work disturbs
+        "settings": vars(options),
+    }
+
+
+def emit(document: dict[str, Any]) -> None:
+    """Write the document as the last line of standard output."""
+    sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def processor() -> str:
+    """Return what this machine's processor is called."""
+    facts = Path("/proc/cpuinfo")
+    if facts.is_file():
+        names = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return names[0].partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
+    """Return the machine, the versions and the target."""
+    origin = provenance()
+    git = origin["git"] or {"sha": None, "is_dirty": None}
+    return Environment(
+        time=origin["time"],
+        argv=tuple(origin["argv"]),
+        commit=git["sha"],
+        is_dirty=git["is_dirty"],
+        versions=origin["versions"],
+        platform=origin["platform"],
+        processor=processor(),
+        device=device_name(target.device),
+        num_cpus=origin["num_cpus"],
+        threads=torch.get_num_threads(),
+        spin_count=os.environ.get("GOMP_SPINCOUNT"),
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        target=TargetFacts(
+            name_or_path=name_or_path,
+            fingerprint=target.spec.fingerprint,
+            parameters=target.model.num_parameters(),
+            dtype=str(target.dtype).removeprefix("torch."),
+            bytes_per_cached_token=target.new_cache(1, 1).bytes_per_token,
+        ),
+    )

@@ -1,0 +1,200 @@
+"""The HTML page of a comparison: one file, a pure function of the document."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
+from inference.benchmark.report import plots, style
+from inference.benchmark.report.style import PHASES, Looks, expert_color, looks
+from inference.benchmark.report.tree_picture import draw_tree
+from inference.benchmark.report.verdict import fastest, has_too_few, verdict
+
+_TEMPLATE = "report.html.jinja"
+_FILTERS: tuple[Callable[..., str], ...] = (
+    *(style.fixed, style.significant, style.milliseconds, style.percent),
+    *(style.size, style.interval, style.breakable, style.verbatim, expert_color),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure and what stands above it."""
+
+    title: str
+    figure: Markup
+
+
+@dataclass(frozen=True)
+class Group:
+    """What was measured at one temperature.
+
+    Attributes:
+        temperature: 0 is greedy.
+        title: of its part of each section.
+        verdict: what the figures say.
+        methods: their figures, where prompts are too few without intervals.
+        categories: of the prompts, if there are several.
+        fastest: the method that is shown to be faster than all others, if there is one.
+    """
+
+    temperature: float
+    title: str
+    verdict: Markup
+    methods: tuple[MethodFigures, ...]
+    categories: tuple[str, ...]
+    fastest: str | None
+
+    @property
+    def drafting(self) -> tuple[MethodFigures, ...]:
+        """The methods that draft."""
+        return tuple(one for one in self.methods if one.acceptance_by_depth)
+
+    @property
+    def with_experts(self) -> tuple[MethodFigures, ...]:
+        """The methods of which it is known who proposed."""
+        return tuple(one for one in self.methods if one.experts)
+
+
+def render(document: ComparisonDocument) -> str:
+    """Return the page; it needs nothing else, and equal documents give equal pages."""
+    look = looks(document)
+    groups = _groups(document, look)
+    template = _environment().get_template(_TEMPLATE)
+    return template.render(
+        document=document,
+        settings=document.settings.model_dump(mode="json"),
+        groups=groups,
+        looks=look,
+        phases=PHASES,
+        experts=sorted({one.expert for each in document.methods for one in each.experts}),
+        trees=[(tree, draw_tree(tree)) for tree in document.trees],
+        tree_experts=_tree_experts,
+        interval=style.interval,
+        has_too_few=_has_too_few,
+        titles={group.temperature: group.title for group in groups},
+        described=_described(document),
+        **_panels(document, groups, look),
+    )
+
+
+def _environment() -> Environment:
+    """Return where templates come from; nothing invisible gets out of them."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {function.__name__: function for function in _FILTERS}
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    is_plain = isinstance(value, str) and not isinstance(value, Markup)
+    return style.printable(value) if is_plain else value
+
+
+def _groups(document: ComparisonDocument, look: Looks) -> list[Group]:
+    return [
+        _group(document, temperature, look)
+        for temperature in dict.fromkeys(one.temperature for one in document.methods)
+    ]
+
+
+def _group(document: ComparisonDocument, temperature: float, look: Looks) -> Group:
+    methods = tuple(one for one in document.methods if one.temperature == temperature)
+    best = fastest([one for one in methods if one.name != document.baseline])
+    return Group(
+        temperature,
+        title=f"Temperature {temperature:g}" if temperature else "Greedy (temperature 0)",
+        verdict=verdict(document, temperature, look),
+        methods=tuple(map(_without_false_findings, methods)),
+        categories=tuple(dict.fromkeys(name for one in methods for name in one.categories)),
+        fastest=None if best is None else best.name,
+    )
+
+
+def _has_too_few(one: MethodFigures, category: str | None = None) -> bool:
+    """Return whether a method's prompts, or those of a category, are too few for intervals."""
+    return has_too_few(
+        sample for sample in one.samples if category is None or sample.category == category
+    )
+
+
+def _without_false_findings(one: MethodFigures) -> MethodFigures:
+    """Return figures whose intervals are the values themselves where prompts are too few."""
+    categories = {
+        name: figures.model_copy(update=_collapsed(figures.speedup, "speedup"))
+        if _has_too_few(one, name)
+        else figures
+        for name, figures in one.categories.items()
+    }
+    few = _collapsed(one.speedup, "speedup") | _collapsed(one.tau, "tau")
+    return one.model_copy(update={"categories": categories} | (few if _has_too_few(one) else {}))
+
+
+def _collapsed(value: float, name: str) -> dict[str, float]:
+    return {f"{name}_low": value, f"{name}_high": value}
+
+
+def _panels(
+    document: ComparisonDocument, groups: Sequence[Group], look: Looks
+) -> dict[str, list[Panel]]:
+    """Return the figures of every section; those of all temperatures have the same scale."""
+    everything = [one for group in groups for one in group.methods]
+    baseline = document.baseline
+    fastest = plots.largest(max(one.speedup, one.speedup_high, 1.0) for one in everything)
+    slowest = plots.largest(plots.token_milliseconds(one) for one in everything)
+    sample_limit = plots.sample_limit(everything)
+    figures: dict[str, tuple[str, Callable[..., Markup], dict[str, Any]]] = {
+        "speedups": ("methods", plots.speedups, {"limit": fastest, "baseline": baseline}),
+        "acceptance": ("drafting", plots.acceptance, {}),
+        "times": ("methods", plots.times, {"limit": slowest}),
+        "expert_loads": ("with_experts", plots.expert_load, {}),
+        "samples": ("methods", plots.sample_speeds, {"limit": sample_limit}),
+    }
+    return {
+        section: [
+            Panel(group.title, draw(methods, looks=look, name=f"{section}-{place}", **details))
+            for place, group in enumerate(groups)
+            if (methods := getattr(group, which))
+        ]
+        for section, (which, draw, details) in figures.items()
+    }
+
+
+def _tree_experts(tree: ExampleTree) -> list[int]:
+    return sorted({node.expert for node in tree.nodes})
+
+
+def _described(document: ComparisonDocument) -> list[tuple[MethodFigures, list[str], list[str]]]:
+    """Return each method once, with its trees and its notes at all temperatures."""
+    found: dict[str, list[MethodFigures]] = {}
+    for one in document.methods:
+        found.setdefault(one.name, []).append(one)
+    return [
+        (each[0], _unique(map(_tree, each)), _unique(note for one in each for note in one.notes))
+        for each in found.values()
+    ]
+
+
+def _unique(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if text))
+
+
+def _tree(figures: MethodFigures) -> str:
+    tree = figures.tree
+    if tree is None:
+        return ""
+    size = "drawn" if tree.sampled else f"best {tree.num_nodes}"
+    return (
+        f"{size}, depth {tree.autoregressive_levels} + {tree.parallel_levels},"
+        f" {tree.children} children, breadth {tree.breadth}"
+    )

@@ -1,0 +1,259 @@
+"""A comparison from its settings to its document."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from inference.benchmark.document import (
+    ComparisonDocument,
+    ComparisonSettings,
+    ExampleTree,
+    MethodFigures,
+)
+from inference.benchmark.example_trees import example_tree
+from inference.benchmark.figures import Reference, figures_of
+from inference.benchmark.harness import Harness, Results, Texts
+from inference.benchmark.machine import environment_of
+from inference.benchmark.method_names import (
+    PLAIN,
+    TRANSFORMERS,
+    MethodName,
+    check_batch_size,
+    parse_methods,
+)
+from inference.benchmark.methods import Method, OwnDecoding
+from inference.benchmark.transformers_methods import TransformersDecoding
+from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
+from inference.generation.prompt_file import BenchPrompt, distinct, read_bench_prompts
+from inference.generation.prompts import encode_prompt
+from jakiro.errors import ConfigError, PromptError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+Track = Callable[[int], Callable[[], None]]
+
+
+def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
+    """Return the prompts to decode, each once, after checking what can be checked without models.
+
+    Raises:
+        ConfigError: a method is named wrongly, or settings do not fit together.
+        PromptError: the prompts cannot be used.
+    """
+    methods = parse_methods(settings.methods)
+    check_batch_size(methods, settings.batch_size)
+    names = [one.name for one in methods]
+    if settings.baseline is not None and settings.baseline not in names:
+        raise ConfigError(
+            "the baseline is none of the methods",
+            expected=f"one of {', '.join(names)}",
+            got=settings.baseline,
+        )
+    if settings.keep_state and settings.repeats > 1:
+        raise ConfigError(
+            "a method that keeps its state must not see a prompt twice",
+            expected="--repeats 1 with --keep-state",
+            got=settings.repeats,
+        )
+    read = read_bench_prompts(Path(settings.prompts))
+    prompts = distinct(read)
+    if repeated := len(read) - len(prompts):
+        _logger.warning(f"{repeated} prompts that came before are left out")
+    tried = _tried(prompts, methods)
+    rest = [one for one in prompts if one not in tried]
+    return _from_all_categories(rest)[: settings.num_prompts]
+
+
+def trial_for(settings: ComparisonSettings) -> Trial:
+    """Return what trees are chosen on, where measured costs choose them: prompts of the file's end.
+
+    They are not among `prompts_for`, whose errors it has.
+    """
+    prompts = distinct(read_bench_prompts(Path(settings.prompts)))
+    return Trial(
+        _tried(prompts, parse_methods(settings.methods)),
+        max(settings.temperatures),
+        settings.max_new_tokens,
+    )
+
+
+class Comparison:
+    """Decodes prompts by several methods and reports on them.
+
+    Args:
+        settings: what to compare.
+        prompts: all different, such as from `prompts_for`.
+        methods: such as from `build_methods`.
+        model: the target.
+        tokenizer: its tokenizer.
+        name_or_path: where the target came from.
+
+    Raises:
+        PromptError: a prompt cannot be encoded, or leaves no room for its continuation.
+    """
+
+    def __init__(
+        self,
+        settings: ComparisonSettings,
+        prompts: Sequence[BenchPrompt],
+        methods: Sequence[Method],
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name_or_path: str,
+    ) -> None:
+        self.settings = settings
+        self.prompts = prompts
+        self.methods = methods
+        self.model = model
+        self.tokenizer = tokenizer
+        self.baseline = settings.baseline or _default_baseline(methods)
+        target = TargetAdapter(model)
+        self.texts = Texts(
+            lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            target.spec.max_position - settings.max_new_tokens,
+        )
+        self._check_lengths(target.spec.max_position)
+        self.environment = environment_of(target, name_or_path)
+
+    def run(self, track: Track = lambda _: lambda: None) -> ComparisonDocument:
+        """Measure, and return the document.
+
+        Args:
+            track: is told how many steps there are, and returns what is called after each.
+        """
+        harness = Harness(self.methods, self.settings, self.texts, self.model.device)
+        # What could fail, and is not timed, comes first: nothing measured is lost.
+        trees = self._trees(harness)
+        reference = self._reference(harness)
+        harness.advance = track(harness.num_groups(self.prompts))
+        results = harness.measure(self.prompts)
+        return ComparisonDocument(
+            environment=self.environment,
+            settings=self.settings,
+            prompts=len({one.prompt.identity for many in results.values() for one in many.samples}),
+            is_complete=not harness.is_interrupted,
+            baseline=self.baseline,
+            methods=tuple(self._figures(results, reference)),
+            trees=tuple(trees),
+        )
+
+    def _figures(self, results: Results, known: Reference | None) -> list[MethodFigures]:
+        families: dict[str, list[Method]] = {}
+        for method in self.methods:
+            families.setdefault(method.family, []).append(method)
+        figures = []
+        for temperature in dict.fromkeys(temperature for _, temperature in results):
+            reference = None if temperature else known or self._measured_reference(results)
+            best = {name: _best(one, temperature, results) for name, one in families.items()}
+            baseline = results[best[self.baseline].name, temperature]
+            figures += [
+                figures_of(
+                    method,
+                    results[method.name, temperature],
+                    baseline,
+                    reference,
+                    _rivals(families[name], method, temperature, results),
+                )
+                for name, method in best.items()
+            ]
+        return figures
+
+    @property
+    def _own_reference(self) -> Method | None:
+        """The measured method that says what the target itself says, if there is one.
+
+        Padding changes nothing, but in half precision the rounding.
+        """
+        if self.settings.batch_size > 1:
+            return None
+        return next((one for one in self.methods if one.kind == TRANSFORMERS), None)
+
+    def _measured_reference(self, results: Results) -> Reference:
+        assert self._own_reference is not None
+        samples = results[self._own_reference.name, 0.0].samples
+        return {one.prompt.identity: one.token_ids for one in samples}
+
+    def _reference(self, harness: Harness) -> Reference | None:
+        """Return the target's own greedy tokens, if they are needed and will not be measured."""
+        if 0.0 not in self.settings.temperatures or self._own_reference is not None:
+            return None
+        method = TransformersDecoding("reference", TRANSFORMERS, self.model)
+        law = harness.law(0.0)
+        every = [harness.samples(method, [prompt], law, 0)[0][0] for prompt in self.prompts]
+        return {one.prompt.identity: one.token_ids for one in every}
+
+    def _trees(self, harness: Harness) -> list[ExampleTree]:
+        ids = self.texts.encode(self.prompts[0].first)
+        trees = (
+            example_tree(method, ids, harness.law(temperature), self.settings.seed, self.tokenizer)
+            for method in self.methods
+            if isinstance(method, OwnDecoding) and method.kind != PLAIN
+            for temperature in self.settings.temperatures
+        )
+        return [tree for tree in trees if tree is not None]
+
+    def _check_lengths(self, max_position: int) -> None:
+        for number, prompt in enumerate(self.prompts, start=1):
+            answers = [""] * len(prompt.later_turns)
+            written = prompt.num_turns * self.settings.max_new_tokens
+            length = len(self.texts.encode(prompt.turn(answers))) + written
+            if length > max_position:
+                raise PromptError(
+                    f"prompt {number} and its answers do not fit into the target's context",
+                    expected=f"at most {max_position} tokens",
+                    got=f"{length}, {written} of them new",
+                    remedy="lower --max-new-tokens, or take the prompt out",
+                )
+
+
+def _tried(prompts: Sequence[BenchPrompt], methods: Sequence[MethodName]) -> list[BenchPrompt]:
+    """Return the last prompts of all categories if a method needs prompts to choose trees on."""
+    if all(one.candidates != "costs" for one in methods):
+        return []
+    if len(prompts) <= TRIAL_PROMPTS:
+        raise ConfigError(
+            "there are too few prompts to choose trees on some and to measure on others",
+            expected=f"more than {TRIAL_PROMPTS} with candidates=costs",
+            got=len(prompts),
+            remedy="add prompts to the file, or give candidates=N",
+        )
+    return _from_all_categories(prompts[::-1])[:TRIAL_PROMPTS]
+
+
+def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
+    """Return the prompts with those of all categories in turns, so that the first ones are fair."""
+    by_category: dict[str, list[BenchPrompt]] = {}
+    for prompt in prompts:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    in_turns = chain.from_iterable(zip_longest(*by_category.values()))
+    return [prompt for prompt in in_turns if prompt is not None]
+
+
+def _default_baseline(methods: Sequence[Method]) -> str:
+    by_kind = {one.kind: one.family for one in reversed(methods)}
+    return next(
+        (by_kind[kind] for kind in (TRANSFORMERS, PLAIN) if kind in by_kind), methods[0].family
+    )
+
+
+def _best(methods: Sequence[Method], temperature: float, results: Results) -> Method:
+    return max(methods, key=lambda one: results[one.name, temperature].tokens_per_second)
+
+
+def _rivals(
+    methods: Sequence[Method], best: Method, temperature: float, results: Results
+) -> list[str]:
+    """Say what a method at its best setting was compared with."""
+    others = [
+        f"{one.note}: {results[one.name, temperature].tokens_per_second:.1f} tokens/s"
+        for one in methods
+        if one is not best
+    ]
+    if not others:
+        return []
+    return [f"the fastest of several settings on these samples; {'; '.join(others)}"]

@@ -1,0 +1,173 @@
+"""Ways to continue prompts that transformers has: its own loop, with or without drafts."""
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from inference.benchmark.method_names import TRANSFORMERS
+from inference.benchmark.methods import Law
+from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.engine.stats import DecodeStats
+from inference.trees.shape import TreeShape
+
+
+class TransformersDecoding:
+    """The target's own `generate()`.
+
+    Args:
+        name: of the method.
+        kind: as the caller named it.
+        model: the target.
+        family: name under which the best of several settings is reported; by default its own.
+        note: what a reader should know.
+        **how: further arguments, such as prompt_lookup_num_tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        model: PreTrainedModel,
+        *,
+        family: str | None = None,
+        note: str = "",
+        **how: Any,
+    ) -> None:
+        self.name = name
+        self.family = family or name
+        self.kind = kind
+        self.note = note
+        self._model = model
+        self._how = how
+        self._assistant = how.get("assistant_model")
+        self._before = self._state()
+
+    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+        """Continue prompts together, padded on the left."""
+        input_ids, mask = self._padded(prompts)
+        sampling = {"do_sample": True, "temperature": law.temperature, **law.limits}
+        generate: Any = self._model.generate
+        torch.manual_seed(seed)
+        with _watched(self._model) as watch:
+            tokens = generate(
+                input_ids,
+                attention_mask=mask,
+                max_new_tokens=law.max_new_tokens,
+                streamer=watch,
+                pad_token_id=0,
+                **(sampling if law.temperature else {"do_sample": False}),
+                **self._how,
+            )
+        rows = tokens[:, input_ids.shape[1] :].tolist()
+        return Decoded([self._continuation(row, watch) for row in rows], watch.parts)
+
+    def reset(self) -> None:
+        """Forget how much the assistant should draft, which transformers may adapt."""
+        if self._assistant is not None:
+            self._assistant.generation_config = copy.deepcopy(self._before)
+
+    def tree(self, temperature: float) -> TreeShape | None:
+        """Return None: it has no trees of ours."""
+        return None
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of the assistant's parameters."""
+        return None if self._assistant is None else int(self._assistant.num_parameters())
+
+    def _state(self) -> Any:
+        return None if self._assistant is None else copy.deepcopy(self._assistant.generation_config)
+
+    def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        width = max(map(len, prompts))
+        rows = [[0] * (width - len(ids)) + ids for ids in prompts]
+        masks = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        device = self._model.device
+        return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+
+    def _continuation(self, row: list[int], watch: "_Watch") -> Continuation:
+        """Return what a row holds before its padding."""
+        ids = row[: _end(row, _end_tokens(self._model))]
+        # One row of several needs no more forwards than its own tokens.
+        is_drafting = self.kind != TRANSFORMERS
+        forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
+        arrivals = _first(watch.arrivals, len(ids))
+        stats = DecodeStats(
+            prefilled=arrivals[0].num_tokens, emitted=len(ids), target_forwards=forwards
+        )
+        return Continuation(ids, arrivals, stats)
+
+
+class _Watch(BaseStreamer):
+    """Notes when tokens are delivered, and what the model's forwards take."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+        self.parts = {"prefill": 0.0, "verify": 0.0}
+        self.num_forwards = 0
+        self._started = time.perf_counter()
+        self._forward_started = 0.0
+        self._has_prompt = False
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt first, then the new tokens of every row."""
+        if self._has_prompt:
+            count = value.numel() if value.dim() > 1 else 1
+            self.arrivals.append(Arrival(time.perf_counter() - self._started, count))
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+    def begin_forward(self, *_: object) -> None:
+        """The target begins."""
+        self._forward_started = time.perf_counter()
+
+    def end_forward(self, *_: object) -> None:
+        """The target is done; its first forward reads the prompt."""
+        part = "verify" if self.num_forwards else "prefill"
+        self.parts[part] += time.perf_counter() - self._forward_started
+        self.num_forwards += 1
+
+
+@contextmanager
+def _watched(model: PreTrainedModel) -> Iterator[_Watch]:
+    watch = _Watch()
+    handles = [
+        model.register_forward_pre_hook(watch.begin_forward),
+        model.register_forward_hook(watch.end_forward),
+    ]
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _end_tokens(model: PreTrainedModel) -> set[int]:
+    config: Any = model.generation_config
+    end = config.eos_token_id
+    return set() if end is None else {end} if isinstance(end, int) else set(end)
+
+
+def _end(row: Sequence[int], end_tokens: set[int]) -> int:
+    """Return the length of a row with its first end token, without what follows."""
+    ends = (place + 1 for place, token in enumerate(row) if token in end_tokens)
+    return next(ends, len(row))
+
+
+def _first(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:
+    """Return the arrivals of the first `count` tokens."""
+    kept: list[Arrival] = []
+    for one in arrivals:
+        if count > 0:
+            kept.append(Arrival(one.seconds, min(one.num_tokens, count)))
+            count -= one.num_tokens
+    return kept

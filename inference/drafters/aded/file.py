@@ -1,0 +1,209 @@
+"""Counts trigrams of a corpus in bounded memory, and makes an index of the most frequent ones."""
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from jaxtyping import Int32, Int64
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors import numpy as safetensors
+from transformers import PreTrainedTokenizerBase
+
+from inference.drafters.aded.index import (
+    MAX_VOCABULARY,
+    NO_SUCCESSOR,
+    TOKEN_BITS,
+    Successors,
+    TrigramIndex,
+    trigrams_of,
+)
+from jakiro.errors import CheckpointError, TargetMismatch
+from jakiro.target.record import tokenizer_fingerprint
+from jakiro.utils.files import write_atomically
+from jakiro.utils.settings import Settings
+
+CHUNK: Final = 1 << 20  # trigrams that are counted at once
+
+
+class TrigramCounter:
+    """Counts of trigrams, exact until there are more different ones than fit.
+
+    Args:
+        max_trigrams: different ones that are remembered; beyond, the rarest are forgotten.
+    """
+
+    def __init__(self, max_trigrams: int = 1 << 24) -> None:
+        self.max_trigrams = max_trigrams
+        self.num_tokens = self.num_trigrams = 0
+        self._keys = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self._waiting: list[Int64[np.ndarray, " trigrams"]] = []
+        self._num_waiting = 0
+
+    def add(self, token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"]) -> None:
+        """Count the trigrams of a text."""
+        self.num_tokens += len(token_ids)
+        bigrams, successors = trigrams_of(token_ids)
+        if not len(bigrams):
+            return
+        self._waiting.append(bigrams << TOKEN_BITS | successors)
+        self._num_waiting += len(bigrams)
+        self.num_trigrams += len(bigrams)
+        if self._num_waiting >= CHUNK:
+            self._merge()
+
+    def index(self, max_bigrams: int, num_successors: int = 12) -> TrigramIndex:
+        """Return the most frequent bigrams and their likeliest successors.
+
+        Weights are relative frequencies among all successors of a bigram; of equals the smaller
+        bigram or token counts as the more frequent one.
+        """
+        self._merge()
+        bigrams, row = np.unique(self._keys >> TOKEN_BITS, return_inverse=True)
+        totals = np.bincount(row, self._counts, minlength=len(bigrams))
+        kept = np.sort(np.argsort(-totals, kind="stable")[:max_bigrams])
+        rows = Successors.none(len(kept), num_successors)
+        order = np.lexsort((-self._counts, row))
+        place = np.arange(len(order)) - np.searchsorted(row, np.arange(len(bigrams)))[row]
+        new_row = np.full(len(bigrams), -1)
+        new_row[kept] = np.arange(len(kept))
+        is_kept = (place < num_successors) & (new_row[row] >= 0)
+        at, chosen = (new_row[row][is_kept], place[is_kept]), order[is_kept]
+        rows.ids[at] = self._keys[chosen] & (MAX_VOCABULARY - 1)
+        rows.weights[at] = self._counts[chosen] / totals[row[chosen]]
+        return TrigramIndex(bigrams[kept], rows)
+
+    def _merge(self) -> None:
+        """Count what waits, and forget the rarest trigrams if there are too many."""
+        if not self._waiting:
+            return
+        new = np.concatenate(self._waiting)
+        self._waiting, self._num_waiting = [], 0
+        keys, which = np.unique(np.concatenate((self._keys, new)), return_inverse=True)
+        ones = np.ones(len(new), np.int64)
+        counts = np.bincount(which, np.concatenate((self._counts, ones))).astype(np.int64)
+        if len(keys) > self.max_trigrams:
+            kept = np.sort(np.argsort(-counts, kind="stable")[: self.max_trigrams])
+            keys, counts = keys[kept], counts[kept]
+        self._keys, self._counts = keys, counts
+
+
+_RECORD: Final = "trigrams"  # key of the file's metadata
+
+# What reading a damaged file raises; types that numpy does not have, too.
+_DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
+
+
+class TrigramRecord(Settings):
+    """What a file of trigrams says of itself."""
+
+    version: Literal[1] = 1
+    tokenizer_fingerprint: str
+    vocab_size: int
+    num_tokens: int  # of the corpus; 0: unknown
+
+
+def save_trigrams(
+    index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
+) -> None:
+    """Store an index as a safetensors file, whole or not at all.
+
+    Args:
+        index: such as `TrigramTable.frozen()` returns.
+        path: of the file.
+        tokenizer: whose tokens the trigrams are made of.
+        num_tokens: that were counted.
+
+    Raises:
+        CheckpointError: the file could not be loaded again.
+    """
+    size = vocabulary_size(tokenizer)
+    if fault := _fault(index.keys, *index.rows, size):
+        raise CheckpointError(
+            f"cannot store these trigrams in {path}",
+            expected=f"tokens from 0 to {size - 1} with weights, bigrams in order",
+            got=fault,
+            remedy="count the corpus with the tokenizer that is given",
+        )
+    record = TrigramRecord(
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        vocab_size=size,
+        num_tokens=num_tokens,
+    )
+    tensors = {"keys": index.keys, "ids": index.rows.ids, "weights": index.rows.weights}
+    metadata = {_RECORD: record.model_dump_json()}
+    write_atomically(path, safetensors.save(tensors, metadata))
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the largest id and one: there may be gaps between ids, which `len()` leaves out."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def load_trigrams(
+    path: Path, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
+) -> TrigramIndex:
+    """Read an index that `save_trigrams` has stored.
+
+    Args:
+        path: of the file.
+        tokenizer: of the target.
+        vocab_size: of the target; tokens that only its tokenizer has are left out.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or something else.
+        TargetMismatch: the trigrams are made of another tokenizer's tokens.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            record = _record_of(file.metadata())
+            keys, ids, weights = (file.get_tensor(name) for name in ("keys", "ids", "weights"))
+    except _DAMAGE as error:
+        raise _damaged(path, str(error).strip().splitlines()[0]) from error
+    got = tokenizer_fingerprint(tokenizer)
+    if record.tokenizer_fingerprint != got:
+        raise TargetMismatch(
+            f"the trigrams in {path} are made of another tokenizer's tokens",
+            expected=f"a vocabulary of {record.vocab_size} tokens with the file's own hash",
+            got=f"{len(tokenizer)} tokens with another hash",
+            remedy="count the corpus with the target's own tokenizer: `jakiro aded build`",
+        )
+    if fault := _fault(keys, ids, weights, record.vocab_size):
+        raise _damaged(path, fault)
+    index = TrigramIndex(keys, Successors(ids, weights))
+    return index if vocab_size is None else index.within(vocab_size)
+
+
+def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:
+    return TrigramRecord.model_validate(json.loads((metadata or {}).get(_RECORD, "null")))
+
+
+def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
+    """Return what is wrong with arrays that were read, or None."""
+    kinds = [(one.dtype, one.ndim) for one in (keys, ids, weights)]
+    if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
+        return "arrays of another kind"
+    if ids.shape != weights.shape or len(ids) != len(keys):
+        return "arrays that do not fit together"
+    tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
+    if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < NO_SUCCESSOR:
+        return "tokens that the vocabulary does not have"
+    if (np.diff(keys) <= 0).any():
+        return "bigrams that are not in order"
+    is_missing = weights == 0
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        return "weights that are none"
+    if (np.diff(is_missing.astype(np.int8), axis=1) < 0).any() or (ids[~is_missing] < 0).any():
+        return "gaps between successors"
+    return None
+
+
+def _damaged(path: Path, got: str) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load trigrams from {path}",
+        expected="a file that `jakiro aded build` wrote",
+        got=got,
+        remedy="check the path, or build the file again",
+    )

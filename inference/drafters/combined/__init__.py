@@ -1,0 +1,1 @@
+"""Two drafters that share one tree."""

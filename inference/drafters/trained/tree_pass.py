@@ -1,0 +1,123 @@
+"""The trained drafter's laws for one tree: trunk passes, then levels read off the last one."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from inference.drafters.trained.kv import EvidenceBelow, SessionRows
+from inference.trees.builder import Frontier
+from jakiro.draft_head import DraftHead
+from jakiro.experts import BankOutput, posterior_log_weights
+from jakiro.target.masks import positions_in_slots, slot_mask
+
+
+class TreePass:
+    """A `LawSource` for one round.
+
+    Depth d = 1..A runs the trunk on the nodes of depth d - 1 (the root first); depth A + k reads
+    parallel level k of pass A, gathered by the query that each surviving node descends from.
+
+    Args:
+        rows: of the session; those of expanded nodes are written after the root's slot.
+        head: turns features into laws.
+        num_passes: trunk passes A.
+        root: the last emitted token of each sequence.
+        lengths: number of verified tokens, which is the position of the root.
+        highest: the largest of them, known on the host.
+    """
+
+    def __init__(
+        self,
+        rows: SessionRows,
+        head: DraftHead,
+        num_passes: int,
+        root: Int[Tensor, "batch 1"],
+        lengths: Int[Tensor, " batch"],
+        highest: int,
+    ) -> None:
+        self.rows = rows
+        self.head = head
+        self.num_passes = num_passes
+        self.root = root
+        self.lengths = lengths
+        self.highest = highest
+        self.evidence = EvidenceBelow(rows.model, rows.kept, lengths, highest)
+        self.output: BankOutput | None = None
+        self.positions = root[:, :0]  # of the nodes that were expanded
+        self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
+        self.ancestor = torch.zeros_like(
+            root
+        )  # query of the last pass that each node descends from
+
+    def joint(
+        self, depth: int, frontier: Frontier | None
+    ) -> Float[Tensor, "batch f components vocab"]:
+        """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier."""
+        level = depth - self.num_passes
+        if level <= 0:
+            log_probs = self._predict(depth, frontier)
+        else:
+            assert frontier is not None
+            log_probs = self._read_parallel(level, frontier)
+        self.last_joint = log_probs + self.log_weights.float().unsqueeze(-1)
+        return self.last_joint
+
+    def _predict(self, depth: int, frontier: Frontier | None) -> Tensor:
+        """Return the laws of the next level, by a pass of the trunk."""
+        output = self.output = self._run_drafter(depth, frontier)
+        self.log_weights = output.log_weights
+        # Of the last pass all levels at once: the head's weights are read a single time.
+        levels = output.features.shape[2] if depth == self.num_passes else 1
+        self.level_log_probs = self.head.log_probs(output.features[:, :, :levels])
+        return self.level_log_probs[:, :, 0]
+
+    def _read_parallel(self, level: int, frontier: Frontier) -> Tensor:
+        """Return the laws of a parallel level, routed by what each node's path has chosen."""
+        origin = frontier.origin
+        sequence = torch.arange(len(origin), device=origin.device)[:, None]
+        at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
+        self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
+        self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
+        return self.level_log_probs[sequence, self.ancestor, level]
+
+    def _run_drafter(self, depth: int, frontier: Frontier | None) -> BankOutput:
+        token_ids = self.root if frontier is None else frontier.token_ids
+        count = token_ids.shape[1]
+        self._extend_seen(count, frontier)
+        base, model = self.lengths[:, None], self.rows.model
+        positions = (base + (depth - 1)).expand_as(token_ids)
+        self.positions = torch.cat((self.positions, positions), dim=1)
+        written = base + torch.arange(self.positions.shape[1], device=base.device)
+        slots = written[:, -count:]
+        store = self.rows.own.write_through(slots, self.highest + self.positions.shape[1])
+        mask = slot_mask(self.lengths, written, self.seen, store.count)
+        output: BankOutput = model(
+            self.head.target.embed(token_ids).to(model.dtype),
+            positions,
+            mask.unsqueeze(1),
+            self.evidence.of(positions, frontier, self.output),
+            store,
+        )
+        return self._through_tail(output, positions, slots, mask)
+
+    def _through_tail(
+        self, output: BankOutput, positions: Tensor, slots: Tensor, mask: Tensor
+    ) -> BankOutput:
+        """Return the output after the target's last layers, if it goes through any."""
+        tail, cache = self.rows.tail, self.rows.tail_cache
+        if tail is None or cache is None:
+            return output
+        cache.aim(slots, mask.shape[2])
+        written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
+        seen = positions_in_slots(written, self.positions, mask.shape[2])
+        return output.behind(tail.forward(output.expected, positions, mask, seen, cache))
+
+    def _extend_seen(self, count: int, frontier: Frontier | None) -> None:
+        """Let each new query see what its parent saw, and itself."""
+        own = torch.eye(count, dtype=torch.bool, device=self.root.device)
+        own = own.expand(len(self.root), -1, -1)
+        if frontier is None:
+            self.seen = own
+            return
+        index = frontier.origin[:, :, None].expand(-1, -1, self.seen.shape[2])
+        self.seen = torch.cat((self.seen.gather(1, index), own), dim=2)

@@ -1,0 +1,194 @@
+"""Acceptance for a batch of sequences on the device, without a host sync.
+
+Same rules, same order of trials, same uniforms: it decides as `accept.walk` does, up to the
+rounding of sums. It serves sampling whose processors look at no prefix; the law of a visited node
+is shaped for all sequences together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from inference.draft_tree import ROOT, CandidateKind, DraftTree
+
+RowsLaw = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
+
+
+class RowsWalk(NamedTuple):
+    """What was accepted of every tree, and the token that follows."""
+
+    path: Int[Tensor, "batch depth"]  # accepted nodes, then ROOT
+    next_token: Int[Tensor, " batch"]
+    is_sound: Bool[Tensor, " batch"]  # every law that decided was finite, every draft possible
+
+
+def walk_rows(
+    tree: DraftTree, target_law: RowsLaw, uniforms: Float[Tensor, "batch trials"]
+) -> RowsWalk:
+    """Return each sequence's accepted path and next token.
+
+    Args:
+        tree: the candidates.
+        target_law: the target's processed laws after one node (or ROOT) of each sequence.
+        uniforms: as many as nodes and one more; used in the order of the trials, then for the
+            next token.
+    """
+    walk = _Walk(tree, target_law, uniforms)
+    path = [walk.descend() for _ in range(tree.max_depth)]
+    next_token = _draw_rows(walk.residual, walk.uniform())
+    columns = torch.stack(path, dim=1) if path else next_token.new_empty(len(next_token), 0)
+    return RowsWalk(columns, next_token, walk.is_sound)
+
+
+class _Trial(NamedTuple):
+    """The candidates whose turn it is, one of each sequence that has one left."""
+
+    node: Int[Tensor, " batch"]
+    token: Int[Tensor, " batch"]
+    is_sampled: Bool[Tensor, " batch"]
+    is_tried: Bool[Tensor, " batch"]
+
+
+@dataclass
+class _DraftLaw:
+    """The draft law at each sequence's node, without the candidates tried so far."""
+
+    ids: Int[Tensor, "batch m"]
+    probs: Float[Tensor, "batch m"]
+
+    @property
+    def is_law(self) -> Bool[Tensor, " batch"]:
+        """Whether these are probabilities at all."""
+        return self.probs.sum(dim=-1).isfinite() & (self.probs >= 0).all(dim=-1)
+
+    def probability(self, token: Tensor) -> Tensor:
+        """Return the probability of one token of each sequence."""
+        return (self.probs * (self.ids == token[:, None])).sum(dim=-1)
+
+    def remove(self, token: Tensor, where: Tensor) -> None:
+        """Take a token out of the laws chosen by `where` and renormalise them."""
+        rest = self.probs * (self.ids != token[:, None])
+        self.probs = torch.where(where[:, None], _renormalised(rest, rest), self.probs)
+
+
+class _Walk:
+    """Where each sequence stands, and what is left of the target's law there."""
+
+    def __init__(self, tree: DraftTree, target_law: RowsLaw, uniforms: Tensor) -> None:
+        self.tree = tree
+        self.target_law = target_law
+        self.uniforms = uniforms
+        self.every = torch.arange(len(uniforms), device=uniforms.device)
+        self.at = torch.full_like(self.every, ROOT)
+        self.num_used = torch.zeros_like(self.every)
+        self.is_walking = torch.ones_like(self.every, dtype=torch.bool)
+        self.is_sound = self.is_walking
+        self.children = _children(tree)
+        self.residual = target_law(self.at)
+        # What is no token is the caller's to refuse, once it can look.
+        self.token_ids = tree.token_ids.clamp(0, self.residual.shape[1] - 1)
+        self._check(self.residual)
+
+    def uniform(self) -> Float[Tensor, " batch"]:
+        """Return the next unused number of each sequence."""
+        return self.uniforms[self.every, self.num_used]
+
+    def descend(self) -> Int[Tensor, " batch"]:
+        """Try the children of each sequence's node; return the accepted ones, or ROOT."""
+        if self._is_over():
+            return torch.full_like(self.at, ROOT)
+        candidates = self.children[self.every, self.at + 1]
+        draft = self._draft_law()
+        chosen = torch.full_like(self.at, ROOT)
+        for place in range(self.tree.max_siblings):
+            trial = self._trial(candidates[:, place], self.is_walking & (chosen == ROOT))
+            accepted = self._decide(trial, draft)
+            chosen = torch.where(accepted, trial.node, chosen)
+        self.is_walking = chosen != ROOT
+        self.at = torch.where(self.is_walking, chosen, self.at)
+        if not self._is_over():
+            law = self.target_law(self.at)
+            self._check(law)
+            self.residual = torch.where(self.is_walking[:, None], law, self.residual)
+        return chosen
+
+    def _decide(self, trial: _Trial, draft: _DraftLaw | None) -> Bool[Tensor, " batch"]:
+        """Accept some of the candidates, and leave the residual of the others."""
+        probability = self.residual[self.every, trial.token].double()
+        after = self.residual.scatter(1, trial.token[:, None], 0.0)
+        if draft is not None:
+            drafted = draft.probability(trial.token).double()
+            is_possible = draft.is_law & (drafted > 0)  # NaN is not above 0 either
+            self.is_sound = self.is_sound & (is_possible | ~(trial.is_tried & trial.is_sampled))
+            probability = torch.where(trial.is_sampled, probability / drafted, probability)
+            excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
+            after = torch.where(trial.is_sampled[:, None], excess, after)
+        accepted = trial.is_tried & (self.uniform() < probability)
+        self.num_used = self.num_used + trial.is_tried
+        rejected = trial.is_tried & ~accepted
+        after = _renormalised(after, otherwise=self.residual)
+        self.residual = torch.where(rejected[:, None], after, self.residual)
+        if draft is not None:
+            draft.remove(trial.token, where=rejected & trial.is_sampled)
+        return accepted
+
+    def _trial(self, node: Tensor, may_try: Tensor) -> _Trial:
+        place = node.clamp(min=0)
+        return _Trial(
+            node,
+            self.token_ids[self.every, place],
+            self.tree.kind[self.every, place] == CandidateKind.SAMPLED,
+            may_try & (node != ROOT),
+        )
+
+    def _draft_law(self) -> _DraftLaw | None:
+        laws = self.tree.laws
+        if laws is None:
+            return None
+        probs = laws.probs[self.every, self.at + 1].to(self.residual.dtype)
+        return _DraftLaw(laws.ids[self.every, self.at + 1], probs)
+
+    def _check(self, law: Tensor) -> None:
+        self.is_sound = self.is_sound & (law.sum(dim=-1).isfinite() | ~self.is_walking)
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to do; asked on the CPU only, where looking is free."""
+        return self.every.device.type == "cpu" and not bool(self.is_walking.any())
+
+
+def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
+    """Return the valid children of ROOT (at 0) and node n (at n + 1) in the order of their trials.
+
+    Drawn ones come first, in draw order, then the chosen ones; missing ones are ROOT.
+    """
+    batch, count = tree.token_ids.shape
+    table = tree.parent.new_full((batch, (count + 1) * (tree.max_siblings + 1)), ROOT)
+    nodes = torch.arange(count, device=table.device)
+    turn = torch.where(tree.kind == CandidateKind.SAMPLED, tree.rank, count + nodes)
+    are_siblings = tree.parent[:, :, None] == tree.parent[:, None, :]
+    is_earlier = are_siblings & tree.is_valid[:, None, :] & (turn[:, None, :] < turn[:, :, None])
+    # One more column, which is cut off again, takes the invalid nodes.
+    order = torch.where(tree.is_valid, is_earlier.sum(dim=-1), tree.max_siblings)
+    places = (tree.parent + 1) * (tree.max_siblings + 1) + order
+    table.scatter_(1, places, nodes.expand(batch, -1))
+    return table.unflatten(1, (count + 1, -1))[:, :, : tree.max_siblings]
+
+
+def _draw_rows(law: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
+    """Return each law's token at quantile `uniform`, as `accept.draw` does."""
+    cumulative = law.double().cumsum(dim=-1)
+    threshold = (uniform * cumulative[:, -1])[:, None]
+    token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    places = torch.arange(law.shape[1], device=law.device)
+    last = torch.where(law != 0, places, 0).amax(dim=-1)
+    return torch.minimum(token, last)
+
+
+def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """Return weights / sum; `otherwise` where nothing is left, which happens with probability 0."""
+    total = weights.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, weights / total, otherwise)

@@ -1,0 +1,154 @@
+"""Decides what is accepted of a batch of verified trees, with one copy off the device."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from inference.draft_tree import ROOT, DraftTree, TreeRow
+from inference.engine.accept import draw, greedy_walk, walk
+from inference.engine.accept_batched import walk_rows
+from inference.engine.request import Progress
+from inference.sampling import ProcessedLaw
+from jakiro.errors import DraftError
+
+
+class Verdict(NamedTuple):
+    """What verification made of one sequence's tree."""
+
+    row: TreeRow
+    path: list[int]  # accepted nodes, from the first level down
+    next_token: int  # supplied by the target itself
+    law: ProcessedLaw  # at visited nodes
+
+    @property
+    def visited(self) -> list[int]:
+        """The nodes whose laws decided: ROOT and the path; the i-th emitted token follows each."""
+        return [ROOT, *self.path]
+
+
+def judge(
+    tree: DraftTree,
+    logits: Float[Tensor, "batch queries vocab"],
+    sequences: Sequence[Progress],
+    round_id: int,
+) -> list[Verdict]:
+    """Return the verdict on each sequence's tree.
+
+    Args:
+        tree: the candidates.
+        logits: the target's, after the root and after each node.
+        sequences: whose trees these are.
+        round_id: with seed and row, the key of the random numbers.
+
+    Raises:
+        NumericalError: a law that decides is not finite.
+        DraftError: a candidate is no token of the target, or could not have been drawn.
+    """
+    samplings = [one.request.sampling for one in sequences]
+    if all(one.is_plain_greedy for one in samplings):
+        return _greedily(tree, logits, sequences)
+    first = samplings[0]
+    alike = all(one.processors is first.processors for one in samplings)
+    # For one sequence on the CPU, where looking is free, a walk that stops early is faster.
+    is_wide = len(sequences) > 1 or logits.device.type != "cpu"
+    if is_wide and first.do_sample and first.is_prefix_free and alike:
+        return _together(tree, logits, sequences, round_id)
+    return _one_by_one(tree, logits, sequences, round_id)
+
+
+def _greedily(tree: DraftTree, logits: Tensor, sequences: Sequence[Progress]) -> list[Verdict]:
+    highest, best = logits.max(dim=-1)
+    rows, extra = tree.rows(torch.cat((best, highest.isfinite().long()), dim=1))
+    laws = _laws(rows, logits, sequences)
+    each = zip(rows, laws, extra, strict=True)
+    return [_greedy(row, law, facts) for row, law, facts in each]
+
+
+def _greedy(row: TreeRow, law: ProcessedLaw, facts: list[int]) -> Verdict:
+    """Return a greedy verdict, given each query's best token and whether its logit is finite."""
+    best_tokens, is_finite = facts[: len(facts) // 2], facts[len(facts) // 2 :]
+    verdict = Verdict(row, *greedy_walk(row, lambda node: best_tokens[node + 1]), law)
+    if not all(is_finite[node + 1] for node in verdict.visited):
+        _explain(verdict)
+    return verdict
+
+
+def _together(
+    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], round_id: int
+) -> list[Verdict]:
+    every = torch.arange(len(sequences), device=logits.device)
+    sampling = sequences[0].request.sampling
+    count = tree.num_nodes + 1
+    uniforms = [one.request.sampling.uniforms(round_id, count) for one in sequences]
+    walked = walk_rows(
+        tree,
+        lambda nodes: sampling.shape(logits[every, nodes + 1]),
+        torch.stack(uniforms).to(logits.device),
+    )
+    ends = torch.stack((walked.next_token, walked.is_sound.long()), dim=1)
+    rows, extra = tree.rows(torch.cat((walked.path, ends), dim=1))
+    verdicts = []
+    for row, law, facts in zip(rows, _laws(rows, logits, sequences), extra, strict=True):
+        *path, next_token, is_sound = facts
+        verdict = Verdict(row, [node for node in path if node != ROOT], next_token, law)
+        if not is_sound:
+            _explain(verdict)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _one_by_one(
+    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], round_id: int
+) -> list[Verdict]:
+    """Judge sequence by sequence: for processors that look at each node's own path."""
+    rows, _ = tree.rows(tree.token_ids[:, :0])
+    return [
+        _alone(row, law, round_id)
+        for row, law in zip(rows, _laws(rows, logits, sequences), strict=True)
+    ]
+
+
+def _alone(row: TreeRow, law: ProcessedLaw, round_id: int) -> Verdict:
+    sampling = law.sampling
+    if not sampling.do_sample:
+        return Verdict(row, *greedy_walk(row, law.best), law)
+    uniforms = iter(sampling.uniforms(round_id, len(row.token_ids) + 1).tolist())
+    path, next_law = walk(row, law, lambda probability: next(uniforms) < probability)
+    return Verdict(row, path, draw(next_law, next(uniforms)), law)
+
+
+def _laws(
+    rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[Progress]
+) -> list[ProcessedLaw]:
+    for row in rows:
+        _check_tokens(row, vocab=logits.shape[-1])
+    return [
+        ProcessedLaw(own, one.token_ids, row, one.request.sampling)
+        for row, own, one in zip(rows, logits, sequences, strict=True)
+    ]
+
+
+def _check_tokens(row: TreeRow, vocab: int) -> None:
+    valid = [node for siblings in row.children.values() for node in siblings]
+    if wrong := [row.token_ids[node] for node in valid if not 0 <= row.token_ids[node] < vocab]:
+        raise DraftError(
+            "the drafter proposes what is no token of the target",
+            expected=f"ids from 0 to {vocab - 1}",
+            got=wrong[0],
+            remedy="use a drafter with the target's own vocabulary",
+        )
+
+
+def _explain(verdict: Verdict) -> None:
+    """Raise the error that makes a verdict worthless."""
+    for node in verdict.visited:
+        verdict.law.best(node)
+    raise DraftError(
+        "a drawn candidate has no probability under the draft law that is said to be its own",
+        expected="siblings drawn without replacement from the recorded law",
+        got=[verdict.row.token_ids[node] for node in verdict.path],
+        remedy="record the law that the drafter draws from",
+    )

@@ -1,0 +1,178 @@
+"""What target and drafter remember of some sequences, and how far each has got."""
+
+from collections.abc import Sequence
+
+import torch
+
+from inference.draft_tree import DraftTree
+from inference.protocol import Budget, Committed, Drafter, DraftSession
+from inference.sampling import Sampling
+from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
+
+PREFILL_CHUNK = 512  # prompt tokens per target forward
+
+
+class Context:
+    """The target's cache and the drafter's session of sequences that are decoded together.
+
+    The session may lag behind the cache: it is told of final tokens when it has to draft, all at
+    once, so decoding without drafts costs it nothing.
+
+    Args:
+        target: the frozen target.
+        drafter: proposes trees, or None.
+        sampling: shapes the draft laws.
+        batch: number of sequences.
+        capacity: tokens of the longest sequence, its drafts not included.
+    """
+
+    # In inference mode from the start: compiled steps would be compiled anew for other tensors.
+    @torch.inference_mode()
+    def __init__(
+        self,
+        target: TargetAdapter,
+        drafter: Drafter | None,
+        sampling: Sampling,
+        batch: int,
+        capacity: int,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self._margin = 1 + (drafter.max_nodes if drafter else 0)
+        hidden_states = drafter.hidden_states if drafter else ()
+        self.cache = target.new_cache(batch, capacity + self._margin, hidden_states)
+        self.session: DraftSession | None = None
+        if drafter is not None:
+            self.session = drafter.open(sampling, capacity + self._margin, batch)
+        self.lengths = [0] * batch  # cached tokens of each sequence
+
+    def read(
+        self, token_ids: Sequence[Sequence[int]], offset: int, count: int
+    ) -> tuple[StepOutput, list[int]]:
+        """Read up to `count` tokens of each sequence, `offset` after its cached ones.
+
+        Args:
+            token_ids: all tokens of each sequence.
+            offset: tokens behind the cached ones that were read before.
+            count: tokens to read of the longest sequence; shorter ones are padded.
+
+        Returns:
+            what the target left, and how many tokens of each sequence were read.
+        """
+        starts = [length + offset for length in self.lengths]
+        ends = [start + count for start in starts]
+        read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
+        padded = [[*ids, *[0] * (count - len(ids))] for ids in read]
+        # Padding lands on slots that the sequence has yet to write, and is never visible.
+        step = self._chain(padded, starts)
+        return self.target.forward(step, self.cache), [len(ids) for ids in read]
+
+    def propose(
+        self,
+        token_ids: Sequence[list[int]],
+        budget: Budget,
+        generators: Sequence[torch.Generator],
+    ) -> DraftTree:
+        """Return trees below the last of each sequence's tokens, all others being cached."""
+        assert self.session is not None
+        self.catch_up(token_ids)
+        return self.session.propose(budget, generators)
+
+    def catch_up(self, token_ids: Sequence[list[int]]) -> None:
+        """Tell the session of all cached tokens that it has not been told of."""
+        assert self.session is not None
+        while (starts := self.session.lengths) != tuple(self.lengths):
+            ends = [
+                min(length, start + PREFILL_CHUNK)
+                for length, start in zip(self.lengths, starts, strict=True)
+            ]
+            self.session.advance(self._committed(token_ids, starts, ends))
+
+    def commit(self, sources: Sequence[Sequence[int]]) -> None:
+        """Make the rows at `sources`, slots of each sequence, its next cached ones."""
+        self._move(sources)
+        pairs = zip(self.lengths, sources, strict=True)
+        self.lengths = [length + len(slots) for length, slots in pairs]
+
+    def rollback(self, length: int) -> None:
+        """Forget everything from position `length` on."""
+        self.lengths = [min(one, length) for one in self.lengths]
+        if self.session is not None:
+            self.session.rollback(length)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all sequences but those at these places, which are ascending."""
+        self.cache.keep(places)
+        self.lengths = [self.lengths[place] for place in places]
+        if self.session is not None:
+            self.session.keep(places)
+
+    @torch.inference_mode()
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of up to `capacity` tokens; at least doubles what it enlarges."""
+        needed = capacity + self._margin
+        if needed > self.cache.capacity:
+            room = max(needed, 2 * self.cache.capacity)
+            self.cache.reserve(room)
+            if self.session is not None:
+                self.session.reserve(room)
+
+    def close(self) -> None:
+        """Free everything."""
+        if self.session is not None:
+            self.session.close()
+        del self.cache, self.session
+
+    def _chain(self, token_ids: list[list[int]], starts: Sequence[int]) -> StepInput:
+        """Return the step over consecutive tokens of each sequence."""
+        device = self.target.device
+        ids, lengths = torch.tensor(token_ids, device=device), torch.tensor(starts, device=device)
+        slots = lengths[:, None] + torch.arange(ids.shape[1], device=device)
+        end, limit = max(starts) + ids.shape[1], self.target.spec.max_position
+        positions = slots
+        if end > min(limit, self.cache.capacity):  # by padding only
+            positions = slots.clamp(max=limit - 1)
+            slots = slots.clamp(max=self.cache.capacity - 1)
+        return StepInput(
+            token_ids=ids,
+            positions=positions,
+            slots=slots,
+            lengths=lengths,
+            highest_slot=min(end, self.cache.capacity) - 1,
+        )
+
+    def _committed(
+        self, token_ids: Sequence[list[int]], starts: Sequence[int], ends: Sequence[int]
+    ) -> Committed:
+        """Return the news of the cached tokens from `starts` to `ends`, memory included."""
+        assert self.drafter is not None
+        spans = list(zip(token_ids, starts, ends, strict=True))
+        width = max(end - start for _, start, end in spans)
+        verified = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
+        step = self._chain(verified, starts)
+        memory = None
+        if "memory" in self.drafter.needs:
+            nothing = torch.empty(*step.slots.shape, 0, device=step.slots.device)  # no features
+            memory = self.drafter.encode(StepOutput(nothing, step, self.cache))
+        return Committed(
+            base_length=tuple(ends),
+            num_verified=tuple(end - start for _, start, end in spans),
+            token_ids=step.token_ids,
+            root=torch.tensor([[ids[end]] for ids, _, end in spans], device=step.slots.device),
+            memory=memory,
+        )
+
+    def _move(self, sources: Sequence[Sequence[int]]) -> None:
+        """Bring rows down to where their positions are; does nothing where they are there."""
+        pairs = list(zip(self.lengths, sources, strict=True))
+        if all(list(slots) == list(range(start, start + len(slots))) for start, slots in pairs):
+            return
+        width = max(map(len, sources))
+        # Padding moves a row onto itself.
+        padded = [[*slots, *[start] * (width - len(slots))] for start, slots in pairs]
+        final = [
+            [*range(start, start + len(slots)), *[start] * (width - len(slots))]
+            for start, slots in pairs
+        ]
+        device = self.target.device
+        self.cache.move(torch.tensor(padded, device=device), torch.tensor(final, device=device))

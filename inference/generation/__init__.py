@@ -1,0 +1,1 @@
+"""The transformers side: prompts, generation config, streaming, `custom_generate`."""

@@ -1,0 +1,99 @@
+"""Hands tokens on as they become certain: as text cut at whole code points, or to a streamer."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from inference.engine.loop import DecodeRun, Round
+from inference.generation.prompts import needed
+from jakiro.errors import PromptError
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete code point decodes to
+
+
+class TextStream:
+    """Decodes a growing sequence and hands out what is certain.
+
+    Args:
+        tokenizer: of the target.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._num_shown = 0  # characters already handed out
+
+    def push(self, token_ids: list[int]) -> str:
+        """Return the text that the new tokens complete; it may be empty."""
+        self._ids += token_ids
+        text = self._decoded()
+        return "" if text.endswith(REPLACEMENT) else self._take(text)
+
+    def flush(self) -> str:
+        """Return what is left at the end, incomplete code points included."""
+        return self._take(self._decoded())
+
+    def _decoded(self) -> str:
+        return str(self.tokenizer.decode(self._ids, skip_special_tokens=True))
+
+    def _take(self, text: str) -> str:
+        piece, self._num_shown = text[self._num_shown :], len(text)
+        return piece
+
+
+class TextPrinter(BaseStreamer):
+    """A streamer that writes new text, but not the prompt.
+
+    Args:
+        tokenizer: of the target.
+        write: takes a piece of text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, write: Callable[[str], object]
+    ) -> None:
+        self._stream = TextStream(needed(tokenizer))
+        self._write = write
+        self._is_prompt = True
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt's ids first, then new ones."""
+        if not self._is_prompt:
+            self._write(self._stream.push(value.tolist()))
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """Write what is left."""
+        self._write(self._stream.flush())
+
+
+def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[Round]]:
+    """Yield a run's rounds, and give their tokens to a streamer on the way.
+
+    Raises:
+        PromptError: a streamer was given several sequences.
+    """
+    if streamer is None:
+        yield from run
+        return
+    if len(run.sequences) > 1:
+        raise PromptError(
+            "a streamer takes one sequence", expected="one prompt", got=len(run.sequences)
+        )
+    streamer.put(torch.tensor([run.token_ids]))
+    for rounds in run:
+        streamer.put(torch.tensor(rounds[0].token_ids))
+        yield rounds
+    streamer.end()
+
+
+def pieces(rounds: Iterator[Round], stream: TextStream) -> Iterator[str]:
+    """Yield the text of rounds as soon as it is certain."""
+    for one in rounds:
+        if piece := stream.push(one.token_ids):
+            yield piece
+    if rest := stream.flush():
+        yield rest

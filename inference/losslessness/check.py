@@ -1,0 +1,120 @@
+"""Greedy equality: the decoder's tokens beside those of the target's own `generate()`."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from inference.decoder import SpeculativeDecoder
+from inference.generation.prompts import Prompt, encode_prompt
+from inference.losslessness.records import (
+    FALSE_ALARM,
+    LAW_TESTS,
+    Check,
+    Difference,
+    GreedyCheck,
+    Verdict,
+    VerifySettings,
+)
+from inference.losslessness.reference import Reference, Tokens, rounding
+from inference.losslessness.sampled import check_sampled
+from jakiro.errors import PromptError
+
+
+def check_greedy(
+    decoder: SpeculativeDecoder, prompts: Sequence[list[int]], max_new_tokens: int
+) -> GreedyCheck:
+    """Compare greedy continuations token by token.
+
+    After a first difference two continuations have nothing in common, so only it is judged: by the
+    target's own logits of the two tokens there.
+
+    Raises:
+        PromptError: a prompt cannot be continued by so many tokens.
+    """
+    differences: list[Difference] = []
+    tokens = drafted = 0
+    for number, prompt_ids in enumerate(prompts, start=1):
+        output = decoder.generate(prompt_ids, temperature=0.0, max_new_tokens=max_new_tokens)
+        reference = Reference(decoder.target.model, prompt_ids)
+        expected, got = reference.greedy(max_new_tokens), tuple(output.new_token_ids)
+        equal = _common_length(expected, got)
+        tokens += equal
+        drafted += sum(depth > 0 for depth in output.depths)
+        if expected != got:
+            differences.append(_judge(reference, expected, got, number))
+    return GreedyCheck(
+        prompts=len(prompts), tokens=tokens, drafted=drafted, differences=tuple(differences)
+    )
+
+
+def _common_length(expected: Tokens, got: Tokens) -> int:
+    pairs = enumerate(zip(expected, got, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
+
+
+def _judge(reference: Reference, expected: Tokens, got: Tokens, number: int) -> Difference:
+    place = _common_length(expected, got)
+    gap, rounded = None, 0.0
+    if place < min(len(expected), len(got)):
+        scores = reference.greedy_scores(expected[:place])
+        pair = [float(scores[expected[place]]), float(scores[got[place]])]
+        gap, rounded = abs(pair[0] - pair[1]), rounding(reference.model.dtype, pair)
+    return Difference(
+        prompt=number,
+        position=place + 1,
+        target_token=expected[place] if place < len(expected) else None,
+        decoder_token=got[place] if place < len(got) else None,
+        gap=gap,
+        rounding=rounded,
+    )
+
+
+def verify_losslessness(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    settings: VerifySettings | None = None,
+    on_check: Callable[[Check], None] | None = None,
+) -> Verdict:
+    """Return whether a decoder generates what its target alone would, greedily and sampled.
+
+    In half precision the order in which a batch is summed moves logits, also the target's own, so
+    greedy near-ties and tokens at the cut of top-p are counted apart; the laws are compared exactly
+    in any precision. Single precision allows nothing.
+
+    Args:
+        decoder: what is verified; its target alone is the reference.
+        prompts: texts, lists of chat messages, or token ids.
+        settings: how much and how; the defaults if None.
+        on_check: told of each check when it is done.
+
+    Raises:
+        PromptError: there is no prompt, or one cannot be used or continued as asked.
+    """
+    settings = settings or VerifySettings()
+    if not prompts:
+        raise PromptError("there is nothing to verify on", expected="at least one prompt", got=0)
+    checks: list[Check] = []
+    for check in _checks(decoder, _encoded(decoder, prompts[: settings.num_prompts]), settings):
+        checks.append(check)
+        if on_check is not None:
+            on_check(check)
+    model = decoder.target.model
+    return Verdict(
+        target=model.name_or_path,
+        dtype=str(model.dtype).removeprefix("torch."),
+        settings=settings,
+        checks=tuple(checks),
+    )
+
+
+def _checks(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], settings: VerifySettings
+) -> Iterator[Check]:
+    yield check_greedy(decoder, prompts, settings.max_new_tokens)
+    sampled = prompts[: settings.sampled_prompts]
+    for number, prompt_ids in enumerate(sampled, start=1):
+        threshold = FALSE_ALARM / (LAW_TESTS * len(sampled))
+        yield from check_sampled(decoder, prompt_ids, settings, number, threshold)
+
+
+def _encoded(decoder: SpeculativeDecoder, prompts: Sequence[Prompt]) -> list[list[int]]:
+    vocab_size = decoder.target.spec.vocab_size
+    return [encode_prompt(prompt, decoder.tokenizer, vocab_size) for prompt in prompts]

@@ -1,0 +1,1 @@
+"""Micro-benchmarks of the decode engine."""

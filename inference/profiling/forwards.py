@@ -1,0 +1,202 @@
+"""The forwards that decoding cannot do without, watched inside a run or done again alone."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from inference.benchmark.stats import Figure, interval
+from inference.benchmark.timing import Work, in_turns, note, now
+from inference.engine.loop import DecodeRun
+from inference.profiling.subject import Subject, random_prompts
+from inference.protocol import Drafter
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+
+Around = Callable[[str, Callable[[], Any]], Any]
+
+
+class Stopwatch:
+    """Adds up the seconds of calls, by name; on an accelerator each call is waited for."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        """Do the call and count its seconds."""
+        started = now()
+        result = call()
+        self.seconds[name] += now() - started
+        return result
+
+
+class Recorder:
+    """Keeps calls with their arguments, to be done again."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], Any]] = []
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        """Do the call and keep it."""
+        self.calls.append(call)
+        return call()
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """Do all calls again."""
+        for call in self.calls:
+            call()
+
+
+@contextmanager
+def watched(target: TargetAdapter, drafter: JakiroDrafter | None, around: Around) -> Iterator[None]:
+    """Send every forward of target and drafter through `around`; calls inside others count once.
+
+    Args:
+        target: its model, below the head, and its logits.
+        drafter: its forward, its memory, and the rows of its tokens.
+        around: is given a name and the call.
+    """
+    places = _places(target, drafter)
+    is_inside = False
+
+    def once(name: str, call: Callable[[], Any]) -> Any:
+        nonlocal is_inside
+        if is_inside:
+            return call()
+        is_inside = True
+        try:
+            return around(name, call)
+        finally:
+            is_inside = False
+
+    for name, owner, method in places:
+        setattr(owner, method, _sent_through(partial(once, name), getattr(owner, method)))
+    try:
+        yield
+    finally:
+        for _, owner, method in places:
+            delattr(owner, method)
+
+
+def _places(target: TargetAdapter, drafter: JakiroDrafter | None) -> list[tuple[str, object, str]]:
+    places: list[tuple[str, object, str]] = [
+        ("target", target.model.get_decoder(), "forward"),
+        ("logits", target, "logits"),
+    ]
+    if drafter is not None:
+        places += [
+            ("drafter", drafter, "forward"),
+            ("memory", drafter, "remember"),
+            ("rows", drafter.trunk.self_attention, "rows"),
+        ]
+    return places
+
+
+def _sent_through(around: Callable[[Work], Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def send(*args: Any, **kwargs: Any) -> Any:
+        return around(partial(method, *args, **kwargs))
+
+    return send
+
+
+GOAL = 0.10
+SHORT, LONG = 128, 1536
+WARM_UP = 2
+
+Turn = dict[str, float]  # seconds of each piece of work in one round of measurement
+
+
+def measure_growth(subject: Subject) -> dict[str, Figure]:
+    """Return the growth of a drafting round from a short to a long context, forwards left out."""
+    new_tokens = (subject.effort.repeats + WARM_UP + 2) * (subject.trained().max_depth + 1) + 1
+    short, long = _contexts(subject.target.spec.max_position - new_tokens)
+    works: dict[str, Work] = {}
+    for name, length in (("short", short), ("long", long)):
+        works |= _works(subject, name, length, new_tokens)
+    seconds = in_turns(works, subject.effort.repeats, WARM_UP)
+    turns = [
+        dict(zip(seconds, taken, strict=True)) for taken in zip(*seconds.values(), strict=True)
+    ]
+    growth = interval(turns, _growth)
+    milliseconds = {name: 1e3 * median(taken) for name, taken in seconds.items()}
+    for name, value in milliseconds.items():
+        note(f"context, {name}: {value:.2f} ms")
+    details: dict[str, Any] = {"contexts": [short, long], "milliseconds": milliseconds}
+    if long < LONG:
+        details["note"] = f"the target has too few positions for a context of {LONG}"
+    return {"context_growth": Figure(growth, GOAL, details)}
+
+
+def _contexts(room: int) -> tuple[int, int]:
+    long = min(LONG, room)
+    return min(SHORT, long // 2), long
+
+
+def _growth(turns: Sequence[Turn]) -> float:
+    def typical(name: str) -> float:
+        return median(turn[name] for turn in turns)
+
+    whole = typical("long round") - typical("short round")
+    alone = typical("long forwards alone") - typical("short forwards alone")
+    return (whole - alone) / typical("short round")
+
+
+def _works(subject: Subject, name: str, length: int, new_tokens: int) -> dict[str, Work]:
+    (prompt,) = random_prompts(subject.target, 1, length)
+
+    def rounds(drafter: Drafter | None) -> Iterator[object]:
+        run = iter(subject.start(drafter, [prompt], new_tokens))
+        next(run)  # reads the prompt
+        return run
+
+    drafting, plain = rounds(subject.trained()), rounds(None)
+    alone = subject.start(subject.trained(), [prompt], new_tokens)
+    return {
+        f"{name} round": lambda: next(drafting),
+        f"{name} forwards alone": forwards_of_round(subject, alone, skip=2).replay,
+        f"{name} plain round": lambda: next(plain),
+        f"{name} transformers": _dynamic_step(subject, prompt),
+    }
+
+
+def forwards_of_round(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
+    """Return the forwards of one round, to be done again alone; the run stays where it is.
+
+    Args:
+        subject: whose forwards these are.
+        run: has yet to begin.
+        skip: what it yields before the round, the prompt's first token included.
+    """
+    rounds = iter(run)
+    for _ in range(skip):
+        next(rounds)
+    recorder = Recorder()
+    with watched(subject.target, subject.drafter, recorder):
+        next(rounds)
+    # The recorded calls write to the run's caches; closing the iterator would free them.
+    recorder.calls.append(lambda: rounds)
+    return recorder
+
+
+def _dynamic_step(subject: Subject, prompt: list[int]) -> Work:
+    """Return one token of a plain loop over the model with its default cache."""
+    model: Any = subject.model
+    cache = DynamicCache(config=subject.target.config)
+    ids = torch.tensor([prompt], device=subject.target.device)
+    with torch.inference_mode():
+        model.get_decoder()(input_ids=ids, past_key_values=cache)
+
+    @torch.inference_mode()
+    def step() -> int:
+        token = ids[:, :1]
+        logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+        return int(logits[0, -1].argmax())
+
+    return step

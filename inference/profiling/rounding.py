@@ -1,0 +1,180 @@
+"""Frequency of greedy tokens that rounding decides.
+
+Run it as `python -m inference.profiling.rounding --target PATH`.
+
+The same tokens read one by one and as trees have logits that differ in the last digits; where two
+tokens nearly tie, the likeliest one may change. Prints progress to standard error and, as its last
+line, one JSON document to standard output.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from transformers import LogitsProcessorList
+
+from inference.benchmark.machine import emit, environment
+from inference.benchmark.stats import interval
+from inference.benchmark.timing import note
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.context import Context
+from inference.profiling.oracle import OracleDrafter
+from inference.profiling.runs import by_transformers
+from inference.profiling.subject import (
+    add_prompt_options,
+    add_target_options,
+    load_drafter,
+    load_prompts,
+    load_target,
+    start,
+)
+from inference.protocol import Drafter
+from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import StepInput, TargetAdapter
+
+RIGHT, NODES = 3, 8  # of the trees that tokens are read as
+
+
+class Outcome(NamedTuple):
+    """One prompt against the target's own `generate()`."""
+
+    differs: dict[str, list[bool]]  # by way of reading: whether each position's best token does
+    first: dict[str, int | None]  # by way of decoding: first new token that does, if any
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the document."""
+    options = _parse(arguments)
+    target = TargetAdapter(load_target(options))
+    prompts = load_prompts(options, target)
+    shape = TreeShape(parallel_levels=0)
+    trained = TrainedDrafter(load_drafter(options.drafter, target), target, shape)
+    outcomes = []
+    for place, prompt in enumerate(prompts, start=1):
+        outcomes.append(_outcome(target, trained, prompt, options.new_tokens))
+        note(f"prompt {place} of {len(prompts)}: first difference {outcomes[-1].first}")
+    emit(
+        {
+            "argmax_differs": _shares(outcomes, lambda one: one.differs),
+            "continuations_differ": _shares(
+                outcomes, lambda one: {k: [v is not None] for k, v in one.first.items()}
+            ),
+            "first_difference": [one.first for one in outcomes],
+            "positions": len(outcomes) * options.new_tokens,
+            "environment": environment(target, options),
+        }
+    )
+    return 0
+
+
+def _outcome(
+    target: TargetAdapter, trained: Drafter, prompt: list[int], new_tokens: int
+) -> Outcome:
+    rounds = -(-new_tokens // (RIGHT + 1))
+    known = by_transformers(target.model, prompt, rounds * (RIGHT + 1) + RIGHT + 2)
+    oracle = OracleDrafter([known], target.spec.vocab_size, target.device, RIGHT, NODES)
+    ways: dict[str, Drafter | None] = {"plain": None, "drafted": trained, "oracle": oracle}
+    with torch.inference_mode():
+        differs = {
+            "one by one": _read_singly(target, known, len(prompt), new_tokens),
+            "as trees": _read_as_trees(target, oracle, known, len(prompt), new_tokens),
+        }
+    return Outcome(
+        differs,
+        {name: _first(target, used, prompt, known, new_tokens) for name, used in ways.items()},
+    )
+
+
+def _read_singly(
+    target: TargetAdapter, known: list[int], prompt: int, new_tokens: int
+) -> list[bool]:
+    context = _after_prompt(target, known, prompt)
+    differs = []
+    for length in range(prompt, prompt + new_tokens):
+        output, _ = context.read([known], 0, 1)
+        context.lengths = [length + 1]
+        best = int(target.logits(output.features)[0, -1].argmax())
+        differs.append(best != known[length + 1])
+    return differs
+
+
+def _read_as_trees(
+    target: TargetAdapter, oracle: OracleDrafter, known: list[int], prompt: int, new_tokens: int
+) -> list[bool]:
+    context = _after_prompt(target, known, prompt)
+    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # queries of the root and of the right candidates
+    differs: list[bool] = []
+    for length in range(prompt, prompt + new_tokens, RIGHT + 1):
+        output = target.forward(_tree_step(oracle, known, length), context.cache)
+        best = target.logits(output.features)[0].argmax(dim=-1).tolist()
+        expected = known[length + 1 : length + RIGHT + 2]
+        differs += [best[query] != token for query, token in zip(right, expected, strict=True)]
+        context.commit([[length + query for query in right]])
+    return differs[:new_tokens]
+
+
+def _after_prompt(target: TargetAdapter, known: list[int], prompt: int) -> Context:
+    greedy = Sampling(LogitsProcessorList(), do_sample=False)
+    context = Context(target, None, greedy, 1, len(known) + NODES)
+    context.read([known[:prompt]], 0, prompt)
+    context.lengths = [prompt]
+    return context
+
+
+def _tree_step(oracle: OracleDrafter, known: list[int], length: int) -> StepInput:
+    """Return the step over the root at position `length` and its tree."""
+    tree = oracle.tree([length], [0])
+    root = tree.token_ids.new_tensor([[known[length]]])
+    nothing = torch.zeros_like(root)
+    slots = length + torch.arange(NODES + 1, device=root.device)[None]
+    return StepInput(
+        token_ids=torch.cat((root, tree.token_ids), dim=1),
+        positions=length + torch.cat((nothing, tree.depth), dim=1),
+        slots=slots,
+        lengths=tree.base_length,
+        highest_slot=length + NODES,
+        parents=torch.cat((nothing - 1, tree.parent + 1), dim=1),
+        max_depth=tree.max_depth + 1,
+    )
+
+
+def _first(
+    target: TargetAdapter,
+    drafter: Drafter | None,
+    prompt: list[int],
+    known: list[int],
+    new_tokens: int,
+) -> int | None:
+    """Return the place of the first new token that is not the one of `generate()`."""
+    got = start(target, drafter, [prompt], new_tokens).finish().token_ids[len(prompt) :]
+    pairs = zip(got, known[len(prompt) :], strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+
+
+def _shares(
+    outcomes: Sequence[Outcome], facts: Callable[[Outcome], dict[str, list[bool]]]
+) -> dict[str, dict[str, float]]:
+    """Return for each way the share of what differs, with its interval over prompts."""
+    return {
+        name: interval(
+            [facts(one)[name] for one in outcomes],
+            lambda rows: fmean(x for row in rows for x in row),
+        )._asdict()
+        for name in facts(outcomes[0])
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure how often rounding decides.")
+    add_target_options(parser, dtype="bfloat16")
+    add_prompt_options(parser, count=20, new_tokens=64)
+    parser.add_argument("--drafter", help="folder; by default a random one of about one layer")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

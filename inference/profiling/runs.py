@@ -1,0 +1,128 @@
+"""Tokens per second of several prompts decoded together against one alone."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from inference.benchmark.stats import Figure, median_interval
+from inference.benchmark.timing import note, seconds_of
+from inference.decoder import SpeculativeDecoder
+from inference.engine.loop import DecodeRun
+from inference.profiling.subject import Subject
+from inference.protocol import Drafter
+
+BATCH = 8
+
+
+def measure_batches(subject: Subject) -> dict[str, Figure]:
+    """Return how many times as many tokens per second 8 prompts have together, plain or drafted."""
+    drafter = subject.trained()
+    speeds: dict[str, list[tuple[float, float]]] = {"plain": [], "drafted": []}
+    for turn in range(subject.effort.repeats // 3 + 1):
+        for kind, used in (("plain", None), ("drafted", drafter)):
+            pair = _speeds(subject, used, turn)
+            if turn > 0:  # the first one warms up
+                speeds[kind].append(pair)
+    scaling = {
+        kind: median_interval([many / one for one, many in pairs]) for kind, pairs in speeds.items()
+    }
+    details = {
+        kind: {
+            "scaling": scaling[kind]._asdict(),
+            "tokens_per_second": {
+                "1": median(one for one, _ in pairs),
+                str(BATCH): median(many for _, many in pairs),
+            },
+        }
+        for kind, pairs in speeds.items()
+    }
+    for kind, one in scaling.items():
+        note(f"batch of {BATCH}, {kind}: {one.value:.2f} [{one.low:.2f}, {one.high:.2f}]")
+    return {"batch8_scaling": Figure(scaling["plain"], None, details)}
+
+
+def _speeds(subject: Subject, drafter: Drafter | None, turn: int) -> tuple[float, float]:
+    """Return tokens per second of one prompt, and of a batch that begins with it."""
+    count = subject.effort.new_tokens
+    prompts = [subject.prompts[(turn + n) % len(subject.prompts)] for n in range(BATCH)]
+    runs = [subject.start(drafter, several, count) for several in (prompts[:1], prompts)]
+    one, many = (_speed(run) for run in (runs if turn % 2 else runs[::-1]))
+    return (one, many) if turn % 2 else (many, one)
+
+
+def _speed(run: DecodeRun) -> float:
+    return run.finish().stats.tokens_per_second
+
+
+GOAL, COMPILED_GOAL = 1.05, 1.3
+WARM_UPS = 2  # full generations before any is timed; the first one compiles
+
+Method = Callable[[list[int]], object]
+
+
+def measure_plain(subject: Subject) -> dict[str, Figure]:
+    """Return how many times as long `generate()` takes as plain decoding, eager and compiled."""
+    methods = _methods(subject)
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for method in methods.values():
+        for _ in range(WARM_UPS):
+            method(subject.prompts[0])
+    names = list(methods)
+    for number, prompt in enumerate(subject.prompts):
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            seconds[name].append(seconds_of(partial(methods[name], prompt)))
+        last = ", ".join(f"{name} {taken[-1]:.2f} s" for name, taken in seconds.items())
+        note(f"plain decoding, prompt {number + 1}: {last}")
+    return {
+        "plain_vs_transformers": _figure(seconds, "plain", GOAL),
+        "plain_compiled_vs_transformers": _figure(seconds, "compiled", COMPILED_GOAL),
+    }
+
+
+def by_transformers(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return the prompt and its greedy continuation by `generate()`."""
+    ids = torch.tensor([prompt], device=model.device)
+    generate: Any = model.generate
+    tokens = generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return [int(token) for token in tokens[0]]
+
+
+def can_compile() -> bool:
+    """Whether this version of the decoder compiles its target."""
+    return "compiled" in inspect.signature(SpeculativeDecoder).parameters
+
+
+def _methods(subject: Subject) -> dict[str, Method]:
+    count = subject.effort.new_tokens
+    methods: dict[str, Method] = {
+        "transformers": lambda ids: by_transformers(subject.model, ids, count),
+        "plain": _by_decoder(SpeculativeDecoder(subject.model), count),
+    }
+    if can_compile() and not subject.is_quick:
+        kwargs: dict[str, Any] = {"compiled": True}
+        methods["compiled"] = _by_decoder(SpeculativeDecoder(subject.model, **kwargs), count)
+    return methods
+
+
+def _by_decoder(decoder: SpeculativeDecoder, new_tokens: int) -> Method:
+    return lambda ids: decoder.generate(ids, temperature=0.0, max_new_tokens=new_tokens)
+
+
+def _figure(seconds: dict[str, list[float]], name: str, goal: float) -> Figure:
+    if name not in seconds:
+        reason = "left out of a quick run" if can_compile() else "the decoder cannot compile"
+        return Figure(None, goal, {"note": reason})
+    pairs = zip(seconds["transformers"], seconds[name], strict=True)
+    return Figure(median_interval([theirs / ours for theirs, ours in pairs]), goal)

@@ -1,0 +1,216 @@
+"""What is measured: a target, a drafter of its size, and prompts."""
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.loop import DecodeRun
+from inference.generation.preparation import prepare_requests
+from inference.generation.prompt_file import BUILT_IN, read_prompts
+from inference.generation.prompts import Prompt, encode_prompt
+from inference.protocol import Drafter
+from inference.trees.shape import TreePlan
+from jakiro.config import BankSettings, DrafterSettings, MemorySettings, TrunkSettings, config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter, TargetSpec
+from jakiro.target.record import check_target, record_target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROMPT_TOKENS = 64
+# Where a target that several programs share may lie: beside the checkout.
+SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure."""
+
+    prompts: int
+    new_tokens: int
+    repeats: int  # rounds or runs of one thing
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target and a drafter to measure decoding with."""
+
+    target: TargetAdapter
+    drafter: JakiroDrafter
+    prompts: list[list[int]]
+    effort: Effort
+    is_quick: bool = False
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The target as Hugging Face knows it."""
+        return self.target.model
+
+    def trained(self) -> TrainedDrafter:
+        """Return the drafter with the trees that fit its schedule."""
+        schedule = self.drafter.config.settings.schedule.model_dump()
+        plan = TreePlan()
+        shapes = {
+            name: shape.model_copy(update=schedule)
+            for name, shape in (("greedy", plan.greedy), ("sampling", plan.sampling))
+        }
+        return TrainedDrafter(self.drafter, self.target, TreePlan(**shapes))
+
+    def start(
+        self,
+        drafter: Drafter | None,
+        prompts: list[list[int]],
+        new_tokens: int,
+        temperature: float = 0.0,
+    ) -> DecodeRun:
+        """Return a run over prompts that has yet to begin."""
+        return start(self.target, drafter, prompts, new_tokens, temperature)
+
+
+def start(
+    target: TargetAdapter,
+    drafter: Drafter | None,
+    prompts: list[list[int]],
+    new_tokens: int,
+    temperature: float = 0.0,
+) -> DecodeRun:
+    """Return a run over prompts that drafts in every round and has yet to begin."""
+    requests, _ = prepare_requests(
+        target.model,
+        prompts,
+        max_position=target.spec.max_position,
+        temperature=temperature,
+        max_new_tokens=new_tokens,
+        seed=0,
+    )
+    return DecodeRun(target, drafter, requests)
+
+
+def add_target_options(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
+    """Add the options that say which target to load, and how."""
+    parser.add_argument(
+        "--target",
+        help="folder or hub id; by default ../shared/reference-target beside the checkout",
+    )
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default=dtype)
+    parser.add_argument("--device", default="cpu")
+
+
+def load_target(options: argparse.Namespace) -> PreTrainedModel:
+    """Return the target that the options name; by default the shared one, or a random Llama."""
+    place = options.target or (str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None)
+    dtype = DTYPES[options.dtype]
+    model: Any
+    if place is None:
+        model = _random_llama()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
+    model.generation_config.eos_token_id = None  # every run has the same length
+    return model.to(device=options.device, dtype=dtype).eval()
+
+
+def load_drafter(place: str | None, target: TargetAdapter) -> JakiroDrafter:
+    """Return the drafter in a folder, or a random one of about the size of one target layer."""
+    if place is None:
+        drafter = _random_drafter(target)
+    else:
+        drafter = JakiroDrafter.from_pretrained(place)
+        check_target(drafter.config.target_record, target.spec)
+    return drafter.eval().to(device=target.device, dtype=target.dtype)
+
+
+def random_prompts(target: TargetAdapter, count: int, length: int) -> list[list[int]]:
+    """Return prompts of random tokens, the same in every run."""
+    source = random.Random(0)
+    vocab = target.spec.vocab_size
+    return [[source.randrange(vocab) for _ in range(length)] for _ in range(count)]
+
+
+def build_subject(options: argparse.Namespace, effort: Effort) -> Subject:
+    """Load what the options name."""
+    target = TargetAdapter(load_target(options))
+    length = min(PROMPT_TOKENS, target.spec.max_position // 4)
+    return Subject(
+        target=target,
+        drafter=load_drafter(options.drafter, target),
+        prompts=random_prompts(target, effort.prompts, length),
+        effort=effort,
+        is_quick=options.quick,
+    )
+
+
+def _random_llama() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=4096,
+            hidden_size=256,
+            intermediate_size=688,
+            num_hidden_layers=12,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+        )
+    )
+
+
+def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
+    torch.manual_seed(1)
+    config = target.config
+    width = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    settings = DrafterSettings(
+        trunk=TrunkSettings(kind="moa"),
+        memory=MemorySettings(layers=_alike(target.spec), common_width=64),
+        bank=BankSettings(expert_width=max(width // 4, 1)),
+    )
+    return JakiroDrafter(config_for(settings, record_target(target.spec, "random")))
+
+
+def _alike(spec: TargetSpec) -> tuple[int, ...]:
+    """Return the layers whose state is as wide as the first one's."""
+    return tuple(i for i, width in enumerate(spec.kv_widths) if width == spec.kv_widths[0])
+
+
+MARGIN = 16  # positions left over behind what is decoded
+SHARED_PROMPTS = SHARED_TARGET / "prompts-test.jsonl"
+
+
+def add_prompt_options(parser: argparse.ArgumentParser, count: int, new_tokens: int) -> None:
+    """Add the options that say what to continue, and how far."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        help="file of prompts, one object with the field `prompt` per line; by default "
+        "prompts-test.jsonl of ../shared/reference-target, or built-in ones",
+    )
+    parser.add_argument("--count", type=int, default=count, help="prompts to take")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="kept of each prompt's end")
+    parser.add_argument("--new-tokens", type=int, default=new_tokens)
+
+
+def load_prompts(options: argparse.Namespace, target: TargetAdapter) -> list[list[int]]:
+    """Return the token ids of the prompts that the options name.
+
+    They are random ones where the target was made up and has no tokenizer.
+    """
+    place = target.model.name_or_path
+    if not place:
+        return random_prompts(target, options.count, PROMPT_TOKENS)
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    file = options.prompts or (SHARED_PROMPTS if SHARED_PROMPTS.is_file() else None)
+    prompts: list[Prompt] = list(BUILT_IN) if file is None else read_prompts(file)
+    vocab_size = target.spec.vocab_size
+    ids = [encode_prompt(one, tokenizer, vocab_size) for one in prompts[: options.count]]
+    room = target.spec.max_position - options.new_tokens - MARGIN
+    return [one[-min(options.prompt_tokens, room) :] for one in ids]

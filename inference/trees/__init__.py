@@ -1,0 +1,1 @@
+"""Shapes of draft trees, and their growth level by level."""

@@ -1,0 +1,1 @@
+"""The frozen target model: adapter, support checks, masks, cache, identifying record."""

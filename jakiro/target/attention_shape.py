@@ -1,0 +1,65 @@
+"""The heads of a target's attention, which a drafter's trunk has, too, unless told otherwise."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from jakiro.target.cache import HeadShape
+from jakiro.utils.settings import Settings
+
+_USUAL_HEAD_DIM = 64
+_USUAL_BASE = 10_000.0
+
+
+class AttentionShape(Settings):
+    """Geometry of one grouped-query attention with rotary positions.
+
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides `num_heads`.
+        head_dim: size of each.
+        rope_base: wavelength base of the rotation.
+    """
+
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2, multiple_of=2)
+    rope_base: float = Field(gt=0)
+
+
+def usual_shape(hidden_size: int) -> AttentionShape:
+    """Return as many heads of 64 as the hidden size has room for."""
+    heads = max(1, hidden_size // _USUAL_HEAD_DIM)
+    return AttentionShape(
+        num_heads=heads, num_kv_heads=heads, head_dim=_USUAL_HEAD_DIM, rope_base=_USUAL_BASE
+    )
+
+
+def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> AttentionShape:
+    """Return the geometry of a target's last layer; a usual one where a trunk cannot have that.
+
+    Args:
+        config: of the target's text model.
+        last: what that layer keeps of every token.
+        hidden_size: of the target.
+    """
+    heads = getattr(config, "num_attention_heads", None)
+    is_usable = isinstance(heads, int) and heads % last.num_kv_heads == 0
+    if not is_usable or last.key_dim != last.value_dim or last.key_dim % 2:
+        return usual_shape(hidden_size)
+    return AttentionShape(
+        num_heads=heads,
+        num_kv_heads=last.num_kv_heads,
+        head_dim=last.key_dim,
+        rope_base=_rope_base(config),
+    )
+
+
+def _rope_base(config: Any) -> float:
+    """Return the base of the last layer's rotation, as far as the config says it."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
+    if kinds and isinstance(parameters.get(kinds[-1]), Mapping):  # one rotation per kind of layer
+        parameters = parameters[kinds[-1]]
+    return float(parameters.get("rope_theta") or _USUAL_BASE)

@@ -1,0 +1,1 @@
+"""Settings, files, logs, provenance, and loading of pretrained models."""

@@ -1,0 +1,81 @@
+"""Where a result comes from: the command, the code, the versions, and the machine."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jakiro.utils.files import ensure_writable_folder, write_atomically
+from jakiro.utils.settings import Settings, dump_settings
+
+_DISTRIBUTIONS = ("jakiro", "torch", "transformers", "deepspeed")
+_CODE = Path(__file__).resolve().parent.parent
+_SECONDS_FOR_GIT = 10
+
+
+def provenance() -> dict[str, Any]:
+    """Return what is needed to repeat this run, as data that JSON can hold.
+
+    Returns:
+        `argv`, `time` (UTC, ISO 8601), `git` (`sha` and `is_dirty`; None outside a checkout),
+        `versions` (of Python and of the main libraries), `platform` and `num_cpus`.
+    """
+    return {
+        "argv": sys.argv,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git": _git_state(_CODE),
+        "versions": {"python": platform.python_version()} | _versions(),
+        "platform": platform.platform(),
+        "num_cpus": os.cpu_count(),
+    }
+
+
+def write_provenance(folder: Path, resolved_settings: Settings) -> None:
+    """Write `provenance.json` and `config.yaml`, the settings as resolved, into a run's folder.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to.
+    """
+    folder = ensure_writable_folder(folder)
+    write_atomically(folder / "config.yaml", dump_settings(resolved_settings))
+    write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+
+
+def _versions() -> dict[str, str | None]:
+    # From the metadata: importing torch only to ask for its version would take seconds.
+    return {name: _version(name) for name in _DISTRIBUTIONS}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state(folder: Path) -> dict[str, str | bool] | None:
+    # An installed copy may lie inside somebody else's checkout, whose state says nothing of us.
+    if not (folder / ".git").exists():
+        return None
+    try:
+        sha = _git(folder, "rev-parse", "HEAD")
+        changes = _git(folder, "status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):  # no git here, or no commit yet
+        return None
+    return {"sha": sha, "is_dirty": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    finished = subprocess.run(
+        ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS_FOR_GIT,
+    )
+    return finished.stdout.strip()

@@ -1,0 +1,260 @@
+"""Settings: typed, frozen, strict about their keys, and read from layered YAML."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from jakiro.errors import ConfigError
+
+_BASE_KEY = "extends"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a repeated key is an error, not the silent loss of its first value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands here twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_layered_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, laid over the file that its `extends` key names.
+
+    The base's path is relative to the file that names it. Mappings are merged key by key; any
+    other value replaces the one below it.
+
+    Raises:
+        ConfigError: a file is missing, unreadable, no YAML mapping, or extends itself.
+    """
+    return _read_layers(path, ())
+
+
+def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of the mapping with each override laid over it, in order.
+
+    Args:
+        layers: nested mappings.
+        overrides: `key.path=value`, the value in YAML, such as `trunk.num_layers=2`.
+
+    Raises:
+        ConfigError: an override has no key or no `=`, or its value is no YAML.
+    """
+    merged = dict(layers)
+    for override in overrides:
+        merged = merge(merged, _parse_override(override))
+    return merged
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both mappings as one; where both have a value that is no mapping, `above` wins."""
+    merged = dict(below)
+    for key, value in above.items():
+        base = merged.get(key)
+        if isinstance(base, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(base, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+    chain = (*extending, path.resolve())
+    if chain[-1] in extending:
+        raise ConfigError(
+            f"{path} extends itself",
+            expected="a chain of files that ends",
+            got=" -> ".join(map(str, chain)),
+            remedy=f"remove `{_BASE_KEY}` from one of them",
+        )
+    layer = _read_mapping(path, extending)
+    base = layer.pop(_BASE_KEY, None)
+    if base is None:
+        return layer
+    if not isinstance(base, str):
+        raise ConfigError(
+            f"`{_BASE_KEY}` in {path} is no path",
+            expected="one path",
+            got=base,
+            remedy="let the files extend one another in a chain",
+        )
+    return merge(_read_layers(path.parent / base, chain), layer)
+
+
+def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        named_by = f", which {extending[-1]} extends" if extending else ""
+        raise ConfigError(
+            f"cannot read the settings file {path}{named_by}",
+            expected="a readable YAML file",
+            got=error.strerror or error,
+            remedy="check the path",
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not YAML", expected="valid YAML", got=error, remedy="correct that place"
+        ) from error
+    return _require_mapping({} if content is None else content, path)
+
+
+def _require_mapping(content: object, path: Path) -> dict[str, Any]:
+    if isinstance(content, dict) and all(isinstance(key, str) for key in content):
+        return content
+    raise ConfigError(
+        f"{path} holds no settings",
+        expected="a mapping whose keys are text",
+        got=type(content).__name__,
+        remedy="write `key: value` lines",
+    )
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    dotted, separator, text = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not separator or not all(keys):
+        raise ConfigError(
+            "an override is malformed",
+            expected="key.path=value",
+            got=repr(override),
+            remedy="write it as in trunk.num_layers=2",
+        )
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"the value of the override {dotted.strip()!r} is not YAML",
+            expected="a value as in a settings file",
+            got=repr(text),
+            remedy="quote the value",
+        ) from error
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+Location = Sequence[int | str]
+
+
+class Settings(BaseModel):
+    """Base of every group of settings: it cannot change, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def load_settings(cls: type[SettingsT], path: Path, overrides: Iterable[str] = ()) -> SettingsT:
+    """Read settings from a YAML file, lay the overrides over them, and validate the result.
+
+    Args:
+        cls: the settings to build.
+        path: a YAML file; its key `extends` names another one, relative to it, to lay below.
+        overrides: `key.path=value`, the value in YAML; later ones win.
+
+    Raises:
+        ConfigError: a file or an override is unreadable, a key unknown, or a value does not fit.
+    """
+    values = apply_overrides(read_layered_yaml(path), overrides)
+    return validate_settings(cls, values, source=str(path))
+
+
+def validate_settings(cls: type[SettingsT], values: Mapping[str, Any], *, source: str) -> SettingsT:
+    """Build settings from plain values.
+
+    Args:
+        cls: the settings to build.
+        values: nested mappings, as read from YAML or JSON.
+        source: where the values come from, for the error message.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value does not fit.
+    """
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise _explain(cls, error, source) from error
+
+
+def dump_settings(settings: Settings) -> str:
+    """Return the settings as YAML that `load_settings` reads back to equal ones."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the innermost values of nested mappings under names such as `drafter.trunk.kind`."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _explain(cls: type[Settings], error: ValidationError, source: str) -> ConfigError:
+    """Say what is wrong in the caller's terms; an unknown key first, for it may cause the rest."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first = problems[0]
+    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return _unknown_key(cls, first, source, others)
+    expected = first["msg"].removeprefix("Value error, ")
+    key = _dotted(first["loc"])
+    if not key:  # a check across keys says in its message what it met
+        message = f"{source} has settings that do not fit together"
+        return ConfigError(message, expected=expected, remedy="change one of them")
+    return ConfigError(
+        f"{source} has an unusable value for {key!r}{others}",
+        expected=expected,
+        got="nothing" if first["type"] == "missing" else repr(first["input"]),
+        remedy=f"set {key!r} to such a value",
+    )
+
+
+def _unknown_key(
+    cls: type[Settings], problem: ErrorDetails, source: str, others: str
+) -> ConfigError:
+    *parents, key = problem["loc"]
+    known = sorted(_known_keys(cls, parents))
+    close = get_close_matches(str(key), known, n=1)
+    return ConfigError(
+        f"{source} has the unknown key {_dotted(problem['loc'])!r}{others}",
+        expected="one of " + ", ".join(known),
+        got=key,
+        remedy=f"did you mean {_dotted([*parents, close[0]])!r}?" if close else "remove the key",
+    )
+
+
+def _known_keys(cls: type[BaseModel], parents: Location) -> set[str]:
+    models: set[type[BaseModel]] = {cls}
+    for part in parents:
+        below = {
+            child
+            for model in models
+            if part in model.model_fields
+            for child in _models_in(model.model_fields[str(part)].annotation)
+        }
+        models = below or models  # an index or the tag of a union leads no deeper
+    return {name for model in models for name in model.model_fields}
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(map(str, location))

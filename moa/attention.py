@@ -1,0 +1,139 @@
+"""Cross-attention from drafted positions to the memory of verified tokens (arXiv 2410.03804)."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from moa.rotary import Rotary
+
+
+class Rows(NamedTuple):
+    """Keys (rotated) and values of some positions."""
+
+    keys: Float[Tensor, "batch kv_heads rows dim"]
+    values: Float[Tensor, "batch kv_heads rows dim"]
+
+
+@runtime_checkable
+class RowStore(Protocol):
+    """Takes the rows of the tokens now being read and returns all rows they may attend to."""
+
+    def __call__(self, rows: Rows) -> Rows: ...
+
+
+def only_these(rows: Rows) -> Rows:
+    """The store of a pass over whole sequences: tokens attend to each other, to nothing older."""
+    return rows
+
+
+class CrossAttention(nn.Module):
+    """Pre-norm attention whose keys and values come from memory, with a residual connection.
+
+    Queries and rows are rotated by absolute positions, so the distance from a drafted position to
+    the last verified one is visible. Rows are projected once per verified token and cached.
+
+    Args:
+        hidden: width of the residual stream and of memory.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides `num_heads`.
+        head_dim: size of one head, even.
+        rope_base: wavelength base of the rotary embedding.
+    """
+
+    def __init__(
+        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_base: float
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.memory_norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
+        self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
+        self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
+        self.rotary = Rotary(head_dim, rope_base)
+
+    def rows(
+        self,
+        memory: Float[Tensor, "batch rows hidden"],
+        positions: Int[Tensor, "batch rows"],
+    ) -> Rows:
+        """Return keys and values of `memory` of the verified tokens at `positions`."""
+        keys, values = self._heads(self.key_value(self.memory_norm(memory))).chunk(2, dim=1)
+        return Rows(self.rotary(keys, positions), values)
+
+    def forward(
+        self,
+        stream: Float[Tensor, "batch queries hidden"],
+        positions: Int[Tensor, "batch queries"],
+        rows: Rows,
+        mask: Bool[Tensor, "batch 1 queries keys"],
+    ) -> Float[Tensor, "batch queries hidden"]:
+        """Let each position attend to the memory rows that `mask` allows (True: may see)."""
+        queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
+        mixed = scaled_dot_product_attention(queries, *rows, mask, enable_gqa=True)
+        return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+
+    def _heads(self, flat: Tensor) -> Tensor:
+        return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)
+
+
+class SelfAttention(nn.Module):
+    """Pre-norm grouped-query attention with a residual connection.
+
+    Where its input is the token embedding, rows depend on a token and its position alone, so those
+    of accepted tokens stay valid and those of rejected ones are simply forgotten.
+
+    Args:
+        hidden: width of the residual stream.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides `num_heads`.
+        head_dim: size of one head, even.
+        rope_base: wavelength base of the rotary embedding.
+    """
+
+    def __init__(
+        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_base: float
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        # One matrix for queries, keys and values, in this order.
+        self.project = nn.Linear(hidden, (num_heads + 2 * num_kv_heads) * head_dim, bias=False)
+        self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
+        self.rotary = Rotary(head_dim, rope_base)
+
+    @property
+    def row_shapes(self) -> list[tuple[int, int]]:
+        """Heads, and size of a head, of keys and of values."""
+        return [(self.num_kv_heads, self.head_dim)] * 2
+
+    def rows(
+        self,
+        embeddings: Float[Tensor, "batch rows hidden"],
+        positions: Int[Tensor, "batch rows"],
+    ) -> Rows:
+        """Return keys and values of `embeddings` standing at `positions`."""
+        weight = self.project.weight[self.num_heads * self.head_dim :]
+        keys, values = self._heads(linear(self.norm(embeddings), weight)).chunk(2, dim=1)
+        return Rows(self.rotary(keys, positions), values)
+
+    def forward(
+        self,
+        embeddings: Float[Tensor, "batch queries hidden"],
+        positions: Int[Tensor, "batch queries"],
+        mask: Bool[Tensor, "batch 1 queries keys"],
+        store: RowStore = only_these,
+    ) -> Float[Tensor, "batch queries hidden"]:
+        """Let tokens attend to the rows that `store` returns and `mask` allows (True: may see)."""
+        heads = self._heads(self.project(self.norm(embeddings)))
+        rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)
+        queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
+        keys, values = store(Rows(own_keys, heads[:, -self.num_kv_heads :]))
+        mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+        return embeddings + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+
+    def _heads(self, flat: Tensor) -> Tensor:
+        return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)

@@ -1,0 +1,131 @@
+"""Layer self-attention: each token attends over the target's layers (arXiv 2410.03804)."""
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from moa.rotary import Rotary
+
+
+class LayerSelfAttention(nn.Module):
+    """One pre-norm transformer layer whose sequence axis is the target's layer axis.
+
+    Bidirectional, rotary over the layer index; tokens never mix.
+
+    Args:
+        width: size of one layer's state.
+        num_heads: attention heads, independent of the target's own.
+        head_dim: size of one head, even.
+        mlp_width: inner width of the SwiGLU feed-forward part.
+    """
+
+    def __init__(self, width: int, num_heads: int, head_dim: int, mlp_width: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.attention_norm = nn.RMSNorm(width, eps=1e-6)
+        self.query_key_value = nn.Linear(width, 3 * num_heads * head_dim, bias=False)
+        self.output = nn.Linear(num_heads * head_dim, width, bias=False)
+        self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
+        self.gate_up = nn.Linear(width, 2 * mlp_width, bias=False)
+        self.down = nn.Linear(mlp_width, width, bias=False)
+        self.rotary = Rotary(head_dim, base=10_000.0)
+
+    def forward(
+        self, state: Float[Tensor, "tokens layers width"]
+    ) -> Float[Tensor, "tokens layers width"]:
+        """Return `state` after the layers of each token have attended to each other."""
+        state = state + self.output(self._mix(self.attention_norm(state)))
+        gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
+        return state + self.down(silu(gate) * up)
+
+    def _mix(self, normed: Tensor) -> Tensor:
+        packed = rearrange(
+            self.query_key_value(normed),
+            "t l (three h d) -> three t h l d",
+            three=3,
+            d=self.head_dim,
+        )
+        layers = torch.arange(normed.shape[1], device=normed.device)[None]
+        queries, keys = self.rotary(packed[:2].flatten(0, 1), layers).chunk(2)
+        mixed = scaled_dot_product_attention(queries, keys, packed[2])
+        return rearrange(mixed, "t h l d -> t l (h d)")
+
+
+class LayerProjection(nn.Module):
+    """Brings every layer's state to a common width with a matrix of its own.
+
+    Args:
+        num_layers: how many target layers are read.
+        width: size of one layer's raw state.
+        common_width: size after the projection.
+    """
+
+    def __init__(self, num_layers: int, width: int, common_width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.weight = nn.Parameter(torch.randn(num_layers, width, common_width) * width**-0.5)
+
+    def forward(
+        self, state: Float[Tensor, "batch tokens layers width"]
+    ) -> Float[Tensor, "batch tokens layers common"]:
+        """Return each layer's state through that layer's own matrix."""
+        return torch.einsum("btlw,lwc->btlc", self.norm(state), self.weight)
+
+
+class MemoryEncoder(nn.Module):
+    """Layer self-attention, mean over layers, and a projection to the drafter's width.
+
+    Without layer self-attention the layers' states are projected side by side; a single state that
+    is as wide as memory is memory as it is.
+
+    Args:
+        num_layers: how many states of the target are read.
+        width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
+        hidden: width of the memory that cross-attention reads.
+        num_heads: heads of the layer self-attention.
+        head_dim: size of one of its heads.
+        mlp_width: inner width of its feed-forward part.
+        common_width: if given, each layer is first projected to this width.
+        layer_attention: whether layers attend to each other.
+        always_project: project even a single state that is as wide as memory.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        width: int,
+        hidden: int,
+        num_heads: int,
+        head_dim: int,
+        mlp_width: int,
+        common_width: int | None = None,
+        layer_attention: bool = True,
+        always_project: bool = False,
+    ) -> None:
+        super().__init__()
+        inner = width if common_width is None else common_width
+        self.project_layers: nn.Module = (
+            nn.Identity()
+            if common_width is None
+            else LayerProjection(num_layers, width, common_width)
+        )
+        self.layer_attention = (
+            LayerSelfAttention(inner, num_heads, head_dim, mlp_width) if layer_attention else None
+        )
+        total = inner if layer_attention else num_layers * inner
+        is_memory = not (layer_attention or common_width or always_project) and total == hidden
+        self.output = nn.Identity() if is_memory else nn.Linear(total, hidden)
+
+    def forward(
+        self, state: Float[Tensor, "batch tokens layers width"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """Return one memory vector per token; tokens do not influence each other."""
+        projected = self.project_layers(state)
+        tokens = rearrange(projected, "b t l w -> (b t) l w")
+        if self.layer_attention is None:
+            joined = tokens.flatten(start_dim=1)
+        else:
+            joined = self.layer_attention(tokens).mean(dim=1)
+        return rearrange(self.output(joined), "(b t) h -> b t h", b=state.shape[0])

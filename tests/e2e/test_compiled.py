@@ -1,0 +1,68 @@
+"""Compiled steps give the same tokens; in a process of its own, where no types are checked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+PROGRAM = """
+import sys
+
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.variants import VARIANTS
+from inference import SpeculativeDecoder
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+model = tiny_llama(vocab=11, num_hidden_layers=3)
+settings = VARIANTS[sys.argv[1]]
+drafter = tiny_drafter(TargetAdapter(model), settings)
+parallel = settings.schedule.parallel_levels
+levels = {"autoregressive_levels": 2, "parallel_levels": parallel}
+tree = TreeShape(**levels, children=2, breadth=2, num_nodes=6)
+plain = SpeculativeDecoder(model, drafter, tree=tree)
+expected = [plain.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
+drawn = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
+assert sum(one.stats.accepted.total() for one in expected) > 0
+
+compiled = SpeculativeDecoder(model, drafter, tree=tree, compiled=True)
+got = [compiled.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
+assert [one.new_token_ids for one in got] == [one.new_token_ids for one in expected]
+again = compiled.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
+assert again.new_token_ids == drawn.new_token_ids
+
+import torch._dynamo.utils
+assert compiled.target.is_compiled
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+assert not torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.counters["graph_break"]
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "E2-mixture-P1",
+        pytest.param("feedback-mixture-P2", marks=pytest.mark.slow),
+        pytest.param("tail-1", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_steps_give_the_same_tokens(name: str) -> None:
+    environment = {
+        **os.environ,
+        "JAKIRO_RUNTIME_TYPECHECK": "0",
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]

@@ -1,0 +1,39 @@
+"""What was measured of one drafter is not taken for another's."""
+
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+
+from inference.autotune.costs import Costs, known_costs
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+
+PLAIN = tiny_settings(combine="sum", parallel_levels=0)
+OTHERS = {
+    "tail-1": {"tail_layers": 1},
+    "tail-2": {"tail_layers": 2},
+    "draft-vocabulary": {"draft_vocab_size": 23},
+    "feedback": {"trunk": PLAIN.trunk.model_copy(update={"kind": "feedback"})},
+    "hybrid": {"trunk": PLAIN.trunk.model_copy(update={"kind": "hybrid"})},
+}
+
+
+def test_drafters_that_differ_in_one_setting_are_measured_separately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    several = [PLAIN, *(PLAIN.model_copy(update=change) for change in OTHERS.values())]
+    drafters = [tiny_drafter(target, settings) for settings in several]
+    measured: list[JakiroDrafter] = []
+
+    def measure(_: TargetAdapter, model: JakiroDrafter, __: int) -> Costs:
+        measured.append(model)
+        return Costs(verify={0: 1.0}, draft={1: float(len(measured))})
+
+    monkeypatch.setattr("inference.autotune.costs.measure_costs", measure)
+    first = [known_costs(target, drafter, tmp_path) for drafter in drafters]
+    assert measured == drafters
+    assert [known_costs(target, drafter, tmp_path) for drafter in drafters] == first
+    assert measured == drafters  # nothing twice
+    assert len(list(tmp_path.iterdir())) == len(drafters)

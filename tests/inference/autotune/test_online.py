@@ -1,0 +1,194 @@
+"""`tree="auto"`: drafts as much as pays, stops where it does not, and never changes a token."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tables import no_processors
+
+from inference import SpeculativeDecoder
+from inference.autotune.costs import Costs, known_costs
+from inference.autotune.online import SHORTEST_PAUSE, Arm, AutoRun, AutoTree, _arms, _Learner
+from inference.draft_tree import TreeRow
+from inference.protocol import Budget
+from inference.sampling import Sampling
+from inference.trees.shape import TreePlan, TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+COSTS = Costs(
+    verify={0: 1.0, 4: 1.2, 8: 1.5, 24: 3.0},
+    draft={1: 0.2, 2: 0.4, 3: 0.6},
+)
+LEVELS = {"autoregressive_levels": 3, "parallel_levels": 1}
+PLAN = TreePlan(
+    greedy=TreeShape(**LEVELS, children=4, breadth=2, num_nodes=24),
+    sampling=TreeShape(**LEVELS, children=3, breadth=2, num_nodes=24, sampled=True),
+)
+GREEDY, RANDOM = no_processors(do_sample=False), no_processors()
+NO_ROW = TreeRow([], [], [], [], [], {}, {}, {})
+
+
+class World:
+    """Rounds of a machine with known costs, and drafts accepted as a law says."""
+
+    def __init__(self, sampling: Sampling, depth_accepted: int) -> None:
+        self.run: AutoRun = AutoTree(PLAN, COSTS).open(sampling, 1)
+        self.shape = PLAN.shape(sampling)
+        self.depth_accepted = depth_accepted
+        self.seconds = 0.0
+        self.tokens = 0
+        self.num_plain = 0
+
+    def round(self) -> Budget | None:
+        """Play one round."""
+        budget = self.run.next_budget()
+        shape = None if budget is None else self.shape.within(budget)
+        if shape is None:
+            seconds, row, path = COSTS.verify_seconds(0), NO_ROW, []
+            self.num_plain += 1
+        else:
+            draft = COSTS.draft[shape.autoregressive_levels]
+            seconds = COSTS.verify_seconds(shape.max_nodes) + draft
+            count, depth = shape.max_nodes, min(self.depth_accepted, shape.depth)
+            # The accepted path is the chain of first candidates, the best-ranked ones.
+            firsts = [0, *(sum(shape.level_sizes[:level]) for level in range(1, shape.depth))]
+            path = (firsts if shape.sampled else list(range(count)))[: min(depth, count)]
+            depths = [1] * count
+            for level, node in enumerate(path, start=1):
+                depths[node] = level
+            row = TreeRow([0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {})
+        self.run.learn([row], [path], seconds)
+        self.seconds += seconds
+        self.tokens += 1 + len(path)
+        return budget
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, RANDOM], ids=["greedy", "random"])
+def test_a_useless_drafter_is_left_alone_after_a_few_rounds(sampling: Sampling) -> None:
+    world = World(sampling, depth_accepted=0)
+    while world.tokens < 512:
+        world.round()
+    slow_down = world.seconds / (world.tokens * COSTS.verify_seconds(0))
+    assert slow_down < 1.05
+    assert world.num_plain > 480
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, RANDOM], ids=["greedy", "random"])
+def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None:
+    world = World(sampling, depth_accepted=3)
+    for _ in range(400):
+        world.round()
+    budgets = [budget for budget in (world.round() for _ in range(10)) if budget is not None]
+    assert len(budgets) >= 9  # the odd plain step tells what it takes
+    shape = world.shape.within(budgets[0])
+    assert shape is not None
+    # Three candidates in a row are all that is ever accepted: more nodes would only cost.
+    assert shape.depth == 3
+    assert shape.max_nodes <= 4
+    assert world.num_plain < 20
+
+
+def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> None:
+    world = World(GREEDY, depth_accepted=0)
+    while world.round() is not None:
+        pass
+    world.depth_accepted = 3
+    for _ in range(10 * SHORTEST_PAUSE):
+        world.round()
+    before = world.num_plain
+    for _ in range(50):
+        world.round()
+    assert world.num_plain <= before + 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_automatic_trees_change_no_token(temperature: float, tmp_path: Path) -> None:
+    model = tiny_llama(vocab=11)
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target)
+    automatic = SpeculativeDecoder(model, drafter)
+    automatic.policy = AutoTree(PLAN, known_costs(target, drafter, tmp_path))
+    prompts = [[1, 2, 3 + n] for n in range(4)]
+    for seed, prompt in enumerate(prompts):
+        output = automatic.generate(prompt, max_new_tokens=40, temperature=temperature, seed=seed)
+        assert len(output.new_token_ids) == 40
+        if temperature == 0:
+            expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=40)
+            assert output.new_token_ids == expected.new_token_ids
+    assert [path.name[:6] for path in tmp_path.iterdir()] == ["costs-"]
+
+
+def test_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    drafter = tiny_drafter(target)
+    first = known_costs(target, drafter, tmp_path)
+    monkeypatch.setattr("inference.autotune.costs.measure_costs", None)
+    assert known_costs(target, drafter, tmp_path) == first
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 8, 13, 30])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, None])
+@pytest.mark.parametrize("shape", PLAN.shapes, ids=["greedy", "random"])
+def test_every_budget_is_kept(shape: TreeShape, depth: int | None, num_nodes: int) -> None:
+    cut = shape.within(Budget(num_nodes, depth))
+    if cut is None:
+        assert shape.sampled
+        assert num_nodes < (depth or shape.depth)  # not even a chain fits
+    else:
+        assert cut.max_nodes <= num_nodes
+        assert cut.depth == (depth or shape.depth)
+
+
+def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
+    assert torch.tensor(PLAN.sampling.level_sizes).sum() == PLAN.sampling.max_nodes
+
+
+def test_places_are_ranks_of_chosen_candidates_and_turns_of_drawn_ones() -> None:
+    wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
+    chosen, drawn = (
+        Arm(Budget(12), shape.model_copy(update=wanted), (3, 12, 1), 1.0) for shape in PLAN.shapes
+    )
+    # Two levels of candidates; the accepted ones stand at 2 and 5, with ranks 1 and 3.
+    row = TreeRow(
+        [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
+    )
+    assert chosen.places(row, [2, 5]) == [(0, 1, 0), (1, 3, 0)]
+    # Drawn levels of 2, 4 and 4: node 1; then the second parent's first child; the first's second.
+    assert drawn.places(row, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
+
+
+def test_every_sequence_of_a_batch_counts_as_experience() -> None:
+    arms = _arms(PLAN.greedy, COSTS)
+    learner = _Learner(arms, COSTS.verify_seconds(0))
+    learner.learn(arms[0], [], batch=3, seconds=None)
+    assert learner.offered[0, 0, 0] == 3.0
+
+
+def test_pauses_grow_while_drafting_does_not_pay() -> None:
+    world = World(GREEDY, depth_accepted=0)
+    kinds = [world.round() is None for _ in range(8 * SHORTEST_PAUSE)]
+    lengths = [len(list(run)) for is_plain, run in itertools.groupby(kinds) if is_plain]
+    assert lengths[1:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE]
+
+
+def test_trees_that_turn_out_slower_than_modelled_are_given_up() -> None:
+    arms = _arms(PLAN.greedy, COSTS)
+    learner = _Learner(arms, COSTS.verify_seconds(0))
+    learner.learn(None, [], 1, COSTS.verify_seconds(0))
+    for _ in range(20):
+        arm = learner.choose()
+        if arm is not None:
+            learner.learn(arm, [(0, 0, 0)], 1, 10 * arm.seconds)
+        else:
+            learner.learn(None, [], 1, COSTS.verify_seconds(0))
+    assert learner.choose() is None
+
+
+def test_ways_of_sampling_and_batches_learn_apart() -> None:
+    trees = AutoTree(PLAN, COSTS)
+    first = trees.open(GREEDY, 1)
+    assert trees.open(GREEDY, 1)._learner is first._learner
+    assert trees.open(GREEDY, 2)._learner is not first._learner
+    assert trees.open(RANDOM, 1)._learner is not first._learner

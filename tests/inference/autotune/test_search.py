@@ -1,0 +1,95 @@
+"""Choosing a tree from measured costs."""
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from transformers import LogitsProcessorList
+
+from inference.autotune.costs import Costs
+from inference.autotune.search import RecordingDrafter, RoundRecord, choose_plan, expected_tau
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.loop import DecodeRun
+from inference.generation.preparation import prepare_requests
+from inference.protocol import Budget
+from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+COSTS = Costs(verify={0: 1.0, 4: 2.0, 8: 4.0}, draft={1: 0.5, 2: 1.0})
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(0, 1.0), (2, 1.5), (4, 2.0), (7, 3.5), (99, 4.0)])
+def test_verification_times_are_interpolated(count: int, seconds: float) -> None:
+    assert COSTS.verify_seconds(count) == pytest.approx(seconds)
+
+
+def test_the_ceiling_counts_verification_and_drafting() -> None:
+    shape = TreeShape(autoregressive_levels=2, parallel_levels=0, num_nodes=4)
+    assert COSTS.ceiling(shape, tau=3.0) == pytest.approx(3.0 / (2.0 + 1.0))
+    assert COSTS.ceiling(None, tau=1.0) == pytest.approx(1.0)
+
+
+def test_a_record_tells_what_every_smaller_tree_would_have_won() -> None:
+    rounds = [RoundRecord([0, 5]), RoundRecord([3]), RoundRecord([])]
+    taus = [expected_tau(rounds, num_nodes) for num_nodes in (1, 4, 6)]
+    assert taus == pytest.approx([4 / 3, 5 / 3, 6 / 3])
+
+
+def test_recorded_ranks_reproduce_tau() -> None:
+    model = tiny_llama(vocab=11)
+    target = TargetAdapter(model)
+    shape = TreeShape(children=4, breadth=3, num_nodes=12)
+    recorder = RecordingDrafter(TrainedDrafter(tiny_drafter(target), target, shape))
+    requests, _ = prepare_requests(
+        model, [[1, 2, 3]], seed=0, max_position=128, temperature=0.0, max_new_tokens=60
+    )
+    run = DecodeRun(target, recorder, requests)
+    rounds = list(run)
+    accepted = sum(len(record.ranks) for record in recorder.records)
+    emitted = sum(len(one.token_ids) - 1 for (one,) in rounds[1:])  # the last round may be cut
+    assert 0 < emitted <= accepted <= emitted + shape.depth
+    assert all(record.ranks == sorted(record.ranks) for record in recorder.records)
+
+
+def test_trees_are_chosen_and_expected_speed_follows_from_costs() -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    drafter = tiny_drafter(target)
+    choice = choose_plan(target, drafter, [[1, 2, 3]], max_new_tokens=12)
+    assert not choice.plan.greedy.sampled
+    assert choice.plan.sampling.sampled
+    plain = choice.costs.ceiling(None, 1.0)
+    for rated in (choice.greedy, choice.sampling):
+        speedup = choice.costs.ceiling(rated.shape, rated.tau) / plain
+        assert rated.speedup == pytest.approx(speedup)
+
+
+def test_chosen_trees_can_be_rated_where_tokens_are_drawn() -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    drafter = tiny_drafter(target)
+    costs = Costs(verify={0: 1.0, 24: 1.0}, draft={1: 0.1, 2: 0.1, 3: 9.0})
+    choice = choose_plan(
+        target, drafter, [[1, 2, 3], [4]], max_new_tokens=24, drawn=False, costs=costs
+    )
+    assert choice.costs == costs
+    assert not choice.plan.sampling.sampled
+    # Nodes cost nothing here, a third pass everything.
+    for rated in (choice.greedy, choice.sampling):
+        assert rated.shape.autoregressive_levels < 3
+        assert rated.tau > 1
+
+
+def test_a_smaller_budget_draws_fewer_and_never_cuts_what_was_drawn() -> None:
+    target = TargetAdapter(tiny_llama())
+    shape = TreeShape(children=3, breadth=2, sampled=True)
+    drafter = TrainedDrafter(tiny_drafter(target), target, shape)
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), 32)
+    session.root = torch.tensor([[4]])
+    sizes = []
+    for num_nodes in (shape.max_nodes, shape.max_nodes - 1, 5, 2):
+        tree = session.propose(Budget(num_nodes), [torch.Generator()])
+        sizes.append(tree.num_nodes)
+        assert tree.num_nodes <= num_nodes
+        for siblings in tree.row().sampled.values():  # all that were drawn are there, in order
+            ranks = [int(tree.rank[0, node]) for node in siblings]
+            assert ranks == list(range(len(ranks)))
+    assert sizes == [15, 10, 3, 0]

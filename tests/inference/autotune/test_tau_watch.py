@@ -1,0 +1,55 @@
+"""A drafter that does far worse in use than in its evaluation is noticed once."""
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+
+from inference import SpeculativeDecoder
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+
+def _decoder(
+    tau: float, temperature: float = 0.0, tree: TreeShape | None = None
+) -> SpeculativeDecoder:
+    model = tiny_llama(vocab=61)
+    drafter = tiny_drafter(TargetAdapter(model))  # untrained: its drafts are hardly ever accepted
+    one = {"temperature": temperature, "tau": tau}
+    drafter.config.record = {"evaluation": {"decoding": [one]}}
+    return SpeculativeDecoder(model, drafter, tree=tree)
+
+
+def _decode(decoder: SpeculativeDecoder, count: int) -> None:
+    prompts = [[1, 2, 3 + number] for number in range(count)]
+    decoder.generate_batch(prompts, max_new_tokens=100, temperature=0.0, seed=0)
+
+
+def test_a_tau_far_below_the_evaluation_is_warned_of_once_with_both_figures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder = _decoder(tau=3.21)
+    _decode(decoder, 2)
+    assert not caplog.records  # too early to tell
+    for _ in range(2):
+        _decode(decoder, 6)
+    (record,) = caplog.records
+    assert "expected 3.21" in record.getMessage()
+    assert "chat template" in record.getMessage()
+
+
+def test_a_tau_as_evaluated_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    _decode(_decoder(tau=1.01), 5)
+    assert not caplog.records
+
+
+def test_a_temperature_that_was_not_evaluated_is_not_judged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _decode(_decoder(tau=3.0, temperature=0.5), 5)
+    assert not caplog.records
+
+
+def test_other_trees_than_the_evaluated_ones_are_not_judged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _decode(_decoder(tau=3.0, tree=TreeShape(num_nodes=1)), 6)
+    assert not caplog.records

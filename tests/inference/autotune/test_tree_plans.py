@@ -1,0 +1,87 @@
+"""Trees of a given size: those of 8 stay what they were, large ones are wide enough to be full."""
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+
+from inference.autotune.search import largest_trees, trees_of_size
+from inference.decoder import SpeculativeDecoder
+from inference.trees.shape import TreeShape
+from jakiro.config import DrafterSettings
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import validate_settings
+
+
+def _drafter(autoregressive: int, parallel: int) -> JakiroDrafter:
+    schedule = {"autoregressive_levels": autoregressive, "parallel_levels": parallel}
+    values = {
+        "trunk": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+        "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
+        "bank": {"expert_width": 16},
+        "schedule": schedule,
+    }
+    settings = validate_settings(DrafterSettings, values, source="the test")
+    return tiny_drafter(TargetAdapter(tiny_llama()), settings)
+
+
+def test_trees_of_eight_candidates_stay_what_published_figures_rest_on() -> None:
+    plan = trees_of_size(_drafter(2, 1), 8)
+    levels = {"autoregressive_levels": 2, "parallel_levels": 1, "num_nodes": 8}
+    assert plan.greedy == TreeShape(**levels, children=4, breadth=3)
+    assert plan.sampling == TreeShape(**levels, children=2, breadth=1, sampled=True)
+
+
+def test_sixty_candidates_are_chosen_among_ten_times_ten() -> None:
+    greedy = trees_of_size(_drafter(2, 1), 60).greedy
+    assert (greedy.children, greedy.breadth, greedy.max_nodes) == (10, 10, 60)
+    assert greedy.level_sizes == [10, 100, 100]
+
+
+@pytest.mark.parametrize("levels", [(1, 0), (2, 0), (2, 1), (5, 1)])
+@pytest.mark.parametrize("num_nodes", [1, 5, 8, 9, 24, 60])
+def test_chosen_trees_are_full_and_drawn_ones_fit_as_they_are(
+    levels: tuple[int, int], num_nodes: int
+) -> None:
+    plan = trees_of_size(_drafter(*levels), num_nodes)
+    if sum(levels) > 1:  # siblings of one root would be a tree in name only
+        assert plan.greedy.max_nodes == num_nodes
+        assert plan.sampling.max_nodes > num_nodes / 3
+    assert sum(plan.sampling.level_sizes) == plan.sampling.max_nodes <= num_nodes
+    assert plan.sampling.depth == plan.greedy.depth == min(sum(levels), num_nodes)
+    larger = trees_of_size(_drafter(*levels), num_nodes + 1)
+    assert larger.sampling.max_nodes >= plan.sampling.max_nodes
+
+
+def test_trees_can_be_deeper_than_in_training() -> None:
+    plan = trees_of_size(_drafter(2, 1), 60, num_passes=6)
+    assert plan.greedy.depth == plan.sampling.depth == 7
+    assert plan.sampling.max_nodes <= 60
+    with pytest.raises(ConfigError, match="the trees"):
+        trees_of_size(_drafter(2, 1), 60, num_passes=17)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_of_sixty_are_drafted_and_verified(temperature: float) -> None:
+    model = tiny_llama(vocab=61)
+    drafter = tiny_drafter(TargetAdapter(model))
+    plan = trees_of_size(drafter, 60)
+    decoder = SpeculativeDecoder(model, drafter, tree=plan)
+    ids = torch.arange(5).tolist()
+    output = decoder.generate(ids, temperature=temperature, seed=0, max_new_tokens=20)
+    assert len(output.new_token_ids) == 20
+    if not temperature:
+        plain = SpeculativeDecoder(model).generate(ids, temperature=0.0, max_new_tokens=20)
+        assert output.new_token_ids == plain.new_token_ids
+    shape = plan.sampling if temperature else plan.greedy
+    proposed = sum(output.stats.proposed_by_proposer.values())
+    full_rounds = output.stats.target_forwards - 2  # the last ones may have had less room
+    assert proposed >= full_rounds * shape.max_nodes
+
+
+@pytest.mark.parametrize(("levels", "passes"), [((4, 0), 4), ((2, 1), 3), ((6, 2), 6)])
+def test_trees_that_adapt_are_as_deep_as_was_trained(levels: tuple[int, int], passes: int) -> None:
+    plan = largest_trees(_drafter(*levels))
+    assert {shape.autoregressive_levels for shape in plan.shapes} == {passes}
+    assert {shape.parallel_levels for shape in plan.shapes} == {levels[1]}

@@ -1,0 +1,359 @@
+"""A comparison measures every method alike, and its figures add up."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+from inference.benchmark.harness import Harness, Texts, grouped
+from inference.benchmark.method_names import parse_methods
+from inference.benchmark.methods import Law
+from inference.benchmark.run import Comparison, prompts_for, trial_for
+from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.subject import build_methods, load_target
+from inference.benchmark.transformers_methods import TransformersDecoding
+from inference.engine.stats import DecodeStats
+from inference.trees.shape import TreeShape
+from jakiro.errors import CheckpointError, ConfigError, PromptError
+from jakiro.target.adapter import TargetAdapter
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ROWS = (
+    {"prompt": "def main(", "category": "code"},
+    {"prompt": "print(41)\n", "category": "code"},
+    {"turns": ["main?", "and then?"], "category": "chat"},
+    {"messages": [{"role": "user", "content": "return"}], "category": "chat"},
+    {"prompt": [5, 6, 7, 8], "category": "ids"},
+)
+NEW_TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a drafter, a smaller model and a file of prompts."""
+    place = tmp_path_factory.mktemp("comparison")
+    model = tiny_llama(vocab=300, max_position_embeddings=256)
+    model.save_pretrained(place / "target")
+    tiny_tokenizer(TEMPLATE).save_pretrained(place / "target")
+    tiny_drafter(TargetAdapter(model)).save_pretrained(place / "drafter")
+    tiny_llama(vocab=300, num_hidden_layers=1).save_pretrained(place / "small")
+    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return place
+
+
+Subject = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+@pytest.fixture(scope="module")
+def subject(folder: Path) -> Subject:
+    """The loaded target."""
+    return load_target(str(folder / "target"), "float32", torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument]:
+    """Runs a comparison."""
+
+    def run(*methods: str, **changes: Any) -> ComparisonDocument:
+        settings = _settings(folder, *methods, **changes)
+        model, tokenizer = subject
+        built = build_methods(parse_methods(methods), model, tokenizer)
+        prompts = prompts_for(settings)
+        return Comparison(settings, prompts, built, model, tokenizer, "tiny").run()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> ComparisonDocument:
+    """All methods on all prompts, twice."""
+    return compared(
+        "transformers",
+        "transformers-lookup",
+        f"transformers-assisted={folder / 'small'}",
+        "plain",
+        f"drafter={folder / 'drafter'},candidates=6",
+        f"drafter={folder / 'drafter'},tree=auto,name=auto",
+        repeats=2,
+    )
+
+
+def _settings(folder: Path, *names: str, **changes: Any) -> ComparisonSettings:
+    fields = {
+        "methods": names,
+        "prompts": str(folder / "prompts.jsonl"),
+        "max_new_tokens": NEW_TOKENS,
+        "temperatures": (0.0, 1.0),
+        **changes,
+    }
+    return ComparisonSettings(**fields)
+
+
+def test_all_methods_are_measured_and_greedy_ones_say_what_the_target_says(
+    everything: ComparisonDocument,
+) -> None:
+    document = everything
+    assert document.baseline == "transformers"
+    assert document.prompts == len(ROWS)
+    assert len(document.methods) == 6 * 2
+    for one in document.methods:
+        assert one.identical_to_target is (None if one.temperature else True)
+        assert {sample.prompt for sample in one.samples} == {
+            sample.prompt for sample in document.methods[0].samples
+        }
+        assert len(one.samples) == len(ROWS) * 2
+        assert sum(sample.turns for sample in one.samples) == (len(ROWS) + 1) * 2
+        assert one.tokens == sum(sample.tokens for sample in one.samples)
+        assert one.speedup_low <= one.speedup <= one.speedup_high
+        assert one.categories.keys() == {"code", "chat", "ids"}
+        assert one.inter_token.p50 > 0
+        assert one.time_to_first_token.p50 > 0
+    plain = document.figures("plain", 0.0)
+    assert plain.tau == 1.0
+    assert plain.tokens == (len(ROWS) + 1) * 2 * NEW_TOKENS
+    assert plain.seconds.draft < plain.seconds.verify
+    assert document.figures("transformers", 1.0).speedup == 1.0
+
+
+def test_figures_of_a_drafter_add_up(everything: ComparisonDocument) -> None:
+    for temperature in (0.0, 1.0):
+        one = everything.figures("drafter", temperature)
+        turns = sum(sample.turns for sample in one.samples)
+        assert one.tau == pytest.approx((one.tokens - turns) / one.target_forwards)
+        assert one.tree is not None
+        assert one.tree.max_nodes <= 6
+        assert sum(expert.proposed for expert in one.experts) > 0
+        accepted = sum(expert.accepted for expert in one.experts)
+        assert accepted == pytest.approx(
+            sum(one.marginal_acceptance_by_depth) * one.target_forwards
+        )
+        seconds = sum(sample.seconds for sample in one.samples)
+        assert sum(one.seconds.model_dump().values()) == pytest.approx(seconds)
+        assert one.tokens_per_second == pytest.approx(one.tokens / seconds)
+        assert one.parameters > 0
+
+
+def test_prompts_decoded_together_give_the_same_greedy_tokens(
+    folder: Path, compared: Callable[..., ComparisonDocument]
+) -> None:
+    document = compared(
+        "transformers",
+        "plain",
+        f"drafter={folder / 'drafter'}",
+        batch_size=2,
+        temperatures=(0.0,),
+    )
+    for one in document.methods:
+        assert one.identical_to_target
+        assert one.tokens == (len(ROWS) + 1) * NEW_TOKENS
+        assert {sample.group for sample in one.samples} == {0, 1, 2}
+
+
+def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument) -> None:
+    fixed = [tree for tree in everything.trees if tree.method == "drafter"]
+    assert [tree.temperature for tree in fixed] == [0.0, 1.0]
+    for tree in fixed:
+        assert 0 < len(tree.nodes) <= 6
+        for place, node in enumerate(tree.nodes):
+            assert node.parent < place
+            assert node.depth == 1 + (tree.nodes[node.parent].depth if node.parent >= 0 else 0)
+        depths = [node.depth for node in tree.nodes if node.accepted]
+        assert depths == list(range(1, len(depths) + 1))
+
+
+def test_the_document_survives_being_written(everything: ComparisonDocument) -> None:
+    document = everything
+    assert ComparisonDocument.model_validate_json(document.model_dump_json()) == document
+    plain = json.loads(document.model_dump_json())["methods"][0]
+    assert plain.keys() >= {"name", "tau", "speedup", "speedup_low", "speedup_high", "seconds"}
+    assert plain["seconds"].keys() >= {"draft", "verify", "commit", "other"}
+
+
+def test_chosen_and_drawn_trees_of_one_size_stand_beside_each_other(
+    folder: Path, compared: Callable[..., ComparisonDocument]
+) -> None:
+    drafter = f"drafter={folder / 'drafter'}"
+    document = compared(
+        "plain",
+        *(f"{drafter},tree={one},candidates=60,name={one}" for one in ("chosen", "drawn")),
+        f"{drafter},tree=chosen,name=small",
+        num_prompts=2,
+    )
+    drawn = {(one.name, one.temperature): one.tree.sampled for one in document.methods if one.tree}
+    assert drawn == {
+        ("chosen", 0.0): False,
+        ("drawn", 0.0): False,
+        ("small", 0.0): False,
+        ("chosen", 1.0): False,
+        ("drawn", 1.0): True,
+        ("small", 1.0): False,
+    }
+    nodes = {name: document.figures(name, 1.0).tree.max_nodes for name in ("chosen", "small")}
+    assert nodes == {"chosen": 60, "small": TreeShape().num_nodes}
+    assert document.figures("chosen", 0.0).tree == document.figures("drawn", 0.0).tree
+
+
+def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
+    folder: Path, subject: Subject
+) -> None:
+    drafter = f"drafter={folder / 'drafter'},candidates=costs"
+    names = ("plain", drafter, f"{drafter},tree=chosen,name=chosen")
+    settings = _settings(folder, *names)
+    measured, trial = prompts_for(settings), trial_for(settings)
+    assert trial.temperature == 1.0
+    # Five prompts of three categories: the last one of each, and one more.
+    assert [one.category for one in trial.prompts] == ["ids", "chat", "code", "chat"]
+    assert [one.first for one in measured] == ["def main("]
+    assert not {one.identity for one in measured} & {one.identity for one in trial.prompts}
+    model, tokenizer = subject
+    methods = build_methods(parse_methods(names), model, tokenizer, trial)
+    document = Comparison(settings, measured, methods, model, tokenizer, "tiny").run()
+    assert document.prompts == 1
+    for name, is_drawn in (("drafter", True), ("chosen", False)):
+        one = document.figures(name, 1.0)
+        assert one.tree.sampled is is_drawn
+        assert "on 4 prompts of the file, which are not measured" in one.notes[0]
+    assert document.figures("plain", 1.0).notes == ()
+    with pytest.raises(ConfigError, match="nothing to choose trees on"):
+        build_methods(parse_methods(names), model, tokenizer)
+    everything = prompts_for(_settings(folder, "plain"))
+    assert len(everything) == len(ROWS)
+    assert not trial_for(_settings(folder, "plain")).prompts
+
+
+def test_a_file_that_is_too_short_to_choose_trees_on_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:4]))
+    names = ("drafter=any,candidates=costs",)
+    with pytest.raises(ConfigError, match="too few prompts to choose trees on"):
+        prompts_for(_settings(folder, *names, prompts=str(short)))
+
+
+class Learner:
+    """A method that counts what it has seen since it was reset."""
+
+    def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
+        self.name = self.family = self.kind = name
+        self.note = ""
+        self.parameters = None
+        self.log = log
+        self.seen = 0
+
+    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+        """Note the first token of the first prompt, and how many prompts were seen before."""
+        self.log.append((self.name, prompts[0][0], self.seen))
+        self.seen += len(prompts)
+        stats = DecodeStats(emitted=2, target_forwards=1)
+        arrivals = [Arrival(0.1, 1), Arrival(0.2, 1)]
+        return Decoded([Continuation([1, 2], arrivals, stats) for _ in prompts], {})
+
+    def reset(self) -> None:
+        """Forget."""
+        self.seen = 0
+
+    def tree(self, temperature: float) -> TreeShape | None:
+        """There is none."""
+        return None
+
+
+def _learned(folder: Path, **changes: Any) -> list[tuple[str, int, int]]:
+    log: list[tuple[str, int, int]] = []
+    settings = _settings(folder, "any", temperatures=(0.0,), **changes)
+    texts = Texts(lambda prompt: list(map(ord, str(prompt))), str)
+    methods = [Learner("a", log), Learner("b", log)]
+    prompts = prompts_for(settings.model_copy(update={"methods": ("plain",)}))
+    single = [one for one in prompts if one.num_turns == 1]
+    Harness(methods, settings, texts, torch.device("cpu")).measure(single)
+    return log[2:]  # without the warm-up
+
+
+def test_learners_start_afresh_with_every_prompt(folder: Path) -> None:
+    log = _learned(folder, repeats=3)
+    assert len(log) == 2 * 3 * (len(ROWS) - 1)
+    assert all(seen == 0 for _, _, seen in log)
+
+
+def test_learners_that_keep_their_state_see_every_prompt_once(folder: Path) -> None:
+    log = _learned(folder, keep_state=True)
+    assert [seen for name, _, seen in log if name == "a"] == list(range(len(ROWS) - 1))
+    assert len(log) == 2 * (len(ROWS) - 1)
+
+
+def test_methods_take_turns_in_an_order_drawn_for_every_group(folder: Path) -> None:
+    log = _learned(folder, repeats=8)
+    pairs = [(log[at][0], log[at + 1][0]) for at in range(0, len(log), 2)]
+    assert {("a", "b"), ("b", "a")} == set(pairs)
+
+
+def test_groups_hold_one_category_and_all_prompts(folder: Path) -> None:
+    settings = _settings(folder, "plain", batch_size=2)
+    groups = grouped(prompts_for(settings), settings)
+    assert all(len({prompt.category for prompt in group}) == 1 for group in groups)
+    assert sorted(len(group) for group in groups) == [1, 2, 2]
+
+
+def test_few_prompts_come_from_all_categories(folder: Path) -> None:
+    prompts = prompts_for(_settings(folder, "plain", num_prompts=3))
+    assert [prompt.category for prompt in prompts] == ["code", "chat", "ids"]
+
+
+def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> None:
+    model, _ = subject
+    method = TransformersDecoding("transformers", "transformers", model)
+    law = Law(0.0, NEW_TOKENS)
+    (whole,) = method.decode([[5, 6, 7]], law, 0).continuations
+    before = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = whole.token_ids[3]
+    try:
+        (short,) = method.decode([[5, 6, 7]], law, 0).continuations
+    finally:
+        model.generation_config.eos_token_id = before
+    end = whole.token_ids.index(whole.token_ids[3]) + 1
+    assert short.token_ids == whole.token_ids[:end]
+    assert sum(one.num_tokens for one in short.arrivals) == end
+    assert short.stats.target_forwards == end - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"keep_state": True, "repeats": 2}, "must not see a prompt twice"),
+        ({"baseline": "other"}, "the baseline is none of the methods"),
+        ({"methods": ("transformers-lookup",), "batch_size": 2}, "one prompt at a time"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    folder: Path, changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        prompts_for(_settings(folder, **({"methods": ("plain",)} | changes)))
+
+
+def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Subject) -> None:
+    model, tokenizer = subject
+    nowhere = parse_methods([f"transformers-assisted={folder / 'nowhere'}"])
+    with pytest.raises(CheckpointError, match="cannot load the assistant"):
+        build_methods(nowhere, model, tokenizer)
+    tiny_llama(vocab=61).save_pretrained(folder / "other")
+    other = parse_methods([f"transformers-assisted={folder / 'other'}"])
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        build_methods(other, model, tokenizer)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_decoded(
+    compared: Callable[..., ComparisonDocument],
+) -> None:
+    with pytest.raises(PromptError, match="do not fit into the target's context"):
+        compared("plain", max_new_tokens=250)

@@ -1,0 +1,147 @@
+"""Trigrams on disk: what was stored comes back, and nothing else is taken for it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.tokenizers import tiny_tokenizer
+from safetensors import safe_open
+from safetensors.numpy import save
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from inference.drafters.aded.file import (
+    TrigramCounter,
+    load_trigrams,
+    save_trigrams,
+    vocabulary_size,
+)
+from inference.drafters.aded.index import Successors, TrigramIndex
+from inference.drafters.aded.table import TrigramTable
+from jakiro.errors import CheckpointError, TargetMismatch
+
+
+def _index() -> TrigramIndex:
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 3, 1, 2, 4, 299, 0, 5], np.int64))
+    return counter.index(100, 3)
+
+
+def test_an_index_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    index = _index()
+    save_trigrams(index, tmp_path / "table", tiny_tokenizer(), num_tokens=9)
+    loaded = load_trigrams(tmp_path / "table", tiny_tokenizer())
+    assert list(loaded.items()) == list(index.items())
+    assert loaded.row(1, 2) == index.row(1, 2)
+
+
+def test_what_a_table_has_learnt_can_be_stored(tmp_path: Path) -> None:
+    table = TrigramTable(64, below=_index())
+    table.add(np.array([(1 << 21) | 2]), np.array([7]), np.array([0.5], np.float32))
+    save_trigrams(table.frozen(), tmp_path / "table", tiny_tokenizer())
+    loaded = load_trigrams(tmp_path / "table", tiny_tokenizer())
+    assert dict(loaded.items()) == dict(table.frozen().items())
+    assert set(loaded.row(1, 2)[0]) == {3, 4, 7}
+
+
+def test_an_empty_index_can_be_stored(tmp_path: Path) -> None:
+    save_trigrams(TrigramIndex.empty(), tmp_path / "table", tiny_tokenizer())
+    assert load_trigrams(tmp_path / "table", tiny_tokenizer()).row(1, 2) == ([], [])
+
+
+def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
+    save_trigrams(_index(), tmp_path / "table", tiny_tokenizer())
+    foreign = tiny_tokenizer()
+    foreign.add_tokens(["<new>"])
+    with pytest.raises(TargetMismatch, match=r"another tokenizer's tokens.*jakiro aded build"):
+        load_trigrams(tmp_path / "table", foreign)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    with pytest.raises(CheckpointError, match="cannot load trigrams"):
+        load_trigrams(path, tiny_tokenizer())
+    save_trigrams(_index(), path, tiny_tokenizer())
+    whole = path.read_bytes()
+    for damaged in (b"", b"half of it", whole[: len(whole) // 2], whole[:-1], save({})):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="cannot load trigrams"):
+            load_trigrams(path, tiny_tokenizer())
+
+
+def _unusable(fault: str) -> TrigramIndex:
+    keys, (ids, weights) = _index().keys.copy(), (one.copy() for one in _index().rows)
+    match fault:
+        case "not in order":
+            keys = keys[::-1].copy()
+        case "does not have":
+            ids[0, 0] = 300
+        case "weights that are none":
+            weights[0, 0] = np.nan
+        case "gaps":
+            weights[:, 0], weights[:, 1] = 0.0, 1.0
+        case "do not fit together":
+            keys = keys[:-1]
+        case "another kind":
+            weights = weights.astype(np.float64)
+    index = TrigramIndex.empty()
+    index.keys, index.rows = keys, Successors(ids, weights)
+    return index
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "not in order",
+        "does not have",
+        "weights that are none",
+        "gaps",
+        "do not fit together",
+        "another kind",
+    ],
+)
+def test_arrays_that_cannot_be_used_are_refused(fault: str, tmp_path: Path) -> None:
+    path, wrong = tmp_path / "table", _unusable(fault)
+    with pytest.raises(CheckpointError, match=rf"cannot store .*{fault}"):
+        save_trigrams(wrong, path, tiny_tokenizer())
+    assert not path.exists()
+    save_trigrams(_index(), path, tiny_tokenizer())
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    tensors = {"keys": wrong.keys, "ids": wrong.rows.ids, "weights": wrong.rows.weights}
+    path.write_bytes(save(tensors, metadata))
+    with pytest.raises(CheckpointError, match=fault):
+        load_trigrams(path, tiny_tokenizer())
+
+
+def test_tokens_that_the_target_does_not_have_are_left_out(tmp_path: Path) -> None:
+    save_trigrams(_index(), tmp_path / "table", tiny_tokenizer())
+    whole = load_trigrams(tmp_path / "table", tiny_tokenizer(), vocab_size=300)
+    assert dict(whole.items()) == dict(_index().items())
+    less = dict(load_trigrams(tmp_path / "table", tiny_tokenizer(), vocab_size=4).items())
+    assert less == {(1, 2): {3: 0.5}, (2, 3): {1: 1.0}, (3, 1): {2: 1.0}}
+    assert load_trigrams(tmp_path / "table", tiny_tokenizer(), 3).row(1, 2) == ([], [])
+
+
+def test_a_vocabulary_with_gaps_ends_at_its_largest_id(tmp_path: Path) -> None:
+    words = models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 500}, unk_token="a")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    assert vocabulary_size(tokenizer) == 501 > len(tokenizer)
+    counter = TrigramCounter()
+    counter.add(np.array([1, 2, 500, 1, 2], np.int64))
+    save_trigrams(counter.index(9), tmp_path / "table", tokenizer)
+    assert load_trigrams(tmp_path / "table", tokenizer).row(1, 2) == ([500], [1.0])
+
+
+def test_a_type_that_numpy_does_not_have_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    save_trigrams(_index(), path, tiny_tokenizer())
+    with safe_open(path, framework="pt") as file:
+        parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        save_file(parts | {"weights": parts["weights"].to(dtype)}, path, metadata)
+        with pytest.raises(CheckpointError, match="cannot load trigrams"):
+            load_trigrams(path, tiny_tokenizer())

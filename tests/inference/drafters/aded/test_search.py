@@ -1,0 +1,112 @@
+"""The search: its closed form is what visits one by one come to, and its trees are well formed."""
+
+from math import log, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.drafters.aded.index import trigrams_of
+from inference.drafters.aded.search import SearchSettings, search, share_visits
+from inference.drafters.aded.table import TrigramTable
+from inference.drafters.candidates import Candidates
+
+SETTINGS = SearchSettings()
+
+
+def _visited_one_by_one(weights: list[float], visits: int) -> list[int]:
+    """Give every visit but the first to the child that maximises the rule."""
+    counts = [0] * len(weights)
+    growth = SETTINGS.exploration_growth
+    factor = SETTINGS.exploration + log((visits + growth + 1) / growth)
+    for _ in range(visits - 1):
+        values = [
+            weight + factor * weight * sqrt(visits) / (1 + count)
+            for weight, count in zip(weights, counts, strict=True)
+        ]
+        counts[values.index(max(values))] += 1
+    return counts
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=12),
+    visits=st.sampled_from([2, 10, 50, 150]),
+)
+def test_shares_are_what_visits_one_by_one_come_to(weights: list[float], visits: int) -> None:
+    shares = share_visits(float(visits), weights, SETTINGS)
+    assert sum(shares) == pytest.approx(visits - 1)
+    counts = _visited_one_by_one(weights, visits)
+    for share, count in zip(shares, counts, strict=True):
+        assert share == pytest.approx(count, abs=1.5 + 0.05 * visits)
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=12),
+    ulps=st.integers(1, 1 << 20),
+)
+def test_next_to_nothing_is_shared_out_without_a_fault(weights: list[float], ulps: int) -> None:
+    visits = 1.0 + ulps * float(np.finfo(np.float64).eps)
+    shares = share_visits(visits, weights, SETTINGS)
+    assert len(shares) == len(weights)
+    assert min(shares) >= 0.0
+    assert sum(shares) == pytest.approx(visits - 1) or sum(shares) == 0.0
+
+
+def test_a_node_without_further_visits_shares_none_out() -> None:
+    assert share_visits(1.0, [1.0, 2.0], SETTINGS) == [0.0, 0.0]
+    assert share_visits(0.3, [1.0], SETTINGS) == [0.0]
+    assert share_visits(9.0, [], SETTINGS) == []
+
+
+@given(
+    stream=st.lists(st.integers(0, 4), min_size=3, max_size=80),
+    num_nodes=st.integers(1, 30),
+    depth=st.integers(1, 9),
+)
+def test_trees_hold_different_siblings_below_likelier_parents(
+    stream: list[int], num_nodes: int, depth: int
+) -> None:
+    table = _learnt(stream)
+    found = search(table, *stream[-2:], num_nodes, depth, SETTINGS)
+    assert_well_formed(found, num_nodes, depth)
+    for node, parent in enumerate(found.parents.tolist()):
+        before = [*stream[-2:], *(int(found.token_ids[one]) for one in _path(found, parent))]
+        tokens, _ = table.row(*before[-2:])
+        assert found.token_ids[node] in tokens
+
+
+def test_the_most_visited_candidates_come_first_and_smaller_trees_are_their_beginning() -> None:
+    table = _learnt([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 2])
+    large = search(table, 1, 2, 20, 6, SETTINGS)
+    assert (np.diff(large.scores) <= 0).all()
+    assert large.token_ids[:2].tolist() == [3, 4]
+    small = search(table, 1, 2, 3, 6, SETTINGS)
+    assert small.token_ids.tolist() == large.token_ids[:3].tolist()
+    assert large.best(3).parents.tolist() == small.parents.tolist()
+
+
+def test_unknown_contexts_have_no_continuations() -> None:
+    assert len(search(TrigramTable(8), 1, 2, 8, 4, SETTINGS).token_ids) == 0
+
+
+def _learnt(stream: list[int]) -> TrigramTable:
+    table = TrigramTable(64)
+    bigrams, successors = trigrams_of(np.array(stream, np.int64))
+    table.add(bigrams, successors, np.full(len(bigrams), 0.04, np.float32))
+    return table
+
+
+def _path(found: Candidates, node: int) -> list[int]:
+    return [] if node < 0 else [*_path(found, int(found.parents[node])), node]
+
+
+def assert_well_formed(found: Candidates, num_nodes: int, depth: int) -> None:
+    """Check what every tree of candidates promises."""
+    assert len(found.token_ids) <= num_nodes
+    pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+    for node, parent in enumerate(found.parents.tolist()):
+        assert -1 <= parent < node
+        assert found.depths[node] == (1 if parent < 0 else found.depths[parent] + 1) <= depth
+        assert 0 < found.scores[node] <= (1 if parent < 0 else found.scores[parent])

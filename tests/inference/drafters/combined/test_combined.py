@@ -1,0 +1,239 @@
+"""Two drafters that share trees: the target's tokens and law, and who proposed what."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from helpers.losslessness import (
+    assert_conversation_goes_on,
+    assert_follows_law,
+    greedy_by_transformers,
+)
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.tables import Tables, no_processors, two_round_error
+from transformers import LlamaForCausalLM, LogitsProcessorList
+
+from inference import SpeculativeDecoder
+from inference.draft_tree import ROOT, CandidateKind, DraftTree
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.candidates import Candidates
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.combined.knowledge import CombinedSettings
+from inference.drafters.combined.pool import DEPTHS, EDGES, SECOND, Pool
+from inference.drafters.combined.session import CombinedSession, Kept, mixed_tree
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.protocol import Budget, Committed, Drafter, DraftSession
+from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter, chain_step
+
+GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
+DRAWN = Sampling(LogitsProcessorList(), do_sample=True)
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+SIZES = CombinedSettings(num_nodes=14)
+TREE = TreeShape(autoregressive_levels=2, parallel_levels=1, children=2, breadth=2, sampled=True)
+
+
+def _trained(model: LlamaForCausalLM, tree: TreeShape = TREE) -> TrainedDrafter:
+    target = TargetAdapter(model)
+    return TrainedDrafter(tiny_drafter(target, tiny_settings()), target, tree)
+
+
+def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
+    other = tiny_llama(vocab=model.config.vocab_size, num_hidden_layers=1)
+    return SmallLMDrafter(other, model, SmallLMSettings(depth=2, children=2, breadth=2))
+
+
+DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
+    "trained and aded": lambda model: CombinedDrafter(
+        _trained(model), AdedDrafter(AdedSettings(law_tokens=2)), SIZES
+    ),
+    "chosen and aded": lambda model: CombinedDrafter(
+        _trained(model, TREE.model_copy(update={"sampled": False})), AdedDrafter(), SIZES
+    ),
+    "small and lookup": lambda model: CombinedDrafter(_small(model), LookupDrafter(), SIZES),
+}
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Iterator[None]:
+    """Sessions live in the inference mode of an engine."""
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str) -> None:
+    model = tiny_llama(vocab=11)
+    drafter = DRAFTERS[name](model)
+    assert isinstance(drafter, Drafter)
+    decoder = SpeculativeDecoder(model, drafter)
+    expected = [greedy_by_transformers(model, prompt, 30) for prompt in PROMPTS]
+    proposed, accepted = Counter[int](), Counter[int]()
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):
+        output = decoder.generate(prompt, max_new_tokens=30)
+        assert output.sequences[0].tolist() == tokens
+        proposed += output.stats.proposed_by_proposer
+        accepted += output.stats.accepted_by_proposer
+    second = drafter.second_id
+    assert set(range(second)) <= set(proposed) <= set(range(second + 1))
+    assert proposed[second] > accepted[second] > 0
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=30)
+    assert [one.sequences[0].tolist() for one in together] == expected
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_sampled_sequences_follow_the_target_law(name: str) -> None:
+    model = tiny_llama(vocab=23, initializer_range=0.15)
+    decoder = SpeculativeDecoder(model, DRAFTERS[name](model))
+    accepted = assert_follows_law(decoder, model, 1.0).accepted_by_proposer
+    assert all(accepted[proposer] > 5 for proposer in (0, decoder.drafter.second_id))
+
+
+@pytest.mark.parametrize("children", [1, 2])
+def test_guesses_beside_drawn_candidates_keep_the_target_law_exactly(children: int) -> None:
+    shape = TreeShape(
+        autoregressive_levels=1,
+        parallel_levels=1,
+        children=children,
+        breadth=1,
+        sampled=True,
+    )
+    guess = Candidates(
+        np.array([1, 2, 3, 0]), np.array([-1, 0, -1, 2]), np.array([1, 2, 1, 2]), np.full(4, 0.5)
+    )
+
+    def mixed(tree: DraftTree) -> DraftTree:
+        row = tree.row()
+        pool = Pool(row, tree.score[0].tolist())
+        pool.graft(ROOT, guess, depth=3)
+        pool.graft(0, guess, depth=3)  # what is guessed may depend on what was drawn
+        values = np.ones(len(pool.token_ids))
+        tree = mixed_tree([Kept(row, pool, values, np.arange(len(values)))], tree, 7)
+        assert set(tree.kind.flatten().tolist()) == set(CandidateKind)
+        return tree
+
+    assert two_round_error(Tables(4, 1, seed=3), shape, no_processors(), mixed) < 1e-9
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampling) -> None:
+    model = tiny_llama(vocab=11)
+    drafter = DRAFTERS[name](model)
+    session = _session(drafter, sampling, [1, 2, 3, 1, 2, 3, 1, 2])
+    for budget in (Budget(0), Budget(9, 0)):
+        assert session.propose(budget, _generators()).num_nodes == 0
+    for budget in (Budget(1), Budget(5, 2), Budget(99)):
+        tree = session.propose(budget, _generators())
+        assert 1 <= tree.num_nodes <= min(budget.num_nodes, drafter.max_nodes)
+        assert tree.max_depth <= min(budget.depth or 99, drafter.max_depth)
+        row = tree.row()
+        for parent, siblings in row.children.items():
+            assert parent < min(siblings)
+            assert len({row.token_ids[node] for node in siblings}) == len(siblings)
+            assert tree.max_siblings >= len(siblings)
+    if tree.laws is not None:
+        assert tree.laws.ids.shape[1] == tree.num_nodes + 1
+
+
+def test_guesses_go_on_below_the_candidates_of_the_first_drafter() -> None:
+    model = tiny_llama(vocab=11)
+    tokens = [*range(11), *range(11), 0, 1]  # whatever is drafted has come before
+    settings = CombinedSettings(num_nodes=60, grafts=9, graft_nodes=2)
+    drafter = CombinedDrafter(_trained(model), LookupDrafter(), settings)
+    row = _session(drafter, DRAWN, tokens).propose(Budget(60), _generators()).row()
+    first = {node for siblings in row.sampled.values() for node in siblings}
+    below = [parent for parent in row.deterministic if parent in first]
+    assert below
+    for parent in below:
+        expected = (row.token_ids[parent] + 1) % 11
+        assert expected in {row.token_ids[node] for node in row.children[parent]}
+
+
+def test_guesses_that_are_never_right_leave_the_tree_to_the_model() -> None:
+    model = tiny_llama(vocab=11)
+    tree = TREE.model_copy(update={"sampled": False})
+    drafter = CombinedDrafter(_trained(model, tree), LookupDrafter(), CombinedSettings(doubt=0.1))
+    knowledge = drafter.knowledge(do_sample=False, is_drawn=False)
+    scores = np.repeat((EDGES + np.append(EDGES[1:], 1.0)) / 2, DEPTHS)
+    depths = np.tile(np.arange(1, DEPTHS + 1), len(EDGES))
+    for _ in range(200):
+        is_right = np.zeros(len(scores), np.bool_)
+        knowledge.candidates.add(np.full(len(scores), SECOND), depths, scores, is_right)
+    session = _session(drafter, GREEDY, [1, 2, 3, 1, 2, 3, 1, 2])
+    proposers = session.propose(Budget(99), []).proposer_id.flatten().tolist()
+    assert drafter.second_id not in proposers
+    drafter.reset()
+    session = _session(drafter, GREEDY, [1, 2, 3, 1, 2, 3, 1, 2])
+    fresh = session.propose(Budget(99), []).proposer_id.flatten().tolist()
+    assert drafter.second_id in fresh
+
+
+def test_tokens_that_only_the_text_proposed_are_read_by_the_model() -> None:
+    model = tiny_llama(vocab=11)
+    drafter = CombinedDrafter(_small(model), LookupDrafter(), SIZES)
+    tokens = [1, 2, 3, 1, 2, 3, 1]
+    session = _session(drafter, GREEDY, tokens)
+    for _ in range(3):
+        row = session.propose(Budget(14), []).row()
+        second = [n for n, who in enumerate(row.proposer_id) if who == drafter.second_id]
+        path = [row.token_ids[node] for node in row.path(max(second, key=row.depth.__getitem__))]
+        count = len(path) + 1
+        tokens += [*path, 7]
+        verified = torch.tensor([tokens[-1 - count : -1]])
+        end = len(tokens) - 1
+        session.advance(Committed((end,), (count,), verified, torch.tensor([[7]]), None))
+        fresh = _session(drafter, GREEDY, tokens)
+        for one, other in ((session.first, fresh.first), (session, fresh)):
+            got, expected = (each.propose(Budget(14), []) for each in (one, other))
+            assert got.token_ids.tolist() == expected.token_ids.tolist()
+            torch.testing.assert_close(got.score, expected.score, atol=1e-5, rtol=1e-5)
+
+
+def test_a_conversation_goes_on_where_it_was() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, DRAFTERS["trained and aded"](model))
+    assert_conversation_goes_on(decoder, model)
+
+
+def test_a_decoder_takes_what_drafts_beside_its_drafter() -> None:
+    model = tiny_llama()
+    drafter = tiny_drafter(TargetAdapter(model))
+    decoder = SpeculativeDecoder(model, drafter, beside=LookupDrafter())
+    assert isinstance(decoder.drafter, CombinedDrafter)
+    assert decoder.plan is None
+    assert decoder.drafter.settings == CombinedSettings()
+    own = SpeculativeDecoder(model, drafter, beside=LookupDrafter(), sharing=SIZES).drafter
+    assert isinstance(own, CombinedDrafter)
+    assert own.max_nodes == SIZES.num_nodes
+    with pytest.raises(ConfigError, match="sharing= together with beside="):
+        SpeculativeDecoder(model, drafter, sharing=SIZES)
+    assert decoder.bytes_per_token > SpeculativeDecoder(model, drafter).bytes_per_token
+    with pytest.raises(ConfigError, match="beside"):
+        SpeculativeDecoder(model, AdedDrafter(), beside=LookupDrafter())
+    with pytest.raises(ConfigError, match='no tree="auto"'):
+        SpeculativeDecoder(model, drafter, tree="auto", beside=LookupDrafter())
+
+
+def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) -> CombinedSession:
+    session = drafter.open(sampling, capacity=64)
+    assert isinstance(session, DraftSession)
+    end = len(tokens) - 1
+    verified, root = torch.tensor([tokens[:end]]), torch.tensor([tokens[end:]])
+    memory = None
+    if isinstance(drafter.first, TrainedDrafter):
+        target = drafter.first.target
+        step = chain_step(verified, 0)
+        memory = drafter.encode(target.forward(step, target.new_cache(1, 64)))
+    session.advance(Committed((end,), (end,), verified, root, memory))
+    return session
+
+
+def _generators() -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(5)]

@@ -1,0 +1,255 @@
+"""Drafters that need no training, in the engine: the target's own tokens and law, every way."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from helpers.losslessness import (
+    assert_conversation_goes_on,
+    assert_follows_law,
+    greedy_by_transformers,
+)
+from helpers.models import tiny_llama
+from helpers.tables import Tables, no_processors, two_round_error
+from pydantic import ValidationError
+from transformers import LogitsProcessorList
+
+from inference import SpeculativeDecoder
+from inference.draft_tree import CandidateKind, DraftTree
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.aded.index import trigrams_of
+from inference.drafters.candidates import chosen_tree
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.protocol import Budget, Committed, Drafter, DraftSession
+from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
+from jakiro.errors import ConfigError
+
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
+    "aded": lambda: AdedDrafter(AdedSettings(num_nodes=12, depth=5)),
+    "aded with laws": lambda: AdedDrafter(AdedSettings(law_tokens=4, decay=0.9, num_nodes=12)),
+    "aded by request": lambda: AdedDrafter(AdedSettings(max_bigrams=64, reset_per_request=True)),
+    "lookup": lambda: LookupDrafter(LookupSettings(num_nodes=12, depth=5)),
+}
+
+
+@pytest.fixture(params=DRAFTERS)
+def drafter(request: pytest.FixtureRequest) -> Drafter:
+    return DRAFTERS[request.param]()
+
+
+def test_greedy_tokens_equal_those_of_transformers(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    accepted = 0
+    for prompt in PROMPTS:
+        output = decoder.generate(prompt, max_new_tokens=40)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 40)
+        accepted += output.stats.accepted.total()
+    assert accepted > 0
+
+
+def test_generate_of_the_target_takes_the_decoder(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    ids = torch.tensor([[1, 2, 3, 1, 2], [4, 4, 5, 6, 7]])
+    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, max_new_tokens=20, **arguments)
+    decoder = SpeculativeDecoder(model, drafter)
+    got = model.generate(ids, max_new_tokens=20, custom_generate=decoder, **arguments)
+    assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rows_of_a_batch_equal_each_prompt_alone(name: str) -> None:
+    model = tiny_llama(vocab=11)
+    together = SpeculativeDecoder(model, DRAFTERS[name]()).generate_batch(
+        PROMPTS[:2], max_new_tokens=25
+    )
+    for prompt, output in zip(PROMPTS, together, strict=False):
+        alone = SpeculativeDecoder(model, DRAFTERS[name]()).generate(prompt, max_new_tokens=25)
+        assert output.new_token_ids == alone.new_token_ids
+        if name in ("aded by request", "lookup"):  # others learn from the rows beside them
+            assert output.depths == alone.depths
+
+
+@pytest.mark.parametrize("name", ["aded with laws", "lookup"])
+def test_sampled_sequences_follow_the_target_law(name: str) -> None:
+    model = tiny_llama(vocab=23, initializer_range=0.15)
+    decoder = SpeculativeDecoder(model, DRAFTERS[name]())
+    assert assert_follows_law(decoder, model, 1.0).accepted.total() > 20
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> None:
+    drafter = DRAFTERS[name]()
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
+    tokens = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3, 0, 1]
+    session.advance(_committed(tokens))
+    tree = session.propose(Budget(6, 2), [])
+    assert tree.num_nodes >= 3
+    assert tree.laws is None
+    assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
+
+    def ours(other: DraftTree) -> DraftTree:
+        guessed = session._proposed  # the same candidates below every root
+        return chosen_tree(guessed, other.base_length, 0)
+
+    shape = TreeShape(autoregressive_levels=1, parallel_levels=0, children=2, breadth=1)
+    assert two_round_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9
+
+
+def test_no_budget_means_no_candidates(drafter: Drafter) -> None:
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=64)
+    session.advance(_committed([1, 2, 3, 1, 2, 3, 1, 2]))
+    assert session.propose(Budget(0), []).num_nodes == 0
+    assert session.propose(Budget(4, 0), []).num_nodes == 0
+    tree = session.propose(Budget(2, 1), [])
+    assert 1 <= tree.num_nodes <= 2
+    assert tree.depth.max() == 1
+
+
+def test_a_session_takes_news_once_and_refuses_gaps(drafter: Drafter) -> None:
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=8)
+    assert isinstance(session, DraftSession)
+    tokens = [1, 2, 3, 1, 2, 3, 1]
+    for _ in range(2):
+        session.advance(_committed(tokens))
+    assert session.lengths == (6,)
+    with pytest.raises(ValueError, match="session ends at"):
+        session.advance(Committed((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
+    session.rollback(2)
+    assert session.lengths == (2,)
+    more = torch.tensor([[3, 1, 2]])
+    session.advance(Committed((5,), (3,), more, torch.tensor([[3]]), None))
+    assert session.propose(Budget(4), []).token_ids[0, 0] == 1
+    session.close()
+
+
+def test_a_conversation_goes_on_where_it_was(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    assert_conversation_goes_on(decoder, model)
+
+
+def test_what_was_learnt_is_kept_until_it_is_reset() -> None:
+    model = tiny_llama(vocab=11)
+    aded = DRAFTERS["aded"]()
+    decoder = SpeculativeDecoder(model, aded)
+    taus = [decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
+    assert taus[1] > taus[0]
+    decoder.reset()
+    assert decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau == taus[0]
+    by_request = SpeculativeDecoder(model, DRAFTERS["aded by request"]())
+    same = [by_request.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
+    assert same[0] == same[1]
+
+
+def test_the_targets_laws_teach_what_was_not_written() -> None:
+    model = tiny_llama(vocab=11)
+    aded = AdedDrafter(AdedSettings(law_tokens=3))
+    SpeculativeDecoder(model, aded).generate([1, 2, 3], max_new_tokens=8)
+    assert any(len(row) >= 3 for _, row in aded.table.frozen().items())
+
+
+def _taught(settings: AdedSettings, rounds: int = 1) -> AdedDrafter:
+    """Return a drafter that has read laws of 30 places in every round, all of them different."""
+    drafter = AdedDrafter(settings)
+    guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(rounds):
+        tokens = torch.randint(40, (31,), generator=draw).numpy()
+        guesser.read_laws(tokens, torch.randn(30, 40, generator=draw))
+    return drafter
+
+
+def test_laws_teach_each_tokens_probability() -> None:
+    drafter = AdedDrafter(AdedSettings(law_tokens=2, law_step=0.5))
+    guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    laws = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
+    guesser.read_laws(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), laws)).log())
+    known = dict(drafter.table.frozen().items())
+    assert known.keys() == {(3, 1), (1, 2)}  # the first two laws are of places without a bigram
+    assert known[3, 1] == pytest.approx({2: 0.3, 1: 0.1})
+    assert known[1, 2] == pytest.approx({0: 0.35, 3: 0.1})
+
+
+def test_laws_never_teach_more_than_the_table_may_hold() -> None:
+    settings = AdedSettings(law_tokens=5, successors=3, max_bigrams=16)
+    drafter = _taught(settings, rounds=12)
+    assert drafter.table.num_bigrams == 16
+    assert drafter.table.num_bytes == AdedDrafter(settings).table.num_bytes
+    assert all(len(row) == 3 for _, row in drafter.table.frozen().items())
+
+
+def test_more_tokens_of_a_law_than_successors_or_tokens_are_none_more() -> None:
+    for most, more in ((3, 9), (40, 99)):
+        rows = [
+            dict(_taught(AdedSettings(law_tokens=count, successors=most)).table.frozen().items())
+            for count in (most, more)
+        ]
+        assert rows[0] == rows[1]
+        assert {len(row) for row in rows[0].values()} == {most}
+    for wrong in ({"law_tokens": -1}, {"law_step": 0.0}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            AdedSettings.model_validate(wrong)
+
+
+def test_threads_share_a_decoder(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    with ThreadPoolExecutor(3) as threads:
+        outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 12)
+
+
+def test_only_trained_drafters_have_trees_to_choose(drafter: Drafter) -> None:
+    decoder = SpeculativeDecoder(tiny_llama(), drafter)
+    assert decoder.plan is None
+    assert decoder.bytes_per_token > SpeculativeDecoder(tiny_llama()).bytes_per_token
+    for tree in (TreeShape(), "auto"):
+        with pytest.raises(ConfigError, match="only the trees of a trained drafter"):
+            SpeculativeDecoder(tiny_llama(), drafter, tree=tree)
+
+
+def _committed(tokens: list[int]) -> Committed:
+    count = len(tokens) - 1
+    verified = torch.tensor([tokens[:count]])
+    return Committed((count,), (count,), verified, torch.tensor([tokens[count:]]), None)
+
+
+def test_without_a_step_nothing_is_learnt() -> None:
+    drafter = AdedDrafter(AdedSettings(step=0))
+    SpeculativeDecoder(tiny_llama(vocab=11), drafter).generate(PROMPTS[0], max_new_tokens=20)
+    assert drafter.table.num_bigrams == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_every_trigram_of_a_request_is_learnt_when_it_ends(count: int) -> None:
+    model = tiny_llama(vocab=11)
+    aded = AdedDrafter()
+    decoder = SpeculativeDecoder(model, aded)
+    prompts = [[4, 5, 6, 7], [1, 2, 3]]
+    for output in decoder.generate_batch(prompts, max_new_tokens=count):
+        ids = output.sequences[0].tolist()
+        for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
+            assert third in aded.table.row(first, second)[0]
+
+
+def test_nothing_behind_the_end_of_a_request_is_learnt() -> None:
+    model = tiny_llama(vocab=11)
+    prompt, count = [1, 2, 3], 24
+    whole = greedy_by_transformers(model, prompt, count)
+    for end in range(4, count):
+        aded = AdedDrafter(AdedSettings(law_tokens=1, law_step=1e-6))
+        decoder = SpeculativeDecoder(model, aded)
+        aded.table.add(*trigrams_of(np.array(whole)), np.full(count + 1, 2.0, np.float32))
+        before = dict(aded.table.frozen().items())
+        ids = decoder.generate(prompt, max_new_tokens=end).sequences[0].tolist()
+        written = set(pairwise(ids))
+        met = {key for key, row in aded.table.frozen().items() if row != before.get(key)}
+        assert met <= written

@@ -1,0 +1,183 @@
+"""Trees that repeat themselves: longer, bounded, and verified as what was chosen."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from helpers.chi_square import law_of_continuations, p_value
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM, LogitsProcessorList
+
+from inference import SpeculativeDecoder
+from inference.draft_tree import ROOT, CandidateKind
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.candidates import Candidates
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.repeating import RepeatingDrafter, RepeatSettings, with_repeats
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.protocol import Budget, Committed, Drafter
+from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+SETTINGS = RepeatSettings(num_nodes=14, depth=6, before=0)
+
+
+def _trained(model: LlamaForCausalLM, sampled: bool = False) -> TrainedDrafter:
+    target = TargetAdapter(model)
+    tree = TreeShape(autoregressive_levels=2, children=3, sampled=sampled)
+    return TrainedDrafter(tiny_drafter(target, tiny_settings()), target, tree)
+
+
+DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
+    "trained": _trained,
+    "aded with laws": lambda _: AdedDrafter(AdedSettings(num_nodes=8, law_tokens=3)),
+    "combined": lambda model: CombinedDrafter(_trained(model), LookupDrafter()),
+}
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Iterator[None]:
+    """Sessions live in the inference mode of an engine."""
+    with torch.inference_mode():
+        yield
+
+
+#  root - 1 - 2 - 3      1 2 goes on with 3, so does the other 2 where nothing came before counts;
+#       \ 4 - 2          with one token before it, 4 2 does not
+def _tree() -> Candidates:
+    tokens, parents = np.array([1, 4, 2, 2, 3]), np.array([-1, -1, 0, 1, 2])
+    return Candidates(
+        tokens, parents, np.array([1, 1, 2, 2, 3]), np.array([0.6, 0.4, 0.5, 0.3, 0.4])
+    )
+
+
+def test_leaves_go_on_as_the_same_tokens_do_elsewhere() -> None:
+    repeated = with_repeats(_tree(), RepeatSettings(before=0), 16, 8)
+    assert _paths(repeated.candidates) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2), (4, 2, 3)}
+    assert repeated.origins.count(4) == 2
+    scores = dict(zip(_in_order(repeated.candidates), repeated.candidates.scores, strict=True))
+    assert scores[4, 2, 3] == pytest.approx(0.3 * 0.4 / 0.5)
+    more = with_repeats(_tree(), RepeatSettings(before=1), 16, 8)
+    assert _paths(more.candidates) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2)}
+
+
+def test_unlikely_siblings_go() -> None:
+    repeated = with_repeats(_tree(), RepeatSettings(before=0, prune=0.7), 16, 8)
+    assert _paths(repeated.candidates) == {(1,), (1, 2), (1, 2, 3)}
+
+
+@given(
+    parents=st.lists(st.integers(-1, 12), min_size=1, max_size=13),
+    tokens=st.lists(st.integers(0, 2), min_size=13, max_size=13),
+    limit=st.integers(1, 30),
+    depth=st.integers(1, 9),
+    before=st.integers(0, 2),
+)
+def test_trees_stay_within_their_bounds_and_siblings_differ(
+    parents: list[int], tokens: list[int], limit: int, depth: int, before: int
+) -> None:
+    tree = _well_formed(parents, tokens)
+    settings = RepeatSettings(num_nodes=20, depth=7, before=before, prune=0.0)
+    found = with_repeats(tree, settings, limit, depth).candidates
+    assert len(found.token_ids) <= min(limit, 20)
+    pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+    for node, parent in enumerate(found.parents.tolist()):
+        assert -1 <= parent < node
+        assert found.depths[node] == (1 if parent < 0 else found.depths[parent] + 1)
+        assert found.depths[node] <= min(depth, 7)
+        assert 0 < found.scores[node] <= (1 if parent < 0 else found.scores[parent])
+    if limit >= len(tree.token_ids) and depth >= tree.depths.max() <= 7:
+        best = with_repeats(tree, settings.model_copy(update={"num_nodes": 500}), 500, depth)
+        assert _paths(tree) <= _paths(best.candidates) or len(best.origins) == 500
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str) -> None:
+    model = tiny_llama(vocab=11)
+    drafter = RepeatingDrafter(DRAFTERS[name](model), SETTINGS)
+    assert isinstance(drafter, Drafter)
+    decoder = SpeculativeDecoder(model, drafter)
+    expected = []
+    accepted = Counter[int]()
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        greedy = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+        expected.append(model.generate(ids, max_new_tokens=30, **greedy)[0].tolist())
+        output = decoder.generate(prompt, max_new_tokens=30)
+        assert output.sequences[0].tolist() == expected[-1]
+        accepted += output.stats.accepted_by_proposer
+    assert accepted.total() > 0
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=30)
+    assert [one.sequences[0].tolist() for one in together] == expected
+
+
+def test_sampled_sequences_follow_the_target_law() -> None:
+    model = tiny_llama(vocab=23, initializer_range=0.15)
+    decoder = SpeculativeDecoder(model, RepeatingDrafter(DRAFTERS["combined"](model), SETTINGS))
+    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(2):
+        outputs = decoder.generate_batch([prompt] * 400, seed=seed, max_new_tokens=3, **sampling)
+        counts.update(tuple(output.new_token_ids) for output in outputs)
+    law = law_of_continuations(model, prompt, 3, **sampling)
+    assert set(counts) <= set(law)
+    assert p_value(counts, law) > 0.0005
+
+
+def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    drafter = RepeatingDrafter(LookupDrafter(), RepeatSettings(num_nodes=20, depth=8, before=0))
+    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
+    end = len(text) - 1
+    verified, root = torch.tensor([text[:end]]), torch.tensor([text[end:]])
+    session.advance(Committed((end,), (end,), verified, root, None))
+    for budget in (Budget(0), Budget(9, 0)):
+        assert session.propose(budget, []).num_nodes == 0
+    for num_nodes in (1, 7, 99):
+        tree = session.propose(Budget(num_nodes, 6), [])
+        assert 1 <= tree.num_nodes <= min(num_nodes, 20)
+        assert tree.max_depth <= 6
+        assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
+
+
+def test_drawn_trees_are_refused() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, RepeatingDrafter(_trained(model, sampled=True)))
+    with pytest.raises(ConfigError, match="cannot be added to trees whose candidates are drawn"):
+        decoder.generate([1, 2], temperature=1.0, max_new_tokens=4)
+
+
+def _in_order(tree: Candidates) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(() if parent == ROOT else paths[parent]), token))
+    return paths
+
+
+def _paths(tree: Candidates) -> set[tuple[int, ...]]:
+    return set(_in_order(tree))
+
+
+def _well_formed(parents: list[int], tokens: list[int]) -> Candidates:
+    """A tree without equal siblings."""
+    place_of: dict[tuple[int, int], int] = {}
+    depths: list[int] = []
+    scores: list[float] = []
+    for wanted, token in zip(parents, tokens, strict=False):
+        parent = min(wanted, len(depths) - 1)
+        if (parent, token) in place_of:
+            continue
+        place_of[parent, token] = len(depths)
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+        scores.append(0.3 if parent < 0 else 0.3 * scores[parent])
+    above, ids = np.array(list(place_of), np.int64).T
+    return Candidates(ids, above, np.array(depths), np.array(scores))

@@ -1,0 +1,146 @@
+"""The drafted law: one expert is a plain head; an exact posterior routes the parallel levels."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.drafting import chain_frontier, prefilled
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.variants import FEEDBACK, HYBRID
+from torch import Tensor
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.tree_pass import TreePass
+from inference.protocol import Budget
+from inference.trees.builder import Frontier
+from inference.trees.shape import TreeShape
+from jakiro.config import DrafterSettings
+from jakiro.target.adapter import TargetAdapter
+
+TRUNKS = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
+
+
+@pytest.mark.parametrize("parallel_levels", [0, 1, 2])
+@pytest.mark.parametrize("trunk", TRUNKS)
+@torch.no_grad()
+def test_without_experts_both_ways_to_combine_draft_the_same_tree(
+    trunk: str, parallel_levels: int
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    summed, mixed = (
+        tiny_drafter(target, tiny_settings(1, combine, parallel_levels, trunk=TRUNKS[trunk]))
+        for combine in ("sum", "mixture")
+    )
+    mixed.load_state_dict(summed.state_dict())
+    shape = TreeShape(autoregressive_levels=3, parallel_levels=parallel_levels, num_nodes=30)
+    tokens = torch.randint(0, 61, (1, 9))
+    one, other = (
+        prefilled(TrainedDrafter(model, target, shape), tokens, 8)[0].propose(Budget(30), [])
+        for model in (summed, mixed)
+    )
+    assert torch.equal(one.token_ids, other.token_ids)
+    assert torch.equal(one.parent, other.parent)
+    torch.testing.assert_close(one.score, other.score)
+
+
+def _settings(num_experts: int, parallel_levels: int, **changes: object) -> DrafterSettings:
+    return tiny_settings(num_experts, parallel_levels=parallel_levels, **changes)
+
+
+LAWS = {
+    **{
+        f"E{experts}-P{parallel}": _settings(experts, parallel)
+        for experts, parallel in itertools.product((1, 2, 4), (1, 2, 3))
+    },
+    "feedback-E2-P2": _settings(2, 2, trunk=FEEDBACK),
+    "hybrid-E4-P2": _settings(4, 2, trunk=HYBRID),
+    "E4-P2-draft-vocabulary": _settings(4, 2, draft_vocab_size=5),
+}
+
+
+def _source(settings: DrafterSettings, breadth: int = 1) -> TreePass:
+    """The laws below a root, all but the first level of them parallel ones."""
+    target = TargetAdapter(tiny_llama(vocab=7))
+    model = tiny_drafter(target, settings)
+    if model.draft_ids is not None:
+        model.draft_ids.copy_(torch.tensor([0, 2, 3, 5, 6]))
+    parallel = settings.schedule.parallel_levels
+    shape = TreeShape(autoregressive_levels=1, parallel_levels=parallel, breadth=breadth)
+    tokens = torch.randint(0, 7, (1, 9))
+    session, _ = prefilled(TrainedDrafter(model, target, shape), tokens, 8)
+    return session.start_tree()
+
+
+def _components(source: TreePass) -> tuple[Tensor, Tensor]:
+    """Weights [expert] and laws [level, expert, vocab] of the only pass, in float64."""
+    source.joint(1, None)
+    assert source.output is not None
+    weights = source.output.log_weights[0, 0].double().exp()
+    return weights, source.level_log_probs[0, 0].double().exp()
+
+
+@pytest.mark.parametrize("name", LAWS)
+@torch.no_grad()
+def test_posterior_routing_equals_the_brute_force_joint_law(name: str) -> None:
+    """P(t1, .., tk) = sum_e w_e prod_k p^k_e(tk), of which each level is the conditional."""
+    settings = LAWS[name]
+    levels = 1 + settings.schedule.parallel_levels
+    weights, laws = _components(_source(settings))
+    joint = weights
+    for law in laws:  # [expert, t1, .., tk] times p^k_e
+        joint = joint.unsqueeze(-1) * law[(slice(None), *(None,) * (joint.ndim - 1))]
+    brute = joint.sum(0)
+    for path in _paths(levels, count=6):
+        source, score, frontier = _source(settings), 0.0, None
+        for depth, token in enumerate(path, start=1):
+            law = source.joint(depth, frontier)[0, 0].logsumexp(0).double()
+            assert law.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+            score += law[token].item()
+            frontier = chain_frontier(token)
+        assert torch.tensor(score).exp().item() == pytest.approx(brute[path].item(), rel=2e-4)
+
+
+def _paths(levels: int, count: int) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(levels)
+    drawn = torch.tensor([0, 2, 3, 5, 6])[torch.randint(0, 5, (count, levels), generator=generator)]
+    return [tuple(path) for path in drawn.tolist()]
+
+
+@torch.no_grad()
+def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
+    settings = LAWS["E4-P2"]
+    source = _source(settings, breadth=2)
+    source.joint(1, None)
+    pair = source.joint(2, Frontier(torch.tensor([[2, 5]]), torch.zeros(1, 2, dtype=torch.long)))
+    deeper = Frontier(torch.tensor([[3, 3, 1]]), torch.tensor([[1, 0, 1]]))
+    below = source.joint(3, deeper)
+    for place, path in enumerate([(5, 3), (2, 3), (5, 1)]):
+        alone = _source(settings)
+        alone.joint(1, None)
+        second = alone.joint(2, chain_frontier(path[0]))
+        torch.testing.assert_close(pair[0, (2, 5).index(path[0])], second[0, 0])
+        third = alone.joint(3, chain_frontier(path[1]))
+        torch.testing.assert_close(below[0, place], third[0, 0])
+    assert not torch.allclose(pair[0, 0].logsumexp(0), pair[0, 1].logsumexp(0))
+
+
+@torch.no_grad()
+def test_a_token_that_is_never_drafted_leaves_the_weights_as_they_were() -> None:
+    source = _source(LAWS["E4-P2-draft-vocabulary"])
+    weights, laws = _components(source)
+    assert laws[:, :, [1, 4]].eq(0).all()
+    for depth, token in ((2, 1), (3, 4)):
+        law = source.joint(depth, chain_frontier(token))[0, 0].double().exp()
+        torch.testing.assert_close(law, weights[:, None] * laws[depth - 1], atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_one_expert_drafts_independent_heads() -> None:
+    settings = LAWS["E1-P3"]
+    _, laws = _components(_source(settings))
+    for path in _paths(3, count=4):
+        source = _source(settings)
+        source.joint(1, None)
+        for depth, token in enumerate(path, start=2):
+            law = source.joint(depth, chain_frontier(token))[0, 0, 0].double().exp()
+            torch.testing.assert_close(law, laws[depth - 1, 0], atol=1e-6, rtol=1e-5)

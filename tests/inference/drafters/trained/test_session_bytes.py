@@ -1,0 +1,34 @@
+"""What a drafter says that a token takes is what a session's memory takes."""
+
+import pytest
+import torch
+from helpers.drafting import GREEDY
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.variants import VARIANTS
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.kv import SessionRows
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+KINDS = ["E2-mixture-P1", "feedback-E1-P0", "hybrid-mixture-P2", "tail-2-E1", "hybrid-tail-1"]
+
+
+def _bytes_of(rows: SessionRows) -> int:
+    """Bytes of all memory behind the rows, each block counted once."""
+    parts = [*rows.own.prefix(rows.capacity), *rows.kept.prefix(rows.capacity)]
+    if rows.tail_cache is not None:
+        parts += [part for one in rows.tail_cache.slot_layers for part in (one.keys, one.values)]
+    blocks = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+    return sum(blocks.values())
+
+
+# The rows of a tail are the target's, in its own dtype.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KINDS)
+def test_bytes_per_token_are_those_of_a_sessions_memory(name: str, dtype: torch.dtype) -> None:
+    target, settings = TargetAdapter(tiny_llama()), VARIANTS[name]
+    shape = TreeShape(parallel_levels=settings.schedule.parallel_levels)
+    drafter = TrainedDrafter(tiny_drafter(target, settings).to(dtype), target, shape)
+    rows = drafter.open(GREEDY, capacity=100, batch=3).rows
+    assert _bytes_of(rows) == drafter.bytes_per_token * 3 * rows.capacity

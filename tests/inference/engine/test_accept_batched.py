@@ -1,0 +1,134 @@
+"""The walk over many sequences at once decides as the walk over one, number for number."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.tables import Tables, TableSource, no_processors
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
+from inference.engine.accept import draw, walk
+from inference.engine.accept_batched import walk_rows
+from inference.sampling import ProcessedLaw, Sampling
+from inference.trees.builder import TreeBuilder
+from inference.trees.shape import TreeShape
+from jakiro.errors import DraftError
+
+SHAPES = {
+    "deterministic": TreeShape(children=3, breadth=2, num_nodes=8),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+    "chain": TreeShape(autoregressive_levels=4, parallel_levels=0, children=1, breadth=1),
+}
+VOCAB, ROWS = 7, 60
+SHAPED = Sampling(
+    LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]), do_sample=True
+)
+
+
+def _trees(shape: TreeShape, tables: Tables, sampling: Sampling) -> list[DraftTree]:
+    trees = []
+    for row in range(ROWS):
+        builder = TreeBuilder(shape, sampling, [torch.Generator().manual_seed(row)])
+        trees.append(builder.build(TableSource(tables, (row % VOCAB,)), torch.tensor([1])))
+    return trees
+
+
+def _joined(trees: Sequence[DraftTree]) -> DraftTree:
+    def cat(name: str) -> torch.Tensor:
+        return torch.cat([getattr(tree, name) for tree in trees])
+
+    names = ("token_ids", "parent", "depth", "score", "kind", "rank", "proposer_id")
+    fields = {name: cat(name) for name in (*names, "is_valid", "base_length")}
+    laws = [tree.laws for tree in trees if tree.laws is not None]
+    sparse = None
+    if laws:
+        sparse = SparseLaw(
+            torch.cat([one.ids for one in laws]), torch.cat([one.probs for one in laws])
+        )
+    return replace(trees[0], **fields, laws=sparse)
+
+
+def _mixed(tree: DraftTree) -> DraftTree:
+    """Make the last-drawn sibling of each node a chosen candidate, fixed before the draw."""
+    is_last = tree.rank == tree.max_siblings - 1
+    return replace(
+        tree,
+        token_ids=torch.where(is_last, 2, tree.token_ids),
+        kind=torch.where(is_last, int(CandidateKind.DETERMINISTIC), tree.kind),
+    )
+
+
+def _holed(tree: DraftTree) -> DraftTree:
+    return replace(tree, is_valid=tree.is_valid & (tree.depth < 3))
+
+
+@pytest.mark.parametrize("sampling", [no_processors(), SHAPED], ids=["raw", "shaped"])
+@pytest.mark.parametrize("change", [lambda tree: tree, _mixed, _holed], ids=["", "mixed", "holed"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_both_walks_take_the_same_path_to_the_same_token(
+    name: str, change: object, sampling: Sampling
+) -> None:
+    tables = Tables(VOCAB, components=2, seed=5)
+    trees = [change(tree) for tree in _trees(SHAPES[name], tables, sampling)]  # type: ignore[operator]
+    rows = [tree.row() for tree in trees]
+    count = trees[0].num_nodes + 1
+    logits = torch.stack(
+        [
+            torch.stack(
+                [
+                    tables.target_logits((0, *(row.token_ids[n] for n in row.path(node))))
+                    for node in range(-1, count - 1)
+                ]
+            )
+            for row in rows
+        ]
+    )
+    uniforms = torch.rand(
+        ROWS, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    every = torch.arange(ROWS)
+    got = walk_rows(
+        _joined(trees), lambda nodes: sampling.shape(logits[every, nodes + 1]), uniforms
+    )
+    lengths = set()
+    for row, tree in enumerate(rows):
+        law = ProcessedLaw(logits[row], [0], tree, sampling)
+        numbers = iter(uniforms[row].tolist())
+        path, next_law = walk(tree, law, lambda p, numbers=numbers: next(numbers) < p)
+        assert [node for node in got.path[row].tolist() if node != ROOT] == path
+        assert got.next_token[row].item() == draw(next_law, next(numbers))
+        lengths.add(len(path))
+    assert bool(got.is_sound.all())
+    assert max(lengths) > 0 or name == "chain"
+
+
+def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> None:
+    tables = Tables(VOCAB, components=1, seed=2)
+    tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
+    assert tree.laws is not None
+    impossible = tree.laws.probs * (tree.laws.ids != tree.token_ids[0, 0])
+    tree = replace(tree, laws=SparseLaw(tree.laws.ids, impossible))
+    law = torch.full((1, VOCAB), 1 / VOCAB)
+    uniforms = torch.full((1, tree.num_nodes + 1), 0.999, dtype=torch.float64)
+    assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
+
+
+@pytest.mark.parametrize("place", ["candidate", "another token", "all"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
+def test_no_walk_accepts_by_a_draft_law_that_is_none(place: str, wrong: float) -> None:
+    tables = Tables(VOCAB, components=1, seed=2)
+    tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
+    assert tree.laws is not None
+    is_first = tree.laws.ids[0, 0] == tree.row().token_ids[tree.row().sampled[ROOT][0]]
+    planted = {"candidate": is_first, "another token": ~is_first, "all": is_first | ~is_first}
+    probs = tree.laws.probs.clone()
+    probs[0, 0, planted[place]] = wrong
+    tree = replace(tree, laws=SparseLaw(tree.laws.ids, probs))
+    law = torch.full((1, VOCAB), 1 / VOCAB)
+    for uniform in (0.0, 0.5, 0.999):
+        uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)
+        assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
+        with pytest.raises(DraftError, match="no probability under its draft law"):
+            walk(tree.row(), lambda node: law[0], lambda p, number=uniform: number < p)

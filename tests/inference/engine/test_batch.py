@@ -1,0 +1,174 @@
+"""Sequences decoded together: each is what it would be alone."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from torch import Tensor
+from transformers import LlamaForCausalLM, LogitsProcessorList, TopKLogitsWarper
+
+from inference import SpeculativeDecoder
+from inference.engine import context
+from inference.engine.context import Context
+from inference.trees.shape import TreeShape
+from jakiro.errors import PromptError
+from jakiro.target.adapter import TargetAdapter
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]
+TREES = {
+    "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+
+
+def _decoder(model: LlamaForCausalLM, name: str = "deterministic") -> SpeculativeDecoder:
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=TREES[name])
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"repetition_penalty": 1.3}, {"min_new_tokens": 9, "eos_token_id": 4}], ids=str
+)
+def test_every_row_of_a_ragged_batch_equals_its_prompt_alone(config: dict[str, float]) -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=25, **config)
+    assert sum(output.stats.accepted.total() for output in together) > 0
+    for prompt, output in zip(PROMPTS, together, strict=True):
+        alone = decoder.generate(prompt, max_new_tokens=25, **config)
+        assert output.new_token_ids == alone.new_token_ids
+        assert output.depths == alone.depths
+        assert output.stats.tau == alone.stats.tau
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> None:
+    decoder = _decoder(tiny_llama(vocab=11), name)
+    arguments = {"max_new_tokens": 20, "temperature": 0.7, "seed": 3}
+    together = decoder.generate_batch([PROMPTS[1], PROMPTS[0], PROMPTS[1]], **arguments)
+    assert together[0].new_token_ids == decoder.generate(PROMPTS[1], **arguments).new_token_ids
+    assert together[2].new_token_ids != together[0].new_token_ids  # each row draws for itself
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_row_with_a_seed_of_its_own_draws_what_it_draws_alone(name: str) -> None:
+    decoder = _decoder(tiny_llama(vocab=11), name)
+    arguments = {"max_new_tokens": 20, "temperature": 0.7}
+    together = decoder.generate_batch(PROMPTS, seed=[5, 3, 5, 4], **arguments)
+    for prompt, seed, output in zip(PROMPTS, (5, 3, 5, 4), together, strict=True):
+        alone = decoder.generate(prompt, seed=seed, **arguments)
+        assert output.new_token_ids == alone.new_token_ids
+    with pytest.raises(PromptError, match=r"one seed, or 4; got: 2 seeds"):
+        decoder.generate_batch(PROMPTS, seed=[1, 2], **arguments)
+
+
+def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    original = Context.keep
+
+    def noted(self: Context, places: list[int]) -> None:
+        kept.append(len(places))
+        original(self, places)
+
+    monkeypatch.setattr(Context, "keep", noted)
+    decoder = _decoder(tiny_llama(vocab=11))
+    alone = [decoder.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
+    eos = alone[0].new_token_ids[4]
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=30, eos_token_id=eos)
+    for before, output in zip(alone, together, strict=True):
+        full = before.new_token_ids
+        assert output.new_token_ids == (full[: full.index(eos) + 1] if eos in full else full)
+    assert kept == sorted(kept, reverse=True)
+    assert kept
+
+
+def test_a_padded_tensor_gives_what_its_rows_give() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    width = max(map(len, PROMPTS))
+    padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    got = decoder.generate_batch(padded, attention_mask=mask, max_new_tokens=9)
+    expected = decoder.generate_batch(PROMPTS, max_new_tokens=9)
+    assert [one.new_token_ids for one in got] == [one.new_token_ids for one in expected]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_prompts_read_in_chunks_give_the_same_tokens(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    whole = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("inference.engine.loop.PREFILL_CHUNK", chunk)
+    chunked = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
+    assert [one.depths for one in chunked] == [one.depths for one in whole]
+
+
+def test_rows_near_the_end_of_the_context_draft_less_than_others() -> None:
+    model = tiny_llama(vocab=11, max_position_embeddings=24)
+    decoder = SpeculativeDecoder(
+        model,
+        tiny_drafter(TargetAdapter(model)),
+        tree=TreeShape(autoregressive_levels=5, children=2, num_nodes=9),
+    )
+    prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+    together = decoder.generate_batch(prompts, max_new_tokens=14)
+    for prompt, output in zip(prompts, together, strict=True):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
+        expected = model.generate(ids, max_new_tokens=14, **own)
+        assert output.sequences.tolist() == expected.tolist()
+
+
+def test_constraints_that_depend_on_the_row_are_refused_for_several_prompts() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    even = {"prefix_allowed_tokens_fn": lambda _row, _ids: [2, 4, 6], "max_new_tokens": 9}
+    assert set(decoder.generate([1, 2], **even).new_token_ids) <= {2, 4, 6}
+    with pytest.raises(PromptError, match="prefix_allowed_tokens_fn"):
+        decoder.generate_batch(PROMPTS, **even)
+
+
+def test_an_empty_batch_is_no_work() -> None:
+    assert _decoder(tiny_llama()).generate_batch([]) == []
+
+
+class TopOfTheMorning(TopKLogitsWarper):
+    """Derives from a warper that sees no prefix, but looks at it."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter(1, input_ids[:, -1:], float("-inf"))
+
+
+def test_what_derives_from_a_warper_still_sees_each_rows_own_tokens() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    processors = LogitsProcessorList([TopOfTheMorning(3)])
+    arguments = {"logits_processor": processors, "temperature": 1.0, "max_new_tokens": 12}
+    for output in decoder.generate_batch(PROMPTS, seed=1, **arguments):
+        tokens = output.sequences[0].tolist()[-13:]
+        assert all(one != other for one, other in itertools.pairwise(tokens))
+
+
+def test_scores_of_rows_that_have_ended_are_zero() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = _decoder(model)
+    ids = torch.tensor([[1, 2, 3], [7, 8, 9]])
+    first, second = (
+        decoder.generate(prompt, max_new_tokens=9).new_token_ids for prompt in ids.tolist()
+    )
+    eos = next(token for token in first[:-1] if token not in second)
+    got = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        custom_generate=decoder,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+        max_new_tokens=9,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    ended = first.index(eos) + 1
+    assert len(got.scores) > ended
+    assert all(not scores[0].any() for scores in got.scores[ended:])
+    assert all(scores[0].any() for scores in got.scores[:ended])

@@ -1,0 +1,233 @@
+"""Targets of any geometry: a drafter with heads of its own trains, drafts and decodes exactly."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from helpers.drafting import assert_training_equals_drafting
+from helpers.families import tiny_model
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import batch_for
+from torch import nn
+from transformers import PreTrainedModel
+
+from inference import SpeculativeDecoder
+from inference.draft_tree import DraftTree
+from inference.engine.context import Context
+from inference.trees.shape import TreeShape
+from jakiro.config import DrafterSettings, config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from training.config import OptimizerSettings
+from training.loop.optimizer import build_optimizer
+from training.loss.objectives import ObjectiveSettings
+from training.module import TargetReader, TrainingModule
+
+VOCAB = 61
+TREE = TreeShape(children=4, breadth=3, num_nodes=12)
+PROMPT = [3, 4, 5]
+NEW_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A target's fields, and what the drafter has beyond its defaults."""
+
+    fields: dict[str, Any]
+    drafter: dict[str, Any]
+
+
+def _heads(queries: int, rows: int, hidden: int = 32, **fields: Any) -> dict[str, Any]:
+    heads = {"num_attention_heads": queries, "num_key_value_heads": rows}
+    return {"hidden_size": hidden, **heads, **fields}
+
+
+COMMON = {"memory": {"common_width": 24}}
+HIDDEN = {"memory": {"source": "hidden"}}
+GEOMETRIES = {
+    "28 query and 4 key/value heads": Geometry(_heads(28, 4, hidden=56), {}),
+    "28 query and 4 key/value heads, states": Geometry(_heads(28, 4, hidden=56), HIDDEN),
+    "24 query and 8 key/value heads": Geometry(_heads(24, 8, hidden=48), {}),
+    "24 heads, one for each query head": Geometry(_heads(24, 24, hidden=48), {}),
+    "wide heads": Geometry(_heads(4, 2, head_dim=12), {}),
+    "narrow heads": Geometry(_heads(4, 2, head_dim=4), {}),
+    "one head for each query head": Geometry(_heads(4, 4), {}),
+    "one head for each query head, common width": Geometry(_heads(4, 4), COMMON),
+    "one head for all": Geometry(_heads(4, 1), {}),
+    "one head for all, common width": Geometry(_heads(4, 1), COMMON),
+    "tied embeddings": Geometry(_heads(4, 2, tie_word_embeddings=True), {}),
+    "five layers": Geometry(_heads(4, 2, num_hidden_layers=5), {}),
+    "one layer": Geometry(_heads(4, 2, num_hidden_layers=1), {}),
+    "a padded vocabulary": Geometry(_heads(4, 2, vocab_size=64), {}),
+    "a padded vocabulary, tied": Geometry(
+        _heads(4, 2, vocab_size=64, tie_word_embeddings=True), {}
+    ),
+}
+
+
+def _drafter(target: TargetAdapter, **changes: Any) -> JakiroDrafter:
+    """A drafter of default settings but for the changes, whatever the target's heads."""
+    torch.manual_seed(1)
+    settings = DrafterSettings.model_validate(changes)
+    return JakiroDrafter(config_for(settings, record_target(target.spec, "tiny")))
+
+
+def _steps(drafter: JakiroDrafter, target: TargetAdapter) -> Iterator[list[torch.Tensor]]:
+    """Take two optimizer steps; yield the gradients of each."""
+    module = TrainingModule(drafter, ObjectiveSettings(feature_weight=0.1))
+    optimizer = build_optimizer(module, OptimizerSettings())
+    reader = TargetReader(target, drafter, 24, torch.float32)
+    for seed in range(2):
+        batch = batch_for(drafter.config.settings, [10, 11], [24], seed=seed)
+        optimizer.zero_grad()
+        terms = module(reader.view(batch), batch, reader)
+        (terms.total / terms.num_positions).backward()
+        yield [part.grad for part in drafter.parameters() if part.grad is not None]
+        optimizer.step()
+
+
+def _trained(target: TargetAdapter, **changes: Any) -> JakiroDrafter:
+    drafter = _drafter(target, **changes)
+    for gradients in _steps(drafter, target):
+        assert len(gradients) == len(list(drafter.parameters()))
+        assert all(part.isfinite().all() for part in gradients)
+        assert all(part.any() for part in gradients)
+    assert all(part.grad is None for part in target.model.parameters())
+    return drafter.eval()
+
+
+def _llama(**fields: Any) -> PreTrainedModel:
+    return tiny_model("LlamaForCausalLM", **{"vocab_size": VOCAB, **fields}).requires_grad_(False)
+
+
+def _greedy(model: Any, **arguments: Any) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    mask = torch.ones_like(ids)
+    return model.generate(
+        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS, **arguments
+    )[0].tolist()
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_drafter_with_heads_of_its_own_trains_drafts_and_decodes(name: str) -> None:
+    geometry = GEOMETRIES[name]
+    model = _llama(**geometry.fields)
+    target = TargetAdapter(model)
+    drafter = _trained(target, **geometry.drafter)
+
+    with torch.no_grad():
+        assert_training_equals_drafting(target, drafter, length=7, depth=3)
+
+    decoder = SpeculativeDecoder(model, drafter, tree=TREE)
+    output = decoder.generate(PROMPT, max_new_tokens=NEW_TOKENS)
+    assert output.sequences[0].tolist() == _greedy(model)
+    assert decoder.generate(PROMPT, temperature=1.0, seed=0, max_new_tokens=9).new_token_ids
+
+
+TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+KINDS: dict[str, dict[str, Any]] = {
+    "feedback": {"trunk": {"kind": "feedback"}},
+    "hybrid": {"trunk": {"kind": "hybrid"}},
+    "tail-1": TAIL,
+    "draft-vocabulary": {"draft_vocab_size": 30},
+}
+QUICK = [("28-4", "hybrid"), ("24-24", "tail-1"), ("24-24", "feedback")]
+HEADS = {"28-4": _heads(28, 4, hidden=56), "24-24": _heads(24, 24, hidden=48)}
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+    for pair in itertools.product(HEADS, KINDS)
+]
+
+
+@pytest.mark.parametrize(("heads", "kind"), PAIRS)
+def test_drafters_of_every_kind_fit_targets_of_many_heads(heads: str, kind: str) -> None:
+    model = _llama(**HEADS[heads])
+    target = TargetAdapter(model)
+    drafter = _trained(target, **KINDS[kind])
+    with torch.no_grad():
+        assert_training_equals_drafting(target, drafter, length=7, depth=3)
+    parallel = drafter.config.settings.schedule.parallel_levels
+    tree = TREE.model_copy(update={"parallel_levels": parallel})
+    output = SpeculativeDecoder(model, drafter, tree=tree).generate(
+        PROMPT, max_new_tokens=NEW_TOKENS
+    )
+    assert output.sequences[0].tolist() == _greedy(model)
+
+
+PADDING = [61, 62, 63]  # ids that no tokenizer knows
+
+
+def _padded_phi(bias: float) -> Any:
+    """A model whose own head never or always proposes padding, by its bias."""
+    model: Any = tiny_model("PhiForCausalLM", vocab_size=64).requires_grad_(False)
+    model.lm_head.bias[PADDING] = bias
+    return model
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_padding_without_probability_is_never_emitted(temperature: float) -> None:
+    model = _padded_phi(bias=torch.finfo(torch.float32).min)
+    decoder = SpeculativeDecoder(model, _trained(TargetAdapter(model)), tree=TREE)
+    outputs = decoder.generate_batch(
+        [PROMPT, [7, 8]] * 4, temperature=temperature, seed=0, max_new_tokens=NEW_TOKENS
+    )
+    assert max(token for one in outputs for token in one.new_token_ids) < min(PADDING)
+    if temperature == 0.0:
+        assert outputs[0].sequences[0].tolist() == _greedy(model)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_of_padding_are_rejected_where_the_request_forbids_it(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _padded_phi(bias=30.0)  # the drafter's law has it too, for the head is the same
+    decoder = SpeculativeDecoder(model, _trained(TargetAdapter(model)), tree=TREE)
+    drafted: set[int] = set()
+    original = Context.propose
+
+    def noted(self: Context, *arguments: Any) -> DraftTree:
+        tree = original(self, *arguments)
+        drafted.update(tree.token_ids.flatten().tolist())
+        return tree
+
+    monkeypatch.setattr(Context, "propose", noted)
+    forbidden = {"suppress_tokens": PADDING, "max_new_tokens": NEW_TOKENS}
+    output = decoder.generate(PROMPT, temperature=temperature, seed=0, **forbidden)
+    assert drafted & set(PADDING)
+    assert not set(output.new_token_ids) & set(PADDING)
+    if temperature == 0.0:
+        assert output.sequences[0].tolist() == _greedy(model, suppress_tokens=PADDING)
+
+
+def test_padding_that_the_target_itself_prefers_is_emitted_and_read_again() -> None:
+    model = _padded_phi(bias=30.0)
+    decoder = SpeculativeDecoder(model, _trained(TargetAdapter(model)), tree=TREE)
+    output = decoder.generate(PROMPT, max_new_tokens=NEW_TOKENS)
+    assert set(output.new_token_ids) <= set(PADDING)
+    assert output.sequences[0].tolist() == _greedy(model)
+
+
+def test_a_vocabulary_padded_by_resizing_decodes_to_text() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("LlamaForCausalLM", vocab_size=len(tokenizer))
+    model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)
+    target = TargetAdapter(model.requires_grad_(False))
+    assert target.spec.vocab_size == 320 > len(tokenizer)
+    decoder = SpeculativeDecoder(model, _trained(target), tokenizer, tree=TREE)
+    for temperature in (0.0, 5.0):  # so hot that padding is drawn
+        request = {"temperature": temperature, "seed": 0, "max_new_tokens": NEW_TOKENS}
+        output = decoder.generate("def main", **request)
+        assert "".join(decoder.stream("def main", **request)) == output.text
+    assert max(output.new_token_ids) >= len(tokenizer)
+
+
+def test_embeddings_of_another_size_than_the_head_are_the_targets_own_affair() -> None:
+    model: Any = _llama()
+    model.model.embed_tokens = nn.Embedding(64, 32).requires_grad_(False)
+    decoder = SpeculativeDecoder(model, _trained(TargetAdapter(model)), tree=TREE)
+    output = decoder.generate(PROMPT, max_new_tokens=NEW_TOKENS)
+    assert output.sequences[0].tolist() == _greedy(model)

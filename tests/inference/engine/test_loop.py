@@ -1,0 +1,173 @@
+"""The decode loop on tiny models: equal to transformers, lossless when sampling, exact stops."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from inference import SpeculativeDecoder
+from inference.trees.shape import TreeShape
+from jakiro.errors import PromptError, TargetMismatch
+from jakiro.target.adapter import TargetAdapter
+
+SHAPES = {
+    "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
+    "deep": TreeShape(autoregressive_levels=5, parallel_levels=1, children=2, num_nodes=9),
+    "one parallel pass": TreeShape(autoregressive_levels=1, children=3, num_nodes=6),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+
+
+def _decoder(model: LlamaForCausalLM, shape: TreeShape) -> SpeculativeDecoder:
+    drafter = tiny_drafter(TargetAdapter(model))
+    return SpeculativeDecoder(model, drafter, tree=shape)
+
+
+def _by_transformers(model: LlamaForCausalLM, prompt: list[int], **config: object) -> list[int]:
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **config)
+    return out[0].tolist()
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_greedy_tokens_equal_those_of_transformers(shape: TreeShape, tied: bool) -> None:
+    # Tied weights and a small vocabulary repeat themselves, so drafts get accepted, too.
+    model = tiny_llama(vocab=11, tie_word_embeddings=tied)
+    decoder = _decoder(model, shape)
+    accepted = 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        prompt = torch.randint(0, 11, (5 + seed,)).tolist()
+        output = decoder.generate(prompt, max_new_tokens=40)
+        assert output.sequences[0].tolist() == _by_transformers(model, prompt, max_new_tokens=40)
+        accepted += output.stats.accepted.total()
+        assert output.stats.tau == pytest.approx(39 / output.stats.target_forwards)
+    assert accepted > 0
+
+
+def test_plain_decoding_equals_transformers_and_has_tau_one() -> None:
+    model = tiny_llama()
+    output = SpeculativeDecoder(model).generate([3, 1, 4], max_new_tokens=30)
+    assert output.sequences[0].tolist() == _by_transformers(model, [3, 1, 4], max_new_tokens=30)
+    assert output.stats.tau == 1.0
+    assert set(output.depths) == {0}
+
+
+def test_greedy_tokens_stay_equal_beyond_a_sliding_window() -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=13,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        sliding_window=8,
+        initializer_range=0.3,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    model = MistralForCausalLM(config).eval()
+    decoder = _decoder(model, SHAPES["deep"])
+    output = decoder.generate([1, 2, 3], max_new_tokens=50)
+    assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3], max_new_tokens=50)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_greedy_tokens_with_a_repetition_penalty_equal_those_of_transformers(
+    penalty: float,
+) -> None:
+    model = tiny_llama(vocab=11)
+    config = {"max_new_tokens": 30, "repetition_penalty": penalty}
+    output = _decoder(model, SHAPES["deterministic"]).generate([5, 6], **config)
+    assert output.sequences[0].tolist() == _by_transformers(model, [5, 6], **config)
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
+    decoder = _decoder(tiny_llama(), SHAPES["sampled"])
+    one, same, other = (
+        decoder.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=seed).new_token_ids
+        for seed in (3, 3, 4)
+    )
+    assert one == same != other
+
+
+def test_decoding_never_goes_past_end_of_sequence_or_the_length_limit() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = _decoder(model, SHAPES["deterministic"])
+    full = decoder.generate([1, 2], max_new_tokens=25).new_token_ids
+    for limit in range(1, 12):
+        assert decoder.generate([1, 2], max_new_tokens=limit).new_token_ids == full[:limit]
+    for eos in dict.fromkeys(full):
+        output = decoder.generate([1, 2], max_new_tokens=25, eos_token_id=eos)
+        assert output.new_token_ids == full[: full.index(eos) + 1]
+
+
+def test_rounds_give_the_same_tokens_as_a_finished_generation() -> None:
+    decoder = _decoder(tiny_llama(vocab=11), SHAPES["deep"])
+    rounds = list(decoder.rounds([1, 2], max_new_tokens=20))
+    output = decoder.generate([1, 2], max_new_tokens=20)
+    tokens = list(itertools.chain.from_iterable(one.token_ids for one in rounds))
+    assert tokens == output.new_token_ids
+    assert [one.finished for one in rounds] == [False] * (len(rounds) - 1) + [True]
+
+
+def test_decoding_up_to_the_last_position_of_the_context_works() -> None:
+    model = tiny_llama(vocab=11, max_position_embeddings=24)
+    decoder = _decoder(model, SHAPES["deep"])
+    output = decoder.generate([1, 2, 3, 4], max_new_tokens=20)
+    assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3, 4], max_new_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arguments", "message"),
+    [
+        ([1, 2], {"temperature": -1.0}, "temperature"),
+        ([], {}, "empty"),
+        ([1] * 100, {"max_new_tokens": 29}, "100 prompt tokens and 29 new ones"),
+        ("text", {}, "tokenizer"),
+    ],
+)
+def test_unusable_prompts_are_refused_before_any_work(
+    prompt: object, arguments: dict[str, float], message: str
+) -> None:
+    decoder = _decoder(tiny_llama(), SHAPES["deterministic"])
+    with pytest.raises(PromptError, match=message):
+        decoder.generate(prompt, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_drafter_of_another_target_is_refused() -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama(seed=0)), tiny_settings())
+    with pytest.raises(TargetMismatch, match="fingerprint"):
+        SpeculativeDecoder(tiny_llama(seed=1), drafter)
+    with pytest.raises(TargetMismatch, match="hidden size"):
+        SpeculativeDecoder(tiny_llama(hidden_size=16), drafter)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"num_beams": 4}, "num_beams"),
+        ({"num_return_sequences": 3}, "num_return_sequences|arguments"),
+        ({"num_return_sequences": 3, "temperature": 1.0}, "num_return_sequences"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"guidance_scale": 2.0}, "guidance_scale"),
+        ({"temperature": 1.0, "do_sample": True}, "do_sample"),
+        ({"assistant_model": "another"}, "assistant_model"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+        ({"temperature": 1.0, "top_k": -1}, "top_k"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, float], name: str) -> None:
+    decoder = _decoder(tiny_llama(), SHAPES["deterministic"])
+    with pytest.raises(PromptError, match=name):
+        decoder.generate([1, 2], max_new_tokens=4, **arguments)

@@ -1,0 +1,234 @@
+"""Exact enumeration: the output law of tree builder and acceptance together is the target's law."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.tables import Tables, Tamper, no_processors, two_round_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from inference.draft_tree import CandidateKind, DraftTree
+from inference.engine import accept
+from inference.protocol import Budget
+from inference.sampling import ProcessedLaw, Sampling
+from inference.trees.shape import TreeShape
+
+EXACT = 1e-9
+CLEARLY_WRONG = 1e-3
+
+DETERMINISTIC = TreeShape(
+    autoregressive_levels=2, parallel_levels=0, children=3, breadth=2, num_nodes=6
+)
+SAMPLED = TreeShape(autoregressive_levels=2, parallel_levels=0, children=2, breadth=1, sampled=True)
+ONE_DRAW = SAMPLED.model_copy(update={"autoregressive_levels": 1})
+TABLES = Tables(vocab=4, components=2, seed=7)
+
+PROCESSORS = {
+    "temperature": [TemperatureLogitsWarper(0.6)],
+    "top-k": [TemperatureLogitsWarper(1.3), TopKLogitsWarper(3)],
+    "top-p": [TopPLogitsWarper(0.8)],
+    "min-p": [MinPLogitsWarper(0.2)],
+    "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.7), TopPLogitsWarper(0.9)],
+}
+
+
+def _sampling(name: str) -> Sampling:
+    return Sampling(LogitsProcessorList(PROCESSORS[name]), do_sample=True)
+
+
+@settings(max_examples=24)
+@given(
+    seed=st.integers(0, 10_000),
+    components=st.sampled_from([1, 2, 4]),
+    children=st.integers(1, 4),
+    breadth=st.integers(1, 3),
+    num_nodes=st.integers(1, 9),
+    name=st.sampled_from([None, *PROCESSORS]),
+)
+def test_deterministic_trees_keep_the_target_law_over_two_rounds(
+    seed: int, components: int, children: int, breadth: int, num_nodes: int, name: str | None
+) -> None:
+    shape = TreeShape(
+        autoregressive_levels=2,
+        parallel_levels=0,
+        children=children,
+        breadth=breadth,
+        num_nodes=num_nodes,
+    )
+    sampling = _sampling(name) if name else no_processors()
+    tables = Tables(vocab=4, components=components, seed=seed)
+    assert two_round_error(tables, shape, sampling) < EXACT
+
+
+@settings(max_examples=24)
+@given(
+    seed=st.integers(0, 10_000),
+    components=st.sampled_from([1, 2, 4]),
+    size=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]),
+    name=st.sampled_from([None, *PROCESSORS]),
+)
+def test_sampled_trees_keep_the_target_law_over_two_rounds(
+    seed: int, components: int, size: tuple[int, int], name: str | None
+) -> None:
+    sampling = _sampling(name) if name else no_processors()
+    shape = SAMPLED.model_copy(update={"children": size[0], "breadth": size[1]})
+    tables = Tables(vocab=3, components=components, seed=seed)
+    assert two_round_error(tables, shape, sampling, length=2) < EXACT
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
+def test_every_processor_keeps_the_target_law(shape: TreeShape, name: str) -> None:
+    tables = Tables(vocab=4 if shape is DETERMINISTIC else 3, components=2, seed=8)
+    assert two_round_error(tables, shape, _sampling(name), length=2) < EXACT
+
+
+@pytest.mark.parametrize("budget", [Budget(1, 1), Budget(2, 2), Budget(3), Budget(4, 2)])
+def test_trees_cut_to_a_budget_keep_the_target_law(budget: Budget) -> None:
+    generous = SAMPLED.model_copy(update={"children": 3, "breadth": 2})
+    cut = generous.within(budget)
+    assert cut is not None
+    assert cut.max_nodes <= budget.num_nodes
+    tables = Tables(vocab=3, components=2, seed=4)
+    assert two_round_error(tables, cut, no_processors(), length=2) < EXACT
+
+
+@pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
+def test_trees_limited_in_depth_after_drafting_keep_the_target_law(shape: TreeShape) -> None:
+    tables = Tables(vocab=3, components=2, seed=4)
+
+    def limited(tree: DraftTree) -> DraftTree:
+        return tree.limited(int(tree.base_length[0]) + 1)
+
+    assert two_round_error(tables, shape, no_processors(), limited, length=2) < EXACT
+
+
+def test_pruning_drawn_candidates_by_score_is_caught() -> None:
+    def pruned(tree: DraftTree) -> DraftTree:
+        best = tree.score.argmax(dim=1, keepdim=True)
+        is_best = torch.zeros_like(tree.is_valid).scatter_(1, best, True)
+        return replace(tree, is_valid=is_best)
+
+    error = two_round_error(TABLES, ONE_DRAW, no_processors(), pruned, length=2)
+    assert error > CLEARLY_WRONG
+
+
+def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_drafts(law: ProcessedLaw, node: int) -> Tensor:
+        return torch.tensor([law.emitted])
+
+    monkeypatch.setattr(ProcessedLaw, "_prefix", without_drafts)
+    error = two_round_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))
+    assert error > CLEARLY_WRONG
+
+
+def test_greedy_decoding_is_a_point_mass_on_the_best_tokens() -> None:
+    sampling = no_processors(do_sample=False)
+    assert two_round_error(TABLES, DETERMINISTIC, sampling) < EXACT
+
+
+def _as_mixed(tree: DraftTree) -> DraftTree:
+    """Make the last-drawn child of each node a deterministic candidate that was fixed before."""
+    fixed = torch.full_like(tree.token_ids, 2)
+    is_last = tree.rank == 1
+    return replace(
+        tree,
+        token_ids=torch.where(is_last, fixed, tree.token_ids),
+        kind=torch.where(is_last, int(CandidateKind.DETERMINISTIC), tree.kind),
+    )
+
+
+def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_law() -> None:
+    assert two_round_error(TABLES, ONE_DRAW, no_processors(), _as_mixed) < EXACT
+
+
+# Planted faults: each must be visible to the enumeration.
+
+
+def _most_likely_instead_of_drawn(tree: DraftTree) -> DraftTree:
+    """Feed the rule for drawn candidates with the best ones (total variation .28 to .40)."""
+    assert tree.laws is not None
+    best = tree.laws.ids[0, tree.parent[0] + 1, tree.rank[0]]
+    return replace(tree, token_ids=best[None])
+
+
+def _sorted_siblings(tree: DraftTree) -> DraftTree:
+    order = torch.zeros_like(tree.rank)
+    for node in range(tree.num_nodes):
+        siblings = tree.parent[0] == tree.parent[0, node]
+        order[0, node] = (tree.score[0][siblings] > tree.score[0, node]).sum()
+    return replace(tree, rank=order)
+
+
+def _pruned_after_the_draw(tree: DraftTree) -> DraftTree:
+    return replace(tree, is_valid=tree.is_valid & (tree.score > tree.score.median()))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [_most_likely_instead_of_drawn, _sorted_siblings, _pruned_after_the_draw],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_tampered_sampled_tree_is_caught(fault: Tamper) -> None:
+    error = two_round_error(TABLES, ONE_DRAW, no_processors(), fault, length=2)
+    assert error > CLEARLY_WRONG
+
+
+def test_a_missing_renormalisation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unnormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+        return weights
+
+    monkeypatch.setattr(accept, "_renormalised", unnormalised)
+    assert two_round_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
+
+
+def test_a_residual_that_forgets_rejected_candidates_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = accept.trials
+
+    def forgetful(tree: accept.TreeRow, parent: int, target_probs: Tensor) -> object:
+        for trial in original(tree, parent, target_probs):
+            yield trial._replace(residual=target_probs)
+
+    monkeypatch.setattr(accept, "trials", forgetful)
+    assert two_round_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
+
+
+def test_a_bonus_token_from_the_raw_softmax_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = accept.walk
+
+    def careless(tree: accept.TreeRow, law: object, decide: object) -> accept.Walk:
+        path, next_law = original(tree, law, decide)  # type: ignore[arg-type]
+        softer = next_law.pow(0.6)  # what temperature 0.6 had sharpened
+        return accept.Walk(path, softer / softer.sum())
+
+    monkeypatch.setattr(accept, "walk", careless)
+    assert two_round_error(TABLES, DETERMINISTIC, _sampling("temperature")) > CLEARLY_WRONG
+
+
+def test_duplicate_siblings_among_drawn_candidates_are_caught() -> None:
+    def duplicated(tree: DraftTree) -> DraftTree:
+        first = tree.token_ids[:, :1].expand(-1, 2)
+        return replace(tree, token_ids=torch.cat((first, tree.token_ids[:, 2:]), dim=1))
+
+    with pytest.raises(ValueError, match="no probability under its draft law"):
+        two_round_error(TABLES, ONE_DRAW, no_processors(), duplicated)
+
+
+def test_sampled_candidates_without_their_law_are_refused() -> None:
+    def lawless(tree: DraftTree) -> DraftTree:
+        return replace(tree, laws=None)
+
+    with pytest.raises(ValueError, match="without their draft law"):
+        two_round_error(TABLES, SAMPLED, no_processors(), lawless)

@@ -1,0 +1,184 @@
+"""Whatever the drafter is made of, what comes out is what the target alone would give."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.chi_square import law_of_continuations, p_value
+from helpers.families import tiny_family
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.variants import FEEDBACK, GRID, HYBRID
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from inference import SpeculativeDecoder
+from inference.autotune.costs import known_costs
+from inference.autotune.online import AutoTree
+from inference.conversation import Conversation
+from inference.engine import context
+from inference.outputs import GenerateOutput
+from inference.trees.shape import TreePlan, TreeShape
+from jakiro.config import DrafterSettings
+from jakiro.target.adapter import TargetAdapter
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]
+NEW = 20
+TAIL = {"combine": "sum", "parallel_levels": 0}
+KINDS = {
+    "feedback": tiny_settings(trunk=FEEDBACK),
+    "feedback-fused": tiny_settings(combine="sum", trunk=FEEDBACK | {"fusion_layers": (0, 2, 3)}),
+    "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
+    "tail-1": tiny_settings(**TAIL, tail_layers=1),
+    "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
+}
+# In what a session keeps; the others in the slow tier.
+MOST_UNLIKE = [
+    name if name in ("feedback", "tail-1") else pytest.param(name, marks=pytest.mark.slow)
+    for name in KINDS
+]
+
+
+def _decoder(
+    model: PreTrainedModel, settings: DrafterSettings, sampled: bool = False
+) -> SpeculativeDecoder:
+    drafter = tiny_drafter(TargetAdapter(model), settings)
+    if drafter.draft_ids is not None:  # not the first ones, where a place is its id
+        drafter.draft_ids.copy_(2 * torch.arange(len(drafter.draft_ids)) + 1)
+    parallel = settings.schedule.parallel_levels
+    size = {"children": 3, "breadth": 2} if sampled else {"children": 4, "breadth": 3}
+    tree = TreeShape(parallel_levels=parallel, num_nodes=12, sampled=sampled, **size)
+    return SpeculativeDecoder(model, drafter, tree=tree)
+
+
+def _alone(model: PreTrainedModel, prompt: list[int], count: int = NEW) -> list[list[int]]:
+    ids = torch.tensor([prompt])
+    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    sequences: Tensor = model.generate(ids, max_new_tokens=count, **arguments)
+    return sequences.tolist()
+
+
+def _accepted(outputs: list[GenerateOutput]) -> int:
+    return sum(output.stats.accepted.total() for output in outputs)
+
+
+def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: DrafterSettings) -> None:
+    """Alone, with only one token to start from, too; and as rows of a ragged batch."""
+    decoder = _decoder(model, settings)
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=NEW)
+    for prompt, output in zip(PROMPTS, together, strict=True):
+        alone = decoder.generate(prompt, max_new_tokens=NEW)
+        assert output.sequences.tolist() == _alone(model, prompt)
+        assert alone.new_token_ids == output.new_token_ids
+        assert alone.depths == output.depths
+    assert _accepted(together) > 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_greedy_tokens_alone_and_in_a_batch_are_the_targets(name: str) -> None:
+    assert_greedy_tokens_are_the_targets(tiny_llama(vocab=11), KINDS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRID)
+def test_greedy_tokens_are_the_targets_for_all_that_is_offered(name: str) -> None:
+    settings = GRID[name]
+    if settings.draft_vocab_size:
+        settings = settings.model_copy(update={"draft_vocab_size": 5})
+    assert_greedy_tokens_are_the_targets(tiny_llama(vocab=11), settings)
+
+
+@pytest.mark.parametrize("family", [pytest.param("mistral", marks=pytest.mark.slow), "gemma3"])
+def test_a_tail_with_a_window_drafts_losslessly_beyond_it(family: str) -> None:
+    settings = tiny_settings(**TAIL, tail_layers=2)
+    assert_greedy_tokens_are_the_targets(tiny_family(family, vocab_size=11), settings)
+
+
+@pytest.mark.parametrize("name", MOST_UNLIKE)
+def test_turns_of_a_conversation_are_fresh_starts(name: str) -> None:
+    model = tiny_llama(vocab=11)
+    decoder, prompt, outputs = _decoder(model, KINDS[name]), [5], []
+    with Conversation() as conversation:
+        for turn in range(3):
+            got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
+            fresh = decoder.generate(prompt, max_new_tokens=9)
+            assert got.sequences.tolist() == _alone(model, prompt, 9)
+            assert got.depths == fresh.depths  # the very same drafts
+            outputs.append(got)
+            prompt = [*prompt, *got.new_token_ids, 4 + turn, 5]
+        shorter = decoder.generate(prompt[:7], max_new_tokens=9, conversation=conversation)
+        assert shorter.sequences.tolist() == _alone(model, prompt[:7], 9)
+    assert _accepted(outputs) > 0
+
+
+@pytest.mark.parametrize("name", MOST_UNLIKE)
+def test_prompts_read_in_chunks_give_the_same_drafts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder(tiny_llama(vocab=11), KINDS[name])
+    whole = decoder.generate_batch(PROMPTS, max_new_tokens=9)
+    for chunk in (1, 4):
+        monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
+        monkeypatch.setattr("inference.engine.loop.PREFILL_CHUNK", chunk)
+        chunked = decoder.generate_batch(PROMPTS, max_new_tokens=9)
+        assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
+        assert [one.depths for one in chunked] == [one.depths for one in whole]
+
+
+@pytest.mark.parametrize("name", MOST_UNLIKE)
+def test_the_end_of_the_context_is_reached_and_not_passed(name: str) -> None:
+    model = tiny_llama(vocab=11, max_position_embeddings=24)
+    decoder = _decoder(model, KINDS[name])
+    prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+    for prompt in prompts:
+        output = decoder.generate(prompt, max_new_tokens=24 - len(prompt))
+        assert output.sequences.tolist() == _alone(model, prompt, 24 - len(prompt))
+        assert len(output.sequences[0]) == 24
+    together = decoder.generate_batch(prompts, max_new_tokens=14)
+    for prompt, output in zip(prompts, together, strict=True):
+        assert output.sequences.tolist() == _alone(model, prompt, 14)
+
+
+def test_automatic_trees_change_no_token_of_a_drafter_that_feeds_back(tmp_path: Path) -> None:
+    model = tiny_llama(vocab=11)
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target, KINDS["feedback"])
+    decoder = SpeculativeDecoder(model, drafter)
+    decoder.policy = AutoTree(TreePlan(), known_costs(target, drafter, tmp_path))
+    for prompt in PROMPTS * 2:
+        got = decoder.generate(prompt, max_new_tokens=NEW)
+        assert got.sequences.tolist() == _alone(model, prompt)
+
+
+BATCH = 2_500
+
+
+@pytest.mark.parametrize(("name", "sampled"), [("feedback", False), ("draft-vocabulary", True)])
+def test_sampled_sequences_follow_the_target_law(name: str, sampled: bool) -> None:
+    assert_law_is_the_targets(name, sampled, batches=1, threshold=0.001 / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [False, True], ids=["deterministic", "sampled"])
+@pytest.mark.parametrize("name", KINDS)
+def test_sampled_sequences_of_every_kind_follow_the_target_law(name: str, sampled: bool) -> None:
+    assert_law_is_the_targets(name, sampled, batches=6, threshold=0.001 / (2 * len(KINDS)))
+
+
+def assert_law_is_the_targets(name: str, sampled: bool, batches: int, threshold: float) -> None:
+    """Compare counts of continuations of three tokens with what transformers' scores say."""
+    # More tokens than are drafted, and laws wide enough for drafts to be rejected, too.
+    model, sampling = tiny_llama(vocab=13, initializer_range=0.15), {"temperature": 1.0, "top_k": 0}
+    decoder = _decoder(model, KINDS[name], sampled)
+    law = law_of_continuations(model, [1, 2], 3, **sampling)
+    outputs = [
+        output
+        for seed in range(batches)
+        for output in decoder.generate_batch(
+            [[1, 2]] * BATCH, seed=seed, max_new_tokens=3, **sampling
+        )
+    ]
+    counts = Counter(tuple(output.new_token_ids) for output in outputs)
+    assert set(counts) <= set(law)
+    assert p_value(counts, law) > threshold
+    assert _accepted(outputs) > 0

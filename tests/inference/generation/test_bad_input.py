@@ -1,0 +1,187 @@
+"""What cannot be decoded is refused with a clear error, before any work where that is possible."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
+
+from inference import SpeculativeDecoder
+from inference.draft_tree import DraftTree
+from inference.drafters.trained.drafter import TrainedSession
+from inference.engine.request import StopRule
+from inference.protocol import Budget
+from inference.trees.shape import TreeShape
+from jakiro.errors import DraftError, NumericalError, PromptError
+from jakiro.target.adapter import TargetAdapter
+
+TREES = {
+    "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+
+
+def _decoder(name: str = "deterministic", vocab: int = 11) -> SpeculativeDecoder:
+    model = tiny_llama(vocab=vocab)
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=TREES[name])
+
+
+class Forbid(LogitsProcessor):
+    """Leaves no token once a length is reached."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] < 5:
+            return scores
+        return torch.full_like(scores, float("-inf"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error_that_names_the_target(
+    temperature: float, fault: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder()
+    original = TargetAdapter.logits
+
+    def broken(self: TargetAdapter, features: Tensor) -> Tensor:
+        logits = original(self, features).clone()
+        logits[..., 3] = fault
+        return logits
+
+    monkeypatch.setattr(TargetAdapter, "logits", broken)
+    with pytest.raises(NumericalError, match="target's logits for position 3"):
+        decoder.generate([1, 2, 3], max_new_tokens=5, temperature=temperature, seed=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_processors_that_leave_no_token_are_an_error_that_names_them(temperature: float) -> None:
+    processors = LogitsProcessorList([Forbid()])
+    with pytest.raises(NumericalError, match="processors leave no token for position 5"):
+        _decoder().generate(
+            [1, 2, 3],
+            max_new_tokens=9,
+            temperature=temperature,
+            seed=0,
+            logits_processor=processors,
+        )
+
+
+@pytest.mark.parametrize("wrong", [-1, 11, 10**6])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_that_are_no_tokens_are_an_error(
+    wrong: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = TrainedSession.propose
+
+    def foreign(
+        self: TrainedSession, budget: Budget, generators: Sequence[torch.Generator]
+    ) -> DraftTree:
+        tree = original(self, budget, generators)
+        return replace(tree, token_ids=torch.full_like(tree.token_ids, wrong))
+
+    monkeypatch.setattr(TrainedSession, "propose", foreign)
+    with pytest.raises(DraftError, match=f"ids from 0 to 10; got: {wrong}"):
+        _decoder().generate([1, 2, 3], max_new_tokens=9, temperature=temperature, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([1, 99], "ids that the target does not have.*got: 99"),
+        ([1, -2], "ids that the target does not have"),
+        (torch.ones(2, 3, dtype=torch.long), "one prompt at a time"),
+        (torch.ones(1, 3), "integer ids"),
+    ],
+    ids=str,
+)
+def test_unusable_prompts_are_refused(prompt: object, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        _decoder().generate(prompt)  # type: ignore[arg-type]
+
+
+def test_a_batch_with_one_prompt_too_long_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = _decoder()
+    monkeypatch.setattr(TargetAdapter, "forward", _must_not_run)
+    with pytest.raises(PromptError, match=r"prompt 1 .* at most 128 positions.*120 prompt tokens"):
+        decoder.generate_batch([[1, 2], [1] * 120], max_new_tokens=9)
+
+
+@pytest.mark.parametrize("mask", [[[1, 0, 1]], [[0, 0, 0]]], ids=str)
+def test_masks_that_are_not_padding_are_refused(mask: list[list[int]]) -> None:
+    with pytest.raises(PromptError, match="mask"):
+        _decoder().generate_batch(torch.tensor([[1, 2, 3]]), attention_mask=torch.tensor(mask))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"max_new_tokens": 0}, {"max_new_tokens": -3}, {"max_length": 3}, {"max_length": 2}],
+    ids=str,
+)
+def test_no_room_for_new_tokens_is_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(PromptError):
+        _decoder().generate([1, 2, 3], **arguments)
+
+
+def test_duplicate_stop_strings_are_one_and_empty_ones_are_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    decoder = SpeculativeDecoder(model, tokenizer=tokenizer)
+    full = decoder.generate("def", max_new_tokens=20)
+    pieces = [tokenizer.decode([token]) for token in full.new_token_ids]
+    stop = next(piece for piece in pieces[3:] if piece.isascii())
+    once = decoder.generate("def", max_new_tokens=20, stop_strings=[stop])
+    twice = decoder.generate("def", max_new_tokens=20, stop_strings=[stop] * 2)
+    assert twice.new_token_ids == once.new_token_ids
+    assert len(once.new_token_ids) < 20
+    with pytest.raises(PromptError, match="stop string is empty"):
+        decoder.generate("def", stop_strings=[""])
+
+
+def test_padded_embeddings_are_ordinary_tokens() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer) + 20)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
+    ids = torch.tensor([tokenizer.encode("def main")])
+    mask = torch.ones_like(ids)
+    own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": 20}
+    expected = model.generate(ids, **own)
+    assert decoder.generate("def main", max_new_tokens=20).sequences.tolist() == expected.tolist()
+
+
+def test_time_that_is_up_ends_the_generation() -> None:
+    output = _decoder().generate([1, 2, 3], max_new_tokens=100, max_time=1e-9)
+    assert len(output.new_token_ids) == 1
+    rule = StopRule(StoppingCriteriaList([MaxTimeCriteria(1e9)]), torch.device("cpu"))
+    assert not rule([1, 2])
+
+
+def test_one_decoder_serves_many_threads() -> None:
+    decoder = _decoder()
+    prompts = [[1 + n, 2, 3] for n in range(6)]
+    expected = [decoder.generate(prompt, max_new_tokens=25).new_token_ids for prompt in prompts]
+    got: dict[int, list[int]] = {}
+
+    def work(place: int) -> Callable[[], None]:
+        def run() -> None:
+            output = decoder.generate(prompts[place], max_new_tokens=25)
+            got[place] = output.new_token_ids
+
+        return run
+
+    threads = [Thread(target=work(place)) for place in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[place] for place in range(len(prompts))] == expected
+
+
+def _must_not_run(*_: object) -> None:
+    raise AssertionError("work was done")

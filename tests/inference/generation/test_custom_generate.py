@@ -1,0 +1,352 @@
+"""`target.generate(custom_generate=decoder)` decodes what `target.generate()` decodes."""
+
+from functools import partial
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TextStreamer,
+    TopKLogitsWarper,
+)
+
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
+from inference.trees.shape import TreeShape
+from jakiro.errors import PromptError, TargetMismatch
+from jakiro.target.adapter import TargetAdapter
+
+PADDED = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 9]])
+MASK = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1], [1] * 6])
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+CONFIGS = [
+    {"max_new_tokens": 20},
+    {"max_length": 30, "repetition_penalty": 1.3},
+    {"max_new_tokens": 20, "no_repeat_ngram_size": 2},
+    {"max_new_tokens": 20, "min_new_tokens": 8, "eos_token_id": [3, 4]},
+    {"max_new_tokens": 20, "eos_token_id": 5, "exponential_decay_length_penalty": (4, 1.4)},
+    {"max_new_tokens": 12, "forced_eos_token_id": 7, "suppress_tokens": [2, 8]},
+    {"max_new_tokens": 12, "begin_suppress_tokens": [1, 2, 3], "bad_words_ids": [[4, 5], [6]]},
+    {"max_new_tokens": 12, "sequence_bias": [[[9], 3.0], [[1, 2], -4.0]]},
+]
+
+
+class Shy(LogitsProcessor):
+    """Avoids the token before."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter_add(1, input_ids[:, -1:], torch.full_like(scores[:, :1], -2.0))
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=11)
+
+
+@pytest.fixture
+def decoder(model: LlamaForCausalLM) -> SpeculativeDecoder:
+    tree = TreeShape(children=4, breadth=3, num_nodes=12)
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=tree)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_both_ways_to_call_equal_the_targets_own_greedy_tokens(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, config: dict[str, object]
+) -> None:
+    ids = torch.tensor([[1, 2, 3, 4]])
+    arguments = {"attention_mask": torch.ones_like(ids), **GREEDY, **config}
+    expected = model.generate(ids, **arguments).tolist()
+    assert model.generate(ids, custom_generate=decoder, **arguments).tolist() == expected
+    assert decoder.generate(ids, **{**GREEDY, **config}).sequences.tolist() == expected
+
+
+def test_left_padded_rows_equal_the_targets_own(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    arguments = {"input_ids": PADDED, "attention_mask": MASK, "max_new_tokens": 15, **GREEDY}
+    got = model.generate(custom_generate=decoder, **arguments)
+    assert got.tolist() == model.generate(**arguments).tolist()
+
+
+@pytest.mark.parametrize("config", CONFIGS[2:], ids=str)
+def test_padding_never_leaks_into_processors(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, config: dict[str, object]
+) -> None:
+    shy = {"logits_processor": LogitsProcessorList([Shy()])}
+    arguments = {**GREEDY, **config, **shy}
+    got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, **arguments)
+    for row, ids, mask in zip(got, PADDED, MASK, strict=True):
+        own = ids[mask.bool()][None]
+        alone = model.generate(own, attention_mask=torch.ones_like(own), **arguments)[0]
+        new = alone[own.shape[1] :].tolist()
+        assert row[len(ids) :].tolist() == new + [0] * (len(row) - len(ids) - len(new))
+
+
+def test_the_defaults_of_generate_hold_for_both_ways_to_sample(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    model.generation_config.update(do_sample=True, temperature=0.8, top_k=3)
+    ids = torch.tensor([[1, 2, 3]])
+    asked = {"max_new_tokens": 12, "output_scores": True, "return_dict_in_generate": True}
+    mask = torch.ones_like(ids)
+    ours = decoder.generate(ids, seed=5, **asked)
+    theirs = model.generate(
+        ids, attention_mask=mask, custom_generate=decoder, seed=5, pad_token_id=0, **asked
+    )
+    assert theirs.sequences.tolist() == ours.sequences.tolist()
+    torch.manual_seed(0)
+    reference = model.generate(ids, attention_mask=mask, pad_token_id=0, **asked)
+    torch.testing.assert_close(ours.scores[0], reference.scores[0][0])
+    assert all(int(scores.isfinite().sum()) == 3 for scores in ours.scores)
+
+
+def test_scores_logits_and_log_probs_are_those_of_the_target(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    asked = {
+        "max_new_tokens": 15,
+        "repetition_penalty": 1.2,
+        "output_scores": True,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        **GREEDY,
+    }
+    mask = torch.ones_like(ids)
+    expected = model.generate(ids, attention_mask=mask, **asked)
+    got = model.generate(ids, attention_mask=mask, custom_generate=decoder, **asked)
+    output = decoder.generate(ids, log_probs=True, **asked)
+    for name in ("scores", "logits"):
+        theirs = torch.stack(getattr(expected, name))
+        torch.testing.assert_close(torch.stack(getattr(got, name)), theirs, atol=1e-4, rtol=1e-4)
+    log_probs = torch.cat(expected.scores).log_softmax(-1)
+    chosen = log_probs.gather(1, torch.tensor(output.new_token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(output.log_probs), chosen, atol=1e-4, rtol=1e-4)
+    assert output.depths != [0] * 15
+
+
+def test_torchs_own_seed_makes_sampling_repeatable(decoder: SpeculativeDecoder) -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(decoder.generate([1, 2], temperature=1.0, max_new_tokens=20).new_token_ids)
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_several_return_sequences_are_rows_of_their_own(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    got = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        custom_generate=decoder,
+        do_sample=True,
+        num_return_sequences=3,
+        max_new_tokens=12,
+        pad_token_id=0,
+        seed=1,
+    )
+    assert got.shape == (3, 15)
+    assert len({tuple(row) for row in got.tolist()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"num_beams": 3}, "num_beams"),
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"output_hidden_states": True}, "output_hidden_states"),
+    ],
+    ids=str,
+)
+def test_what_would_arrive_silently_is_refused_by_name(
+    model: LlamaForCausalLM,
+    decoder: SpeculativeDecoder,
+    arguments: dict[str, object],
+    name: str,
+) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(PromptError, match=name):
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            custom_generate=decoder,
+            return_dict_in_generate=True,
+            max_new_tokens=5,
+            **{**GREEDY, **arguments},
+        )
+
+
+def test_another_models_generate_is_refused(decoder: SpeculativeDecoder) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(TargetMismatch, match="another model"):
+        tiny_llama(vocab=11, seed=3).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            custom_generate=decoder,
+            max_new_tokens=5,
+            **GREEDY,
+        )
+
+
+def test_transformers_streamers_get_the_text_piece_by_piece(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
+    output = decoder.generate("def", max_new_tokens=12, streamer=TextStreamer(tokenizer))
+    assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")
+    ids = torch.tensor([tokenizer.encode("def")])
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=12,
+        custom_generate=partial(decoder, streamer=TextStreamer(tokenizer)),
+        **GREEDY,
+    )
+    assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")
+
+
+def test_a_generation_config_object_is_honoured(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    config = GenerationConfig(max_new_tokens=9, repetition_penalty=1.5, pad_token_id=0)
+    ids = torch.tensor([[1, 2, 3]])
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    got = decoder.generate(ids, generation_config=config)
+    assert got.sequences.tolist() == expected.tolist()
+
+
+class Ban(LogitsProcessor):
+    """Forbids the tokens below 6, which must happen before any warper cuts the law."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_fill(1, torch.arange(6), float("-inf"))
+
+
+class Enough(StoppingCriteria):
+    """Ends a row after two tokens."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [[Ban()], [TopKLogitsWarper(2)], [TemperatureLogitsWarper(0.1)], [Ban(), TopKLogitsWarper(2)]],
+    ids=lambda processors: "+".join(type(one).__name__ for one in processors),
+)
+def test_the_callers_processors_keep_their_place_in_padded_rows(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, processors: list[LogitsProcessor]
+) -> None:
+    arguments = {
+        "logits_processor": LogitsProcessorList(processors),
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 3,
+        "max_new_tokens": 6,
+        "pad_token_id": 0,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
+    got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, seed=1, **arguments)
+    for row, (ids, mask) in enumerate(zip(PADDED, MASK, strict=True)):
+        own = ids[mask.bool()][None]
+        alone = model.generate(own, attention_mask=torch.ones_like(own), **arguments)
+        torch.testing.assert_close(got.scores[0][row], alone.scores[0][0], atol=1e-4, rtol=1e-4)
+
+
+def test_the_callers_criteria_hold_in_padded_rows(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    criteria = StoppingCriteriaList([Enough()])
+    arguments = {**GREEDY, "max_new_tokens": 9, "stopping_criteria": criteria}
+    got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, **arguments)
+    for row, ids, mask in zip(got, PADDED, MASK, strict=True):
+        own = ids[mask.bool()][None]
+        alone = decoder.generate(own, max_new_tokens=9, stopping_criteria=criteria, temperature=0.0)
+        new = row[len(ids) :].tolist()
+        assert new[: len(alone.new_token_ids)] == alone.new_token_ids
+        assert len(alone.new_token_ids) <= 2
+        assert set(new[len(alone.new_token_ids) :]) <= {0}
+
+
+def test_a_subclass_of_a_known_criterion_decides_for_itself(decoder: SpeculativeDecoder) -> None:
+    class Early(MaxLengthCriteria):
+        def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 8)
+
+    criteria = StoppingCriteriaList([Early(30)])
+    output = decoder.generate([1, 2, 3], max_new_tokens=20, stopping_criteria=criteria)
+    assert len(output.new_token_ids) == 5
+
+
+def test_several_return_sequences_of_padded_rows_are_rows_of_their_own(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder
+) -> None:
+    got = model.generate(
+        PADDED,
+        attention_mask=MASK,
+        custom_generate=decoder,
+        do_sample=True,
+        num_return_sequences=2,
+        max_new_tokens=8,
+        pad_token_id=0,
+        seed=1,
+    )
+    assert got.shape == (6, 14)
+    assert got[:, :6].tolist() == PADDED.repeat_interleave(2, dim=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)]
+)
+def test_processors_that_know_their_row_see_that_row(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, name: str, value: float
+) -> None:
+    ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])
+    arguments = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 9,
+        **GREEDY,
+        name: value,
+    }
+    expected = model.generate(ids, **arguments)
+    assert model.generate(ids, custom_generate=decoder, **arguments).tolist() == expected.tolist()
+
+
+def test_other_positions_are_refused(model: LlamaForCausalLM, decoder: SpeculativeDecoder) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    shifted = {"position_ids": torch.tensor([[20, 21, 22]])}
+    mask = {"attention_mask": torch.ones_like(ids)}
+    with pytest.raises(PromptError, match="position_ids"):
+        model.generate(ids, custom_generate=decoder, max_new_tokens=3, **GREEDY, **mask, **shifted)
+    with pytest.raises(PromptError, match="position_ids"):
+        decoder.generate(ids, **shifted)
+    for name in ("streamer", "tokenizer", "cache_implementation"):
+        with pytest.raises(PromptError, match=name):
+            decoder.generate_batch([[1, 2]], **{name: "something"})
+    with pytest.raises(PromptError, match="several are expected"):
+        decoder.generate_batch("text")
+
+
+def test_prompts_of_ids_that_may_be_embedded_but_never_follow_are_refused() -> None:
+    model = tiny_llama(vocab=11)
+    model.set_input_embeddings(torch.nn.Embedding(13, model.config.hidden_size))
+    decoder = SpeculativeDecoder(model, LookupDrafter())
+    ids = torch.tensor([[1, 2, 12, 1, 2]])
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "pad_token_id": 0}
+    with pytest.raises(PromptError, match=r"ids that the target does not have.*got: 12"):
+        model.generate(ids, custom_generate=decoder, **arguments)

@@ -1,0 +1,189 @@
+"""No request is judged by the random numbers that chose what a drafter has learnt before it."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+
+import pytest
+from helpers.chi_square import law_of_continuations, p_value
+from helpers.losslessness import LEAST_P_VALUE
+from helpers.models import tiny_drafter, tiny_llama
+
+from inference import SpeculativeDecoder
+from inference.autotune.costs import Costs
+from inference.autotune.online import AutoTree
+from inference.autotune.search import RecordingDrafter
+from inference.conversation import Conversation
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.repeating import RepeatingDrafter
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.protocol import Drafter, Turn, Turns
+from inference.trees.shape import TreePlan, TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+PROMPT = [1, 2, 1, 2, 1]
+SAMPLING = {"temperature": 1.5, "top_k": 3, "max_new_tokens": 3}
+
+
+def _teach(decoder: SpeculativeDecoder, seed: int) -> None:
+    decoder.generate(PROMPT, seed=seed, **SAMPLING)
+
+
+def _teach_across_a_reset(decoder: SpeculativeDecoder, seed: int) -> None:
+    under_way = iter(decoder.start([PROMPT], seed=seed, **SAMPLING))
+    next(under_way)
+    decoder.reset()
+    list(under_way)
+
+
+@pytest.mark.parametrize("teach", [_teach, _teach_across_a_reset])
+def test_a_second_request_with_the_same_seed_follows_the_law(
+    teach: Callable[[SpeculativeDecoder, int], None],
+) -> None:
+    model = tiny_llama(vocab=23, num_hidden_layers=1)
+    decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(num_nodes=6)))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(160):
+        decoder.reset()
+        teach(decoder, seed)
+        judged = decoder.generate(PROMPT, seed=seed, **SAMPLING)
+        counts[tuple(judged.new_token_ids[:2])] += 1
+    law = law_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
+    assert p_value(counts, law) > LEAST_P_VALUE
+
+
+def _two_of_each(decoder: SpeculativeDecoder) -> list[list[int]]:
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
+    return [decoder.generate(PROMPT, **arguments).new_token_ids for _ in range(2)]
+
+
+def test_requests_in_the_same_order_repeat_themselves_after_a_reset() -> None:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
+    first, second = _two_of_each(decoder)
+    assert first != second
+    decoder.reset()
+    assert _two_of_each(decoder) == [first, second]
+
+
+def test_drafters_that_learn_nothing_from_requests_give_a_seed_the_same_tokens() -> None:
+    model = tiny_llama(vocab=23)
+    by_request = AdedDrafter(AdedSettings(reset_per_request=True))
+    for drafter in (LookupDrafter(), by_request, tiny_drafter(TargetAdapter(model)), None):
+        first, second = _two_of_each(SpeculativeDecoder(model, drafter))
+        assert first == second
+
+
+def test_a_turn_of_a_conversation_learns_for_itself_where_requests_do() -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(reset_per_request=True)))
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
+    with Conversation() as conversation:
+        one, other = (
+            decoder.generate(PROMPT, conversation=conversation, **arguments) for _ in range(2)
+        )
+    assert one.new_token_ids == other.new_token_ids
+    assert one.depths == other.depths
+
+
+def test_decoders_that_share_what_is_learnt_share_the_count() -> None:
+    model = tiny_llama(vocab=23)
+    aded = AdedDrafter()
+    outputs = [_two_of_each(SpeculativeDecoder(model, aded))[0] for _ in range(2)]
+    assert outputs[0] != outputs[1]
+
+
+def _learns(drafter: Drafter) -> bool:
+    return drafter.turns is not None
+
+
+def test_every_drafter_says_whether_it_learns_from_requests() -> None:
+    model = tiny_llama(vocab=23)
+    small = SmallLMDrafter(tiny_llama(vocab=23, num_hidden_layers=1), model)
+    assert _learns(AdedDrafter())
+    assert _learns(CombinedDrafter(small, LookupDrafter()))
+    aded = AdedDrafter()
+    assert CombinedDrafter(small, aded).turns is aded.turns
+    for drafter in (AdedDrafter(), LookupDrafter(), small):
+        for outer in (RepeatingDrafter(drafter), RecordingDrafter(drafter)):
+            assert outer.turns is drafter.turns
+    assert not _learns(small)
+    assert not _learns(AdedDrafter(AdedSettings(reset_per_request=True)))
+
+
+def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
+    costs = Costs(verify={0: 1.0, 24: 1.5}, draft={1: 0.1, 2: 0.2, 3: 0.3})
+    decoder.policy = AutoTree(TreePlan.of(TreeShape()), costs)
+    first, second = _two_of_each(decoder)
+    assert first != second
+    decoder.reset()
+    assert decoder.policy.turns.take().number == 0
+
+
+def test_threads_never_take_the_same_turn() -> None:
+    turns = Turns()
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: turns.take().number, range(400)))
+    assert sorted(taken) == list(range(400))
+    turns.reset()
+    assert turns.take().number == 0
+
+
+def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
+    turns = decoder.drafter.turns
+    decoder.generate(PROMPT, seed=7, **SAMPLING)
+    dropped = decoder.start([PROMPT], seed=7, **SAMPLING)
+    kept = decoder.start([PROMPT], seed=7, **SAMPLING)
+    del dropped
+    decoder.reset()
+    assert turns.take().number == 3
+    kept.finish()
+    decoder.reset()
+    assert turns.take().number == 0
+
+
+class _Abandoned:
+    """A run that nobody holds but itself, and that ends its turn when the collector comes."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn, self.itself = turn, self
+
+    def __del__(self) -> None:
+        self.turn.end()
+
+
+def test_a_turn_may_end_while_its_thread_takes_another() -> None:
+    turns = Turns()
+
+    def take_many() -> None:
+        for _ in range(300):
+            _Abandoned(turns.take())
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        thread = Thread(target=take_many, daemon=True)
+        thread.start()
+        thread.join(timeout=30)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert not thread.is_alive()
+
+
+def test_who_shares_a_drafter_that_is_reset_forgets_too() -> None:
+    model = tiny_llama(vocab=23)
+    aded = AdedDrafter()
+    both = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), beside=aded)
+    alone = SpeculativeDecoder(model, aded)
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 24}
+    first = both.generate(PROMPT, **arguments)
+    alone.reset()
+    again = both.generate(PROMPT, **arguments)
+    assert again.new_token_ids == first.new_token_ids
+    assert again.depths == first.depths

@@ -1,0 +1,166 @@
+"""`jakiro aded build`, and decoding with drafters that need no training from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tokenizers import TEXT, tiny_tokenizer
+
+from inference import SpeculativeDecoder
+from inference.benchmark.document import read_document
+from inference.benchmark.method_names import parse_methods
+from inference.benchmark.methods import OwnDecoding
+from inference.benchmark.subject import build_methods
+from inference.drafters.aded.file import load_trigrams
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.combined.knowledge import CombinedSettings
+from jakiro.cli import main
+from jakiro.target.adapter import TargetAdapter
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a smaller model, prompts and a corpus."""
+    place = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
+    tiny_llama(vocab=len(tokenizer)).save_pretrained(place / "target")
+    tokenizer.save_pretrained(place / "target")
+    tiny_llama(vocab=len(tokenizer), num_hidden_layers=1).save_pretrained(place / "small")
+    tokenizer.save_pretrained(place / "small")
+    rows = [{"prompt": text} for text in ("def main(", "print(", "return 41")]
+    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "corpus").mkdir()
+    (place / "corpus" / "a.py").write_text(TEXT)
+    (place / "corpus" / "rows.jsonl").write_text(json.dumps({"text": TEXT * 2}) + "\n")
+    return place
+
+
+def _run(*words: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(words))
+    return int(exit_info.value.code or 0)
+
+
+def _build(folder: Path, out: Path, *words: str, corpus: str = "corpus") -> int:
+    places = ["--corpus", str(folder / corpus), "--tokenizer", str(folder / "target")]
+    return _run("aded", "build", *places, "--out", str(out), *words)
+
+
+def test_a_corpus_becomes_a_table_that_decoding_begins_with(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ("table", "own.yaml", "sharing.yaml", "figures.json")
+    table, settings, sharing, figures = (tmp_path / name for name in places)
+    assert _build(folder, table) == 0
+    assert "bigrams of " in capsys.readouterr().err
+    tokenizer = tiny_tokenizer()
+    first, second, third = tokenizer.encode(TEXT)[:3]
+    assert third in load_trigrams(table, tokenizer).row(first, second)[0]
+
+    settings.write_text("depth: 3\nreset_per_request: true\n")
+    sharing.write_text("num_nodes: 5\n")
+    methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
+    methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
+    methods += [f"lookup+lm={folder / 'small'}", "lookup,merged-repeats=9,name=repeats"]
+    methods += [f"aded={table}+lm={folder / 'small'},beside-settings={settings},name=both"]
+    methods += [f"lookup+lm={folder / 'small'},sharing-settings={sharing},name=shared"]
+    words = [word for one in methods for word in ("--method", one)]
+    words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
+    words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
+    assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
+    document = read_document(figures)
+    names = {"aded", "own", "lookup", "lm", "lookup+lm", "repeats", "both", "shared"}
+    for name in names:
+        assert document.figures(name, 0.0).identical_to_target
+    assert {tree.method for tree in document.trees} <= names
+
+
+def test_two_drafters_are_loaded_with_how_they_share_trees(folder: Path) -> None:
+    names = f"lookup+lm={folder / 'small'}", folder / "target"
+    settings = CombinedSettings(num_nodes=5)
+    decoder = SpeculativeDecoder.from_pretrained(*names, sharing=settings)
+    assert isinstance(decoder.drafter, CombinedDrafter)
+    assert decoder.drafter.settings == settings
+
+
+def test_a_file_says_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sharing.yaml").write_text("num_nodes: 5\ntrust: 0.25\n")
+    tokenizer = tiny_tokenizer()
+    target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
+    tiny_drafter(target).save_pretrained(tmp_path / "drafter")
+    for first in (f"lm={folder / 'small'}", f"drafter={tmp_path / 'drafter'}"):
+        name = f"lookup+{first},sharing-settings={tmp_path / 'sharing.yaml'}"
+        [method] = build_methods(parse_methods([name]), target.model, tokenizer)
+        assert isinstance(method, OwnDecoding)
+        assert isinstance(method.decoder.drafter, CombinedDrafter)
+        assert method.decoder.drafter.settings == CombinedSettings(num_nodes=5, trust=0.25)
+
+
+def test_text_is_continued_without_training(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--target", str(folder / "target"), "--max-new-tokens", "9"]
+    texts = []
+    for drafter in ("aded", "lookup", f"lm={folder / 'small'}", f"aded+lm={folder / 'small'}"):
+        assert _run("generate", drafter, "def main(", *target) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "aded", "def"], "names none"),
+        (["generate", "aded=nowhere", "def", "--target", "target"], "cannot load trigrams"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [str(folder / word) if word == "target" else word for word in words]
+    assert _run(*places) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_ids_that_no_token_has_are_refused_before_a_table_is_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"input_ids": [1, 2, 305, 3], "loss_mask": [0, 1, 1, 1]}
+    (folder / "wrong.jsonl").write_text(json.dumps(row) + "\n")
+    assert _build(folder, tmp_path / "new", corpus="wrong.jsonl") == 2
+    assert "a token that the target does not have" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tiny_llama(vocab=len(tokenizer) - 4).save_pretrained(tmp_path / "less")
+    tokenizer.save_pretrained(tmp_path / "less")
+    last, ids = len(tokenizer) - 1, tokenizer.encode("def main")
+    rows = [
+        {"input_ids": [one, other, last, last], "loss_mask": [0, 1, 1, 1]}
+        for one in (ids[-1], *range(4, 290))
+        for other in (ids[-1], 7)
+    ]
+    (folder / "last.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert _build(folder, tmp_path / "table", corpus="last.jsonl") == 0
+    decoder = SpeculativeDecoder.from_pretrained(f"aded={tmp_path / 'table'}", tmp_path / "less")
+    assert decoder.generate(ids, max_new_tokens=4).new_token_ids
+
+
+def test_what_cannot_be_counted_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert _build(tmp_path, tmp_path / "new", corpus="empty.txt") == 2
+    assert "cannot load a tokenizer" in capsys.readouterr().err
+    (folder / "empty.txt").write_text("")
+    assert _build(folder, tmp_path / "new", corpus="empty.txt") == 2
+    assert "holds no trigram" in capsys.readouterr().err
+    assert _build(folder, tmp_path / "new", corpus="nowhere.jsonl") == 2
+    assert "there is no file or folder" in capsys.readouterr().err
+    (tmp_path / "taken").touch()
+    assert _build(folder, tmp_path / "taken") == 2
+    assert "choose another name for --out" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,124 @@
+"""`jakiro bench`: figures, a file, a page, and what changed; mistakes are exit code 2."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models import tiny_llama, tiny_settings
+from helpers.tokenizers import tiny_tokenizer
+
+from inference.benchmark.document import ComparisonDocument, read_document, schema
+from jakiro.cli import main
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+
+Bench = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a drafter and prompts."""
+    place = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    model.save_pretrained(place / "target")
+    tokenizer.save_pretrained(place / "target")
+    record = record_target(TargetAdapter(model).spec, str(place / "target"), tokenizer)
+    torch.manual_seed(0)
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(place / "drafter")
+    rows = [{"prompt": text} for text in ("def main(", "print(", "return 41", "import")]
+    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+@pytest.fixture
+def bench(folder: Path) -> Bench:
+    """Runs the command on the tiny models; returns its exit code."""
+
+    def run(*words: str, target: str = "target", prompts: str = "prompts.jsonl") -> int:
+        places = ["--target", str(folder / target), "--prompts", str(folder / prompts)]
+        with pytest.raises(SystemExit) as exit_info:
+            main(["bench", *places, "--device", "cpu", "--max-new-tokens", "6", *words])
+        return int(exit_info.value.code or 0)
+
+    return run
+
+
+def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
+    bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        words = ["--method", "plain", "--method", f"drafter={folder / 'drafter'},candidates=4"]
+        words += ["--temperature", "0", "--temperature", "1", "--num-prompts", "3"]
+        page = file.with_suffix(".html")
+        assert bench(*words, "--json", str(file), "--report", str(page)) == 0
+        assert "speed-up over plain" in capsys.readouterr().out
+        document = read_document(file)
+        assert document.prompts == 3
+        assert document.settings.temperatures == (0.0, 1.0)
+        assert document.figures("drafter", 0.0).identical_to_target
+        assert page.read_text().lower().startswith("<!doctype html>")
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--compare", *map(str, files)])
+    assert not exit_info.value.code
+    assert "drafter" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "there is nothing to compare"),
+        (["--method", "small-lm"], "cannot be used"),
+        (["--method", "plain", "--batch-size", "0"], "batch_size"),
+        (["--method", "plain", "--keep-state", "--repeats", "2"], "must not see a prompt twice"),
+        (["--method", "plain", "--max-new-tokens", "400"], "do not fit into the target's context"),
+        (["--method", "plain", "--temperature", "-1"], "temperatures"),
+        (["--method", "drafter=nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    bench: Bench, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*words) == 2
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert expected in error
+
+
+def test_files_that_exist_are_refused_before_any_work(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken.html"
+    taken.touch()
+    assert bench("--method", "plain", "--report", str(taken)) == 2
+    assert "choose another name for --report" in capsys.readouterr().err
+
+
+def test_a_target_or_prompts_that_are_not_there_are_named(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--method", "plain", target="nowhere") == 2
+    assert "cannot load the target" in capsys.readouterr().err
+    assert bench("--method", "plain", prompts="nowhere.jsonl") == 2
+    assert "cannot read the prompts" in capsys.readouterr().err
+
+
+def test_something_else_is_no_result_to_compare(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--compare", str(folder / "prompts.jsonl"), str(folder / "prompts.jsonl")])
+    assert exit_info.value.code == 2
+    assert "is no result of `jakiro bench`" in capsys.readouterr().err
+
+
+def test_the_schema_describes_every_field_of_a_method() -> None:
+    described = json.loads(schema())["$defs"]["MethodFigures"]
+    fields = ComparisonDocument.model_fields["methods"].annotation.__args__[0].model_fields
+    assert described["properties"].keys() == fields.keys()
+    assert set(described["required"]) >= {"name", "temperature", "tau", "speedup", "seconds"}

@@ -1,0 +1,70 @@
+"""`jakiro features`: the size comes first, then shards that a run can be trained from."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.features import offline_run
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, tiny_run, write_jsonl
+
+from jakiro.cli import main
+from jakiro.utils.settings import dump_settings
+from training.train import train
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a target, texts and settings of a run."""
+    tiny_llama(vocab=300, eos_token_id=0).save_pretrained(tmp_path / "target")
+    tiny_tokenizer(texts=TEXTS).save_pretrained(tmp_path / "target")
+    write_jsonl(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
+    (tmp_path / "run.yaml").write_text(dump_settings(tiny_run(tmp_path)))
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> int:
+    """Run the command and return its exit code."""
+    given = ["--config", str(folder / "run.yaml"), "--out", str(folder / "features")]
+    with pytest.raises(SystemExit) as exit_:
+        main(["features", *given, *words])
+    return int(exit_.value.code or 0)
+
+
+def test_a_run_is_trained_from_what_the_command_wrote(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--set", "features.dtype=fp32") == 0
+    size, end = capsys.readouterr().out.splitlines()
+    assert " tokens x 512 bytes = " in size
+    assert "in 1 shard, " in size
+    assert end == f"all features are in {folder / 'features'}"
+    train(offline_run(folder, steps=2, evaluation={"num_prompts": 0}))
+
+
+def test_what_is_damaged_is_written_anew_on_request(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder) == 0
+    (shard,) = (folder / "features").glob("*.safetensors")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + b"x")
+    assert run(folder) == 0  # without being asked to, it looks at sizes only
+    assert shard.read_bytes() != content
+    capsys.readouterr()
+    assert run(folder, "--check") == 0
+    assert capsys.readouterr().out.startswith(f"damaged: {shard.name}\n")
+    assert shard.read_bytes() == content
+
+
+def test_a_disk_that_is_too_small_is_one_line_after_the_size(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(folder)._replace(free=2000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    assert run(folder) == 2
+    captured = capsys.readouterr()
+    assert " tokens x 256 bytes = " in captured.out
+    assert captured.err.splitlines()[-1].startswith("error: the features do not fit on the disk")
+    assert not list((folder / "features").glob("*.safetensors"))

@@ -1,0 +1,150 @@
+"""`jakiro train` says what a run takes, launches it, and says whether the data is enough."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, tiny_run, write_jsonl
+
+from jakiro.cli import main
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.utils.settings import dump_settings
+from training.distributed.launch import Processes, command
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run of a few steps in a file."""
+    tiny_llama(vocab=300, eos_token_id=0).save_pretrained(tmp_path / "target")
+    tiny_tokenizer(texts=TEXTS).save_pretrained(tmp_path / "target")
+    write_jsonl(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
+    changes = {"steps": 2, "engine": {"device": "cpu"}, "evaluation": {"num_prompts": 1}}
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_settings(tiny_run(tmp_path, **changes)))
+    return file
+
+
+def run(*words: str) -> object:
+    """Run the command line in this process and return its exit code."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", *words])
+    return exit_.value.code or 0
+
+
+def test_a_dry_run_needs_no_weights_and_writes_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.parent / "target" / "model.safetensors").unlink()
+    before = sorted(config.parent.rglob("*"))
+    words = ["--config", str(config), "--dry-run", "--processes", "2", "--device-memory", "80"]
+    assert run(*words, "--device-speed", "400") == 0
+    told = capsys.readouterr().out
+    for name in ("optimizer states", "activations", "features", "disk", "80.0 GiB", "TFLOP"):
+        assert name in told
+    assert sorted(config.parent.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+@pytest.mark.parametrize("option", ["--processes", "--nodes"])
+def test_there_are_no_runs_on_nothing(
+    config: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), option, "0", "--dry-run") == 2
+    assert "greater than or equal to 1" in capsys.readouterr().err
+
+
+def test_a_dry_run_for_a_gpu_elsewhere_says_what_is_here_and_leaves_the_time_open(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
+    assert run(*words) == 2
+    assert "remedy: give --device-memory" in capsys.readouterr().err
+    assert run(*words, "--device-memory", "80") == 0
+    told = capsys.readouterr()
+    assert f"the run would not start (torch {torch.__version__}" in " ".join(told.err.split())
+    assert "with --device-speed" in told.out
+    assert "80.0 GiB" in told.out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+@pytest.mark.parametrize("micro_batch", ["1", "auto"])
+def test_a_dry_run_for_several_machines_elsewhere_asks_no_gpu_of_this_one(
+    config: Path, micro_batch: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostfile = config.parent / "hosts"
+    hostfile.write_text("one slots=2\ntwo slots=2\n")
+    words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
+    words += ["--hostfile", str(hostfile), "--device-memory", "80", "--micro-batch", micro_batch]
+    assert run(*words) == 0
+    told = capsys.readouterr().out
+    assert "4 process(es)" in told
+    assert "80.0 GiB" in told
+
+
+def test_one_process_trains_here_with_as_many_rows_at_a_time_as_fit(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), "--micro-batch", "auto") == 0
+    folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    record = JakiroDrafter.from_pretrained(folder).config.record
+    assert record["settings"]["batch"]["micro_batch"] == 4
+    assert "micro_batch: 4" in (config.parent / "run" / "config.yaml").read_text()
+
+
+def test_two_processes_are_launched(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    words = ["--config", str(config), "--processes", "2"]
+    assert run(*words, "--set", "engine.zero_stage=2", "--micro-batch", "2") == 0
+    folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    assert JakiroDrafter.from_pretrained(folder).config.record["training"]["step"] == 2
+
+
+def test_rows_that_cannot_be_shared_out_are_refused_before_anything_starts(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), "--processes", "3") == 2
+    assert "cannot be shared out evenly" in capsys.readouterr().err
+    assert not (config.parent / "run").exists()
+
+
+def test_a_learning_curve_trains_what_is_not_trained_yet(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(config), "--learning-curve", "0.5,1"]
+    assert run(*words) == 0
+    first = capsys.readouterr()
+    assert first.err.count("learning curve: training on") == 2
+    assert first.err.count("rows read, ") == 1
+    assert first.err.count("documents packed into") == 2  # other ones for each share
+    assert run(*words) == 0
+    second = capsys.readouterr()
+    assert "training on" not in second.err
+    assert first.out.splitlines()[-1] == second.out.splitlines()[-1]
+
+
+def test_several_machines_are_handed_to_the_launcher(config: Path) -> None:
+    hostfile = config.parent / "hosts"
+    hostfile.write_text("one slots=4\ntwo slots=4\nthree slots=2\n")
+    settings = tiny_run(config.parent, engine={"device": "cpu"})
+    taking_part = Processes(None, hostfile, 2, "slurm", ("--master_addr", "one"))
+    assert taking_part.count(settings) == 8
+    assert Processes(3, hostfile).count(settings) == 8
+    words = command(settings, config, ["steps=2"], taking_part)
+    assert words[0] == sys.executable
+    assert words[3:] == [
+        *("--hostfile", str(hostfile), "--num_nodes", "2", "--launcher", "slurm"),
+        *("--master_addr", "one", "--module", "training.train"),
+        *("--config", str(config), "--set", "steps=2"),
+    ]
+    with pytest.raises(ConfigError, match="too few machines"):
+        Processes(None, hostfile, 4).count(settings)

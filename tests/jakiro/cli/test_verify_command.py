@@ -1,0 +1,119 @@
+"""`jakiro verify`: one line per check, the verdict as exit code, mistakes as exit code 2."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_llama, tiny_settings
+from helpers.tokenizers import tiny_tokenizer
+
+from inference.decoder import SpeculativeDecoder
+from jakiro.cli import main
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+
+QUICK = ("--max-new-tokens", "4", "--samples", "50", "--top-k", "8", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def drafter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    record = record_target(TargetAdapter(model).spec, str(folder / "target"), tokenizer)
+    torch.manual_seed(0)
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
+    return folder / "drafter"
+
+
+@pytest.fixture
+def prompts_path(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "def main("}\n{"prompt": "print("}\n')
+    return path
+
+
+def _run(drafter: Path, *words: str | Path) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["verify", "--drafter", str(drafter), *map(str, words)])
+    return int(exit_info.value.code or 0)
+
+
+def test_a_correct_drafter_gives_a_line_per_check_a_verdict_and_exit_code_0(
+    drafter_path: Path, prompts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    assert _run(drafter_path, "--prompts", prompts_path, "--json", figures, *QUICK) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["greedy equality", "sequence law", "token ranks", "impossible tokens"]
+    assert [line.split(":")[0] for line in lines[:4]] == [f"pass  {name}" for name in names]
+    assert lines[4].startswith("pass  ")
+    assert lines[4].endswith("in float32: 4 of 4 checks passed")
+    stored = json.loads(figures.read_text())
+    assert stored["passed"] is True
+    assert stored["settings"]["top_k"] == 8
+    assert [check["name"] for check in stored["checks"]] == names
+    assert stored["checks"][1]["p_value"] >= stored["checks"][1]["threshold"]
+
+
+def test_built_in_prompts_are_used_where_none_are_given(
+    drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(drafter_path, "--num-prompts", "3", "--sampled-prompts", "0", *QUICK) == 0
+    assert "3 prompts, 12 tokens equal" in capsys.readouterr().out
+
+
+def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
+    drafter_path: Path,
+    prompts_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    correct = SpeculativeDecoder.generate
+
+    def fault(self: SpeculativeDecoder, prompt: Any, **arguments: Any) -> object:
+        output = correct(self, prompt, **arguments)
+        output.new_token_ids[1] = 7
+        return output
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", fault)
+    words = ("--prompts", prompts_path, "--num-prompts", "1", "--sampled-prompts", "0")
+    assert _run(drafter_path, *words, *QUICK) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FAIL  greedy equality: 1 prompts, 1 tokens equal")
+    assert "difference: prompt 1, new token 2" in lines[1]
+    assert lines[2].endswith("0 of 1 checks passed")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompts", "missing.jsonl"], "cannot read the prompts in missing.jsonl"),
+        (["--samples", "5"], "unusable value for 'samples'"),
+        (["--temperature", "0"], "unusable value for 'temperature'"),
+        (["--target", "nowhere/to be found"], "cannot load the target"),
+        (["--json", "."], "cannot write the figures"),
+        (["--json", "no/such/folder/figures.json"], "got: no such folder"),
+        (["--max-new-tokens", "500"], "do not fit into the target's context"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    drafter_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(drafter_path, *words) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_figures_are_never_written_over_a_file(drafter_path: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("mine")
+    assert _run(drafter_path, "--json", old, *QUICK) == 2
+    assert old.read_text() == "mine"

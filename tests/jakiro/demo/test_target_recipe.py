@@ -1,0 +1,272 @@
+"""The embedded target: recipe, optimizer, interruption, and cache."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from rich.progress import Progress
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jakiro.demo.corpus import Corpus, SourceFile
+from jakiro.demo.presets import PRESETS, TargetRecipe
+from jakiro.demo.pretraining import Pretraining, learning_rate_share
+from jakiro.demo.target import RECORD_NAME, is_intact, read_record, train_target
+from jakiro.errors import DataError
+from training.loop.muon import Muon, orthogonalize
+
+TINY = PRESETS["smoke"].model_copy(
+    update={
+        "name": "tiny",
+        "target": TargetRecipe(
+            vocab_size=300,
+            num_layers=2,
+            hidden_size=16,
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=8,
+            intermediate_size=32,
+            row_tokens=16,
+            rows_per_step=4,
+            num_steps=12,
+            warmup_steps=2,
+            held_out_rows=10,
+        ),
+    }
+)
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A tiny model gains nothing from threads and, on a busy machine, waits for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    files = tuple(
+        SourceFile(f"f{i}.py", f"def add_{i}(left, right):\n    return left + right * {i}\n" * 4)
+        for i in range(30)
+    )
+    return Corpus(train=files[:20], dev=files[20:25], test=files[25:], fingerprint="0" * 64)
+
+
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(disable=True)
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the next training be interrupted when it has taken this many steps."""
+    advance = Pretraining.advance
+
+    def plan(num_steps: int) -> None:
+        steps = count()
+
+        def advance_or_stop(run: Pretraining) -> float:
+            if next(steps) == num_steps:
+                monkeypatch.setattr(Pretraining, "advance", advance)
+                raise Interrupted
+            return advance(run)
+
+        monkeypatch.setattr(Pretraining, "advance", advance_or_stop)
+
+    return plan
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    mine, theirs = weights_of(one), weights_of(other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_target_learns_and_is_loaded_by_transformers(
+    corpus: Corpus, progress: Progress, tmp_path: Path
+) -> None:
+    folder = train_target(TINY, corpus, tmp_path, progress)
+    record = read_record(folder)
+    assert record.held_out_loss < torch.log(torch.tensor(300.0))
+    assert record.tokens == 12 * 4 * 16
+    assert record.recipe == TINY.target
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer("def add_1(", return_tensors="pt")["input_ids"]
+    assert model(ids).logits.shape == (1, ids.shape[1], 300)
+    assert model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.pad_token_id
+
+
+def test_second_call_trains_nothing(
+    corpus: Corpus, progress: Progress, tmp_path: Path, interrupt_at: Callable[[int], None]
+) -> None:
+    first = train_target(TINY, corpus, tmp_path, progress)
+    interrupt_at(0)
+    assert train_target(TINY, corpus, tmp_path, progress) == first
+
+
+def test_interrupted_training_resumes_to_the_same_weights(
+    corpus: Corpus, progress: Progress, tmp_path: Path, interrupt_at: Callable[[int], None]
+) -> None:
+    straight = train_target(TINY, corpus, tmp_path / "straight", progress)
+    interrupt_at(7)
+    with pytest.raises(Interrupted):
+        train_target(TINY, corpus, tmp_path / "cut", progress, seconds_between_checkpoints=0.0)
+    interrupt_at(6)  # were it to start anew, it would need twelve steps and not come through
+    resumed = train_target(TINY, corpus, tmp_path / "cut", progress)
+    assert_same_weights(straight, resumed)
+    assert [path.name for path in (tmp_path / "cut").iterdir() if path.is_dir()] == [resumed.name]
+
+
+def test_damaged_checkpoint_starts_anew(
+    corpus: Corpus,
+    progress: Progress,
+    tmp_path: Path,
+    interrupt_at: Callable[[int], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    straight = train_target(TINY, corpus, tmp_path / "straight", progress)
+    interrupt_at(7)
+    with pytest.raises(Interrupted):
+        train_target(TINY, corpus, tmp_path / "cut", progress, seconds_between_checkpoints=0.0)
+    (checkpoint,) = (tmp_path / "cut").glob(".*.partial/training.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1000])
+    resumed = train_target(TINY, corpus, tmp_path / "cut", progress)
+    assert_same_weights(straight, resumed)
+    assert "training starts anew" in caplog.text
+
+
+def test_interruption_leaves_nothing_that_looks_like_a_target(
+    corpus: Corpus, progress: Progress, tmp_path: Path, interrupt_at: Callable[[int], None]
+) -> None:
+    interrupt_at(7)
+    with pytest.raises(Interrupted):
+        train_target(TINY, corpus, tmp_path, progress)
+    assert not list(tmp_path.glob("target-*"))
+
+
+def test_interruption_while_saving_is_made_good(
+    corpus: Corpus, progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("jakiro.demo.target.mean_loss", raise_interrupted)
+        with pytest.raises(Interrupted):
+            train_target(TINY, corpus, tmp_path, progress)
+    assert not list(tmp_path.glob("target-*"))
+    assert is_intact(train_target(TINY, corpus, tmp_path, progress))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", RECORD_NAME])
+@pytest.mark.parametrize("damage", ["missing", "half"])
+def test_half_written_target_is_rebuilt(
+    name: str, damage: str, corpus: Corpus, progress: Progress, tmp_path: Path
+) -> None:
+    folder = train_target(TINY, corpus, tmp_path, progress)
+    path = folder / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "half":
+        path.write_bytes(content[: len(content) // 2])
+    assert not is_intact(folder)
+    assert train_target(TINY, corpus, tmp_path, progress) == folder
+    assert is_intact(folder)
+
+
+def test_another_recipe_or_corpus_is_another_target(
+    corpus: Corpus, progress: Progress, tmp_path: Path
+) -> None:
+    other_corpus = replace(corpus, fingerprint="1" * 64)
+    other_recipe = TINY.model_copy(update={"target": TINY.target.model_copy(update={"seed": 1})})
+    folders = {
+        train_target(TINY, corpus, tmp_path, progress),
+        train_target(TINY, other_corpus, tmp_path, progress),
+        train_target(other_recipe, corpus, tmp_path, progress),
+    }
+    assert len(folders) == 3
+
+
+def test_two_at_once_train_one_target(
+    corpus: Corpus, progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = []
+    advance = Pretraining.advance
+
+    def counted(run: Pretraining) -> float:
+        builds.append(run)
+        return advance(run)
+
+    monkeypatch.setattr(Pretraining, "advance", counted)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(train_target, TINY, corpus, tmp_path, progress) for _ in range(2)]
+    assert calls[0].result() == calls[1].result()
+    assert len(builds) == TINY.target.num_steps
+
+
+def test_text_shorter_than_a_batch_is_a_clear_error(
+    corpus: Corpus, progress: Progress, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="too few tokens"):
+        train_target(TINY, replace(corpus, train=corpus.train[:1]), tmp_path, progress)
+
+
+def test_learning_rate_rises_stays_and_falls() -> None:
+    recipe = TINY.target.model_copy(update={"num_steps": 10, "warmup_steps": 2, "decay_share": 0.5})
+    shares = [learning_rate_share(recipe, step) for step in range(10)]
+    assert shares == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 32, 8), (2, 8, 32)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    matrices = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalize(matrices, num_steps=8))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
+    start = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(0))
+    ours = [nn.Parameter(matrix.clone()) for matrix in start]
+    theirs = [nn.Parameter(matrix.clone()) for matrix in start]
+    optimizers = (Muon(ours, lr=0.1), torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0))
+    for step in range(3):
+        gradients = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(step + 1))
+        for parameter, gradient in zip([*ours, *theirs], [*gradients, *gradients], strict=True):
+            parameter.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine - other).abs().max() < 0.01
+
+
+def test_muon_update_does_not_depend_on_the_scale_of_gradients() -> None:
+    small, large = (nn.Parameter(torch.zeros(6, 4)) for _ in range(2))
+    small.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    large.grad = 1000 * small.grad
+    for parameter in (small, large):
+        Muon([parameter]).step()
+    torch.testing.assert_close(small, large)
+
+
+def test_every_preset_names_itself() -> None:
+    assert {name: preset.name for name, preset in PRESETS.items()} == {
+        "smoke": "smoke",
+        "small": "small",
+    }
+
+
+def raise_interrupted(*_: object) -> float:
+    raise Interrupted

@@ -1,0 +1,110 @@
+"""The target adapter and its cache: trees, packed rows and commits reproduce plain forwards."""
+
+import pytest
+import torch
+from helpers.models import tiny_llama
+from helpers.trees import PARENTS, path_to, tree_step
+
+from jakiro.errors import TargetMismatch, TargetNotSupported
+from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
+from jakiro.target.masks import ancestor_matrix
+from jakiro.target.record import check_target, record_target
+
+# Forwards of other shapes round differently, by how much depends on the processor.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def test_the_ancestor_matrix_holds_exactly_each_nodespath_to() -> None:
+    matrix = ancestor_matrix(torch.tensor([PARENTS]), max_depth=4)[0]
+    for query in range(len(PARENTS)):
+        assert matrix[query].nonzero().flatten().tolist() == sorted(path_to(query))
+
+
+@torch.no_grad()
+def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    prompt, drafts = torch.randint(0, 61, (1, 6)), torch.randint(0, 61, (1, 8))
+    cache = target.new_cache(1, 64)
+    target.forward(chain_step(prompt, 0), cache)
+    step = tree_step(drafts, start=6)
+    logits = target.logits(target.forward(step, cache).features)
+    for query in range(8):
+        path = torch.cat((prompt, drafts[:, path_to(query)]), dim=1)
+        torch.testing.assert_close(logits[0, query], model(path).logits[0, -1], **CLOSE)
+
+    accepted = torch.tensor([path_to(7)])
+    kept = torch.arange(6, 6 + accepted.shape[1])[None]
+    cache.move(step.slots.gather(1, accepted), kept)
+    more = torch.randint(0, 61, (1, 3))
+    start = 6 + accepted.shape[1]
+    got = target.logits(target.forward(chain_step(more, start), cache).features)
+    path = torch.cat((prompt, drafts[:, path_to(7)], more), dim=1)
+    torch.testing.assert_close(got[0], model(path).logits[0, start:], **CLOSE)
+
+
+@torch.no_grad()
+def test_ragged_sequences_of_a_batch_do_not_disturb_each_other() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    tokens = torch.randint(0, 61, (2, 9))
+    lengths = torch.tensor([5, 8])
+    cache = target.new_cache(2, 20)
+    target.forward(chain_step(tokens[:, :8], 0), cache)
+    roots = tokens.gather(1, lengths[:, None])
+    step = StepInput(roots, lengths[:, None], lengths[:, None], lengths, highest_slot=8)
+    got = target.logits(target.forward(step, cache).features)
+    for row, length in enumerate(lengths.tolist()):
+        expected = model(tokens[row : row + 1, : length + 1]).logits[0, -1]
+        torch.testing.assert_close(got[row, 0], expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_packed_documents_are_isolated_and_rows_read_the_cache() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    documents = [torch.randint(0, 61, (1, count)) for count in (5, 7)]
+    step = StepInput(
+        token_ids=torch.cat(documents, dim=1),
+        positions=torch.tensor([[*range(5), *range(7)]]),
+        slots=torch.arange(12)[None],
+        lengths=torch.tensor([0]),
+        highest_slot=11,
+        documents=torch.tensor([[0] * 5 + [1] * 7]),
+    )
+    cache = target.new_cache(1, 12)
+    logits = target.logits(target.forward(step, cache).features)
+    expected = torch.cat([model(document).logits for document in documents], dim=1)
+    torch.testing.assert_close(logits, expected)
+
+    rows = cache.rows(torch.tensor([[3, 10]]), layers=(0, 2))
+    layer = cache.slot_layers[2]
+    assert rows.shape == (1, 2, 2, 32)
+    torch.testing.assert_close(rows[0, 1, 1, :16], layer.keys[0, :, 10].flatten())
+    torch.testing.assert_close(rows[0, 1, 1, 16:], layer.values[0, :, 10].flatten())
+
+
+def test_the_fingerprint_survives_a_change_of_dtype_but_not_of_weights() -> None:
+    spec = TargetAdapter(tiny_llama()).spec
+    record = record_target(spec, "tiny")
+    check_target(record, TargetAdapter(tiny_llama().bfloat16()).spec)
+    with pytest.raises(TargetMismatch, match="another target"):
+        check_target(record, TargetAdapter(tiny_llama(seed=5)).spec)
+
+
+def test_a_target_whose_siblings_see_each_other_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def everyone(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
+        return torch.ones(*parents.shape, parents.shape[1], dtype=torch.bool).tril()
+
+    monkeypatch.setattr("jakiro.target.adapter.ancestor_matrix", everyone)
+    with pytest.raises(TargetNotSupported, match="does not reproduce"):
+        TargetAdapter(tiny_llama())
+
+
+def test_rotary_factors_that_depend_on_the_length_are_refused() -> None:
+    model = tiny_llama()
+    model.config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
+    with pytest.raises(TargetNotSupported, match="longrope"):
+        TargetAdapter(model)

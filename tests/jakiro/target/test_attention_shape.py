@@ -1,0 +1,46 @@
+"""A trunk has the heads of the target's last layer where it can have them."""
+
+from typing import Any
+
+import pytest
+from helpers.families import tiny_family
+
+from jakiro.config import TrunkSettings
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention_shape import AttentionShape, usual_shape
+
+LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_base=500_000.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "heads"),
+    [
+        ("llama, grouped heads", {}, (4, 2, 8, 10_000.0)),
+        ("llama, grouped heads", {"rope_theta": 500_000.0}, (4, 2, 8, 500_000.0)),
+        ("llama, one head for all", {}, (4, 1, 8, 10_000.0)),
+        ("llama, wide heads", {}, (4, 2, 12, 10_000.0)),
+        ("deepseek_v3", {}, (1, 1, 64, 10_000.0)),  # keys and values differ in size
+        ("gpt2", {}, (4, 4, 8, 10_000.0)),
+    ],
+)
+def test_it_is_read_off_the_target(
+    family: str, changes: dict[str, Any], heads: tuple[int, int, int, float]
+) -> None:
+    attention = TargetAdapter(tiny_family(family, **changes)).spec.attention
+    assert tuple(attention.model_dump().values()) == heads
+
+
+def test_what_is_given_stands_and_the_rest_is_the_targets() -> None:
+    heads = TrunkSettings(num_heads=16, rope_base=100.0).heads_for(LLAMA3)
+    assert heads == LLAMA3.model_copy(update={"num_heads": 16, "rope_base": 100.0})
+
+
+def test_heads_that_do_not_fit_those_of_the_target_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected: a multiple of 8 heads; got: 12"):
+        TrunkSettings(num_heads=12).heads_for(LLAMA3)
+
+
+def test_a_target_of_unknown_heads_gives_heads_of_64() -> None:
+    assert usual_shape(4096).num_heads == 64
+    assert usual_shape(32).num_heads == 1

@@ -1,0 +1,257 @@
+"""Every family of targets: its trees, commits and greedy tokens equal those of the stock model."""
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+from helpers.families import FAMILIES, WINDOW, tiny_family, tiny_model
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.trees import path_to, tree_step
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inference import SpeculativeDecoder
+from inference.trees.shape import TreeShape
+from jakiro.errors import PromptError, TargetNotSupported
+from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
+from jakiro.target.cache import StateSource
+
+BEYOND_THE_WINDOW = 2 * WINDOW + 5
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def _tokens(count: int) -> Tensor:
+    return torch.randint(2, 61, (1, count), generator=torch.Generator().manual_seed(count))
+
+
+@torch.no_grad()
+def _assert_tree_equals_paths(model: nn.Module, length: int) -> None:
+    """Compare a tree after `length` tokens with its paths, then commit one and read on."""
+    target = TargetAdapter(model)
+    prompt, drafts, more = _tokens(length), _tokens(8), _tokens(3)
+    cache = target.new_cache(1, 64)
+    target.forward(chain_step(prompt, 0), cache)
+    step = tree_step(drafts, start=length)
+    logits = target.logits(target.forward(step, cache).features)
+    for query in range(8):
+        path = torch.cat((prompt, drafts[:, path_to(query)]), dim=1)
+        torch.testing.assert_close(logits[0, query], model(input_ids=path).logits[0, -1], **CLOSE)
+
+    accepted = torch.tensor([path_to(7)])
+    start = length + accepted.shape[1]
+    cache.move(step.slots.gather(1, accepted), torch.arange(length, start)[None])
+    got = target.logits(target.forward(chain_step(more, start), cache).features)
+    path = torch.cat((prompt, drafts[:, path_to(7)], more), dim=1)
+    torch.testing.assert_close(got[0], model(input_ids=path).logits[0, start:], **CLOSE)
+
+
+def _assert_greedy_tokens_equal_generate(model: Any) -> None:
+    target = TargetAdapter(model)
+    widths = target.spec.kv_widths
+    layers = tuple(layer for layer, width in enumerate(widths) if width == widths[0])
+    drafter = tiny_drafter(target, tiny_settings(layers=layers))
+    shape = TreeShape(children=4, breadth=3, num_nodes=12)
+    output = SpeculativeDecoder(model, drafter, tree=shape).generate([3, 4, 5], max_new_tokens=30)
+    ids = torch.tensor([[3, 4, 5]])
+    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 30}
+    assert output.sequences.tolist() == model.generate(input_ids=ids, **arguments).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_hidden_states_of_accepted_nodes_are_those_of_the_stock_model(family: str) -> None:
+    model = tiny_family(family)
+    target = TargetAdapter(model)
+    if family in {"gemma3n", "opt, projected"}:  # several streams, and streams of another width
+        assert target.spec.num_hidden_states is None
+        return
+    every = tuple(range(target.spec.num_hidden_states))
+    prompt, drafts = _tokens(5), _tokens(8)
+    cache = target.new_cache(1, 64, every)
+    target.forward(chain_step(prompt, 0), cache)
+    step = tree_step(drafts, start=5)
+    features = target.forward(step, cache).features
+    source = StateSource("hidden", every)
+    torch.testing.assert_close(cache.state(step.slots, source)[:, :, -1], features)
+    accepted = torch.tensor([path_to(7)])
+    end = 5 + accepted.shape[1]
+    cache.move(step.slots.gather(1, accepted), torch.arange(5, end)[None])
+    path = torch.cat((prompt, drafts[:, path_to(7)]), dim=1)
+    expected = model(input_ids=path, output_hidden_states=True).hidden_states
+    got = cache.state(torch.arange(end)[None], source)
+    torch.testing.assert_close(got, torch.stack(expected, dim=2), **CLOSE)
+
+
+@pytest.mark.parametrize("length", [5, BEYOND_THE_WINDOW])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_equal_paths_and_commits_equal_recomputing(family: str, length: int) -> None:
+    _assert_tree_equals_paths(tiny_family(family), length)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_those_of_generate(family: str) -> None:
+    _assert_greedy_tokens_equal_generate(tiny_family(family, vocab_size=11))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "llama4"])
+@torch.no_grad()
+def test_packed_documents_are_isolated_within_windows(family: str) -> None:
+    model = tiny_family(family)
+    target = TargetAdapter(model)
+    documents = [_tokens(count) for count in (13, 21)]
+    step = StepInput(
+        token_ids=torch.cat(documents, dim=1),
+        positions=torch.tensor([[*range(13), *range(21)]]),
+        slots=torch.arange(34)[None],
+        lengths=torch.tensor([0]),
+        highest_slot=33,
+        documents=torch.tensor([[0] * 13 + [1] * 21]),
+    )
+    logits = target.logits(target.forward(step, target.new_cache(1, 34)).features)
+    expected = torch.cat([model(input_ids=document).logits for document in documents], dim=1)
+    torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+def test_a_window_that_no_layer_reads_is_refused() -> None:
+    with pytest.raises(TargetNotSupported, match="window that its layers do not read"):
+        TargetAdapter(tiny_llama(sliding_window=WINDOW))
+
+
+def test_layers_that_reuse_rows_of_others_need_none_of_their_own() -> None:
+    spec = TargetAdapter(tiny_family("gemma4, shared rows")).spec
+    assert spec.kv_widths == (32, 32)
+
+
+def test_the_text_part_of_a_multimodal_model_is_a_target() -> None:
+    text = tiny_family("mistral").config.to_dict()
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    model = tiny_model(
+        "Mistral3ForConditionalGeneration",
+        text_config=text,
+        vision_config={"model_type": "pixtral", "image_size": 16, "patch_size": 8, **vision},
+        image_token_index=60,
+    )
+    _assert_tree_equals_paths(model, BEYOND_THE_WINDOW)
+    _assert_greedy_tokens_equal_generate(model)
+
+
+_RECURRENT = {
+    "mamba": ("MambaForCausalLM", {"state_size": 4}, "linear_attention"),
+    "jamba": ("JambaForCausalLM", {"use_mamba_kernels": False}, "linear_attention"),
+    "falcon_h1": ("FalconH1ForCausalLM", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "hybrid"),
+    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        {"num_experts": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
+        "linear_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model_class", "fields", "kind"), _RECURRENT.values(), ids=_RECURRENT)
+def test_layers_with_a_recurrent_state_are_refused_by_name(
+    model_class: str, fields: dict[str, Any], kind: str
+) -> None:
+    with pytest.raises(TargetNotSupported, match=kind):
+        TargetAdapter(tiny_model(model_class, **fields))
+
+
+@pytest.mark.parametrize(
+    ("model_class", "fields", "decoder"),
+    [
+        ("BloomForCausalLM", {}, "BloomModel"),
+        ("MptForCausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "MptModel"),
+        ("FalconForCausalLM", {"alibi": True}, "FalconModel"),
+    ],
+)
+def test_positions_that_follow_the_order_of_the_cache_are_refused(
+    model_class: str, fields: dict[str, Any], decoder: str
+) -> None:
+    with pytest.raises(TargetNotSupported, match=decoder):
+        TargetAdapter(tiny_model(model_class, **fields))
+
+
+def test_rotary_factors_that_depend_on_the_length_are_refused_in_any_kind_of_layer() -> None:
+    model = tiny_family("gemma3")
+    model.config.rope_parameters["sliding_attention"]["rope_type"] = "longrope"
+    with pytest.raises(TargetNotSupported, match="longrope"):
+        TargetAdapter(model)
+
+
+def test_llama4_ends_before_its_temperatures_depend_on_the_order_of_the_cache() -> None:
+    model = tiny_family("llama4", floor_scale=32)
+    _assert_tree_equals_paths(model, BEYOND_THE_WINDOW)
+    with pytest.raises(PromptError, match="at most 31 positions"):
+        SpeculativeDecoder(model).generate([1, 2], max_new_tokens=30)
+
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+BUILDS_AN_ADAPTER = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+
+def _with_lora(model: PreTrainedModel) -> peft.PeftModel:
+    """Add adapters that change every law: their weights are random, where fresh ones are zero."""
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+    )
+    adapted = peft.get_peft_model(model, config).eval()
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(weight, std=0.3)
+    return adapted
+
+
+@BUILDS_AN_ADAPTER
+def test_a_model_with_lora_adapters_is_a_target() -> None:
+    plain = tiny_llama()(input_ids=_tokens(5)).logits
+    adapted = _with_lora(tiny_llama())
+    assert (adapted(input_ids=_tokens(5)).logits - plain).abs().max() > 0.1
+    _assert_tree_equals_paths(adapted, length=5)
+    _assert_greedy_tokens_equal_generate(adapted)
+
+
+@BUILDS_AN_ADAPTER
+@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
+def test_adapters_of_virtual_tokens_are_refused_by_name(kind: type[peft.PeftConfig]) -> None:
+    config = kind(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    with pytest.raises(TargetNotSupported, match=r"P(ROMPT|REFIX)_TUNING"):
+        TargetAdapter(peft.get_peft_model(tiny_llama(), config).eval())
+
+
+class _EightBitLinear(nn.Module):
+    """A linear layer of 8-bit weights, and on request of 8-bit inputs with one scale for all."""
+
+    def __init__(self, linear: nn.Linear, quantise_inputs: bool) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.quantise_inputs = quantise_inputs
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.quantise_inputs:
+            unit = features.abs().amax() / 127
+            features = (features / unit).round() * unit
+        return features @ (self.weight * self.scale).T
+
+
+def _quantised(model: PreTrainedModel, quantise_inputs: bool = False) -> PreTrainedModel:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, _EightBitLinear(child, quantise_inputs))
+    return model
+
+
+def test_a_target_with_quantised_weights_is_decoded_exactly() -> None:
+    model = _quantised(tiny_llama())
+    _assert_tree_equals_paths(model, length=5)
+    _assert_greedy_tokens_equal_generate(model)
+
+
+def test_inputs_quantised_by_one_scale_for_all_tokens_of_a_forward_are_refused() -> None:
+    with pytest.raises(TargetNotSupported, match="quantised activations"):
+        TargetAdapter(_quantised(tiny_llama(), quantise_inputs=True))

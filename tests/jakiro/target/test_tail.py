@@ -1,0 +1,249 @@
+"""The target's last layers run alone: the target's own features, and nothing of it is touched."""
+
+import pytest
+import torch
+from helpers.drafting import assert_training_equals_drafting, assert_tree_equals_paths
+from helpers.families import FAMILIES, WINDOW, tiny_family
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import one_document, tiny_training
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from jakiro.errors import TargetNotSupported
+from jakiro.experts import BankOutput
+from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.target.tail import TargetTail
+from training.loss.anchors import draw_blocks
+from training.loss.drafting import draft_all_positions, through_tail
+
+COUNT = 2 * WINDOW + 5
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+REVERSED = ["full_attention", "sliding_attention"] * 2
+
+OFTEN = ["mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral", "llama4"]
+REFUSED = {
+    "gpt2": "layers that cannot be taken apart",
+    "gptj": "layers that cannot be taken apart",
+    "falcon": "layers that cannot be taken apart",
+    "opt, projected": "layers that cannot be taken apart",
+    "gemma3n": "layers that cannot be taken apart",
+    "gemma4, shared rows": "layers that cannot be taken apart",
+    "gemma4, heads of two widths": "without providing `input_ids`",  # it embeds per layer
+    "granite": "features that differ by",  # it scales what comes in, too
+    "opt": "features that differ by",  # it adds positions to what comes in
+}
+
+
+def _tokens(count: int) -> Tensor:
+    return torch.randint(2, 61, (1, count), generator=torch.Generator().manual_seed(count))
+
+
+@torch.no_grad()
+def _assert_tail_makes_the_features(model: PreTrainedModel, num_layers: int) -> None:
+    """Feed a tail what the model says enters it, for more tokens than a window holds."""
+    target = TargetAdapter(model)
+    tail, tokens = TargetTail(target, num_layers), _tokens(COUNT)
+    states = model(input_ids=tokens, output_hidden_states=True).hidden_states
+    positions = torch.arange(COUNT)[None]
+    cache = tail.new_cache(1, COUNT)
+    cache.aim(positions, num_visible=COUNT)
+    causal = torch.ones(1, COUNT, COUNT, dtype=torch.bool).tril()
+    got = tail.forward(states[tail.input_state], positions, causal, positions, cache)
+    torch.testing.assert_close(got, states[-1], **CLOSE)
+
+
+@pytest.mark.parametrize("family", OFTEN)
+def test_a_tail_makes_the_targets_features_of_its_hidden_states(family: str) -> None:
+    _assert_tail_makes_the_features(tiny_family(family), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(REFUSED)))
+def test_tails_of_every_family_make_its_features_unless_refused(
+    family: str, num_layers: int
+) -> None:
+    _assert_tail_makes_the_features(tiny_family(family), num_layers)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_the_last_layer_may_be_of_another_kind_than_the_one_before(num_layers: int) -> None:
+    model = tiny_family("gemma3", layer_types=REVERSED)
+    _assert_tail_makes_the_features(model, num_layers)
+
+
+def test_layers_that_ask_for_what_is_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetAdapter(tiny_llama())
+
+    def fail(*_: object, **__: object) -> Tensor:
+        raise AttributeError("no such part")
+
+    monkeypatch.setattr(TargetTail, "forward", fail)
+    with pytest.raises(TargetNotSupported, match="no such part"):
+        TargetTail(target, 1)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_layers_that_cannot_run_alone_are_refused_by_name(family: str) -> None:
+    model = tiny_family(family)
+    with pytest.raises(TargetNotSupported, match=REFUSED[family]) as caught:
+        TargetTail(TargetAdapter(model), 1)
+    assert type(model).__name__ in str(caught.value)
+    assert "set drafter.tail_layers to 0" in str(caught.value)
+
+
+@torch.no_grad()
+def test_the_target_is_what_it_was_after_its_tail_was_built_and_run() -> None:
+    model = tiny_family("gemma3")
+    tokens = _tokens(COUNT)
+    expected = model(input_ids=tokens).logits
+    weights = {name: (part, part.clone()) for name, part in model.state_dict().items()}
+    layers, config = list(model.model.layers), model.config.to_dict()
+    _assert_tail_makes_the_features(model, 1)
+    assert list(model.model.layers) == layers
+    assert model.config.to_dict() == config
+    for name, part in model.state_dict().items():
+        shared, before = weights[name]
+        assert part.data_ptr() == shared.data_ptr()
+        assert torch.equal(part, before)
+    assert torch.equal(model(input_ids=tokens).logits, expected)
+
+
+WINDOWED = {
+    "mistral, tail-1": ("mistral", 1, {}),
+    "mistral, tail-2": ("mistral", 2, {}),
+    "gemma3, full last": ("gemma3", 2, {}),
+    "gemma3, sliding last": ("gemma3", 2, {"layer_types": REVERSED}),
+    "gemma3, sliding only": ("gemma3", 1, {"layer_types": REVERSED}),
+    "gemma3, narrower than a tree": (
+        "gemma3",
+        2,
+        {"layer_types": REVERSED, "sliding_window": 3},
+    ),
+    "llama4, chunks": ("llama4", 2, {}),
+}
+
+
+OFTEN_WINDOWED = [
+    name
+    if name in ("gemma3, narrower than a tree", "llama4, chunks")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in WINDOWED
+]
+
+
+@pytest.mark.parametrize("length", [WINDOW - 3, COUNT])
+@pytest.mark.parametrize("name", OFTEN_WINDOWED)
+@torch.no_grad()
+def test_windows_end_where_they_do_in_training(name: str, length: int) -> None:
+    family, tail, changes = WINDOWED[name]
+    target = TargetAdapter(tiny_family(family, **changes))
+    settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=tail)
+    assert_training_equals_drafting(target, tiny_drafter(target, settings), length, depth=6)
+
+
+@pytest.mark.parametrize("name", OFTEN_WINDOWED)
+@torch.no_grad()
+def test_windows_of_a_tree_count_positions_and_not_slots(name: str) -> None:
+    """Nodes take a slot each, beyond their positions; here paths outgrow windows and chunks."""
+    family, tail, changes = WINDOWED[name]
+    target = TargetAdapter(tiny_family(family, **changes))
+    settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=tail)
+    assert_tree_equals_paths(target, tiny_drafter(target, settings), COUNT, passes=5)
+
+
+def test_gradients_reach_the_drafter_through_the_tail_and_none_the_target() -> None:
+    tiny = tiny_training(tiny_settings(combine="sum", parallel_levels=0, tail_layers=1))
+    model = tiny.target.model
+    anchors = torch.from_numpy(draw_blocks(torch.zeros(20, dtype=torch.long).numpy(), 3, (0,)))
+    batch = one_document(_tokens(20), anchors)
+    tiny.loss(batch, feature_weight=0.0).total.backward()  # the tail is all that is left
+    for name, part in tiny.drafter.named_parameters():
+        assert part.grad is not None, name
+        assert part.grad.isfinite().all(), name
+        assert part.grad.any(), name
+    assert all(part.grad is None and not part.requires_grad for part in model.parameters())
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_rows(
+    num_layers: int,
+) -> None:
+    """Published form: 2S rows [true; predicted] and one mask, through the layers one by one."""
+    model = tiny_llama()
+    target, count = TargetAdapter(model), 14
+    tail, tokens = TargetTail(target, num_layers), _tokens(count)
+    anchors = torch.from_numpy(draw_blocks(torch.zeros(count, dtype=torch.long).numpy(), 3, (4,)))
+    batch = one_document(tokens, anchors)
+    settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=num_layers)
+    tiny = tiny_training(settings)
+    view = tiny.view(batch)
+    (output,) = draft_all_positions(tiny.drafter, view, batch)
+    got = through_tail(output, tail, view, batch, 0).features[:, :, 0, 0]
+
+    states = model(input_ids=tokens, output_hidden_states=True).hidden_states
+    rows = torch.cat((states[-1 - num_layers], output.expected), dim=1)
+    expected = _stock_layers(model, rows, _double_mask(anchors, count), num_layers)[:, count:]
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    _assert_same_gradients(tiny.drafter, got, expected)
+
+
+def _double_mask(anchors: Tensor, count: int) -> Tensor:
+    """True i sees true j <= i; predicted i sees true j <= a_i and predicted a_i < j <= i."""
+    mask = torch.full((2 * count, 2 * count), float("-inf"))
+    for i in range(count):
+        mask[i, : i + 1] = 0
+        mask[count + i, : anchors[i] + 1] = 0
+        mask[count + i, count + anchors[i] + 1 : count + i + 1] = 0
+    return mask[None, None]
+
+
+def _stock_layers(model: nn.Module, rows: Tensor, mask: Tensor, num_layers: int) -> Tensor:
+    decoder = model.get_decoder()
+    positions = torch.arange(rows.shape[1] // 2).repeat(2)[None]
+    rotations = decoder.rotary_emb(rows, positions)
+    for layer in decoder.layers[-num_layers:]:
+        rows = layer(rows, attention_mask=mask, position_embeddings=rotations)
+        rows = rows if isinstance(rows, Tensor) else rows[0]
+    return decoder.norm(rows)
+
+
+def _assert_same_gradients(drafter: nn.Module, got: Tensor, expected: Tensor) -> None:
+    weights, parts = torch.randn_like(got), list(drafter.parameters())
+    pairs = [
+        torch.autograd.grad((one * weights).sum(), parts, allow_unused=True, retain_graph=True)
+        for one in (got, expected)
+    ]
+    for one, other in zip(*pairs, strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_rows_that_a_tail_keeps_are_those_of_the_targets_cache() -> None:
+    target = TargetAdapter(tiny_llama())
+    tail, slots = TargetTail(target, 2), torch.arange(9)[None]
+    cache = target.new_cache(1, 16)
+    target.forward(chain_step(_tokens(9), 0), cache)
+    rows = tail.rows(cache, slots)
+    own = tail.new_cache(1, 16)
+    tail.keep(own, rows, slots)
+    for layer, kept in zip(cache.slot_layers[-2:], own.slot_layers, strict=True):
+        assert torch.equal(layer.keys[:, :, :9], kept.keys[:, :, :9])
+        assert torch.equal(layer.values[:, :, :9], kept.values[:, :, :9])
+
+
+def test_an_output_behind_the_tail_keeps_weights_and_gate() -> None:
+    tiny = tiny_training(tiny_settings(combine="sum", parallel_levels=0, tail_layers=1))
+    batch = one_document(_tokens(8), (torch.arange(8) - 1).clamp(min=0))
+    reader = tiny.reader(8)
+    view = reader.view(batch)
+    (output,) = draft_all_positions(tiny.drafter, view, batch)
+    assert reader.tail is not None
+    behind = through_tail(output, reader.tail, view, batch, 0)
+    assert isinstance(behind, BankOutput)
+    assert behind.features.shape == output.features.shape
+    assert torch.equal(behind.gate, output.gate)
+    assert torch.equal(behind.log_weights, output.log_weights)

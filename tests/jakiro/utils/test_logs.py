@@ -1,0 +1,35 @@
+"""Only the first process speaks, on standard error."""
+
+import pytest
+from transformers.utils.logging import is_progress_bar_enabled
+
+from jakiro.utils.logs import get_logger, quiet_libraries
+
+
+def test_records_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    get_logger("training.loop.trainer").warning("few documents")
+    captured = capsys.readouterr()
+    assert "few documents" in captured.err
+    assert not captured.out
+
+
+def test_other_ranks_are_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    get_logger("training.loop.trainer").warning("few documents")
+    assert not capsys.readouterr().err
+
+
+def test_loggers_lie_below_one_root() -> None:
+    assert get_logger("jakiro.target.adapter").name == "jakiro.target.adapter"
+    assert get_logger("inference.engine.loop").name == "jakiro.inference.engine"
+
+
+def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
+    assert is_progress_bar_enabled()
+    with quiet_libraries():
+        with quiet_libraries():
+            pass
+        assert not is_progress_bar_enabled()
+    assert is_progress_bar_enabled()

@@ -1,0 +1,70 @@
+"""A run's folder says where its result comes from."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+import jakiro.utils.provenance
+from jakiro.utils.provenance import provenance, write_provenance
+from jakiro.utils.settings import Settings, load_settings
+
+
+class Recipe(Settings):
+    num_steps: int = 3
+
+
+def test_provenance_names_command_versions_and_machine() -> None:
+    record = provenance()
+    assert record["argv"] == sys.argv
+    assert record["versions"]["torch"] == metadata.version("torch")
+    assert record["time"].endswith("+00:00")
+    assert record["num_cpus"] >= 1
+
+
+def test_a_run_folder_holds_the_resolved_settings_and_the_provenance(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_provenance(folder, Recipe(num_steps=5))
+    assert load_settings(Recipe, folder / "config.yaml") == Recipe(num_steps=5)
+    record = json.loads((folder / "provenance.json").read_text())
+    assert set(record) == {"argv", "time", "git", "versions", "platform", "num_cpus"}
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == {"num_steps": 5}
+
+
+def test_a_checkout_is_named_with_its_commit_and_whether_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jakiro.utils.provenance, "_CODE", tmp_path)
+    _git(tmp_path, "init")
+    _git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-mx")
+    clean = provenance()["git"]
+    (tmp_path / "new").touch()
+    changed = provenance()["git"]
+    assert (clean["is_dirty"], changed["is_dirty"]) == (False, True)
+    assert clean["sha"] == changed["sha"] == _git(tmp_path, "rev-parse", "HEAD")
+
+
+def test_a_checkout_without_commits_has_no_git_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jakiro.utils.provenance, "_CODE", tmp_path)
+    _git(tmp_path, "init")
+    assert provenance()["git"] is None
+
+
+def test_a_copy_inside_another_checkout_has_no_git_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _git(tmp_path, "init")
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.setattr(jakiro.utils.provenance, "_CODE", tmp_path / "site-packages")
+    assert provenance()["git"] is None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

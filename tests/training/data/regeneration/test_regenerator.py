@@ -1,0 +1,348 @@
+"""Answers in the data become the target's own, wherever the writing was interrupted."""
+
+import json
+import resource
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.templates import family_tokenizer
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
+from transformers import LlamaForCausalLM
+
+from inference import SpeculativeDecoder
+from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.outputs import GenerateOutput
+from jakiro.errors import ConfigError, DataError
+from jakiro.target.adapter import TargetAdapter
+from training.data.documents import encode_documents
+from training.data.regeneration.output_file import OutputFile
+from training.data.regeneration.regenerator import (
+    RegenerationSettings,
+    Regenerator,
+    Written,
+    identify,
+)
+from training.data.sources import find_sources
+
+TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
+CHATS = [
+    [
+        {"role": "user", "content": f"What is {number} + 1?"},
+        {"role": "assistant", "content": "Who knows?"},
+        {"role": "user", "content": "Please."},
+        {"role": "assistant", "content": "No."},
+    ]
+    for number in range(3)
+]
+ROWS = [
+    {"messages": CHATS[0]},
+    {"text": TEXTS[0][:40]},
+    {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]},
+    {"messages": CHATS[1]},
+    {"input_ids": [40, 41, 42, 43], "loss_mask": [0, 0, 1, 1]},
+    {"messages": CHATS[2][:2]},
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return tiny_llama(vocab=300, eos_token_id=0, max_position_embeddings=256)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "data.jsonl", ROWS)
+
+
+def regenerator(
+    target: LlamaForCausalLM, is_drafting: bool = False, **settings: Any
+) -> Regenerator:
+    drafter = tiny_drafter(TargetAdapter(target)) if is_drafting else None
+    values = {"max_new_tokens": 12, "prompt_tokens": 8, "batch_size": 4} | settings
+    decoder = SpeculativeDecoder(target, drafter, TOKENIZER)
+    return Regenerator(decoder, RegenerationSettings(**values))
+
+
+def write(one: Regenerator, data: Path, out: Path) -> Written:
+    return one.write(find_sources([str(data)]), OutputFile(out))
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_answer_is_what_the_target_generates_after_the_answers_before(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    written = write(regenerator(target), data, tmp_path / "out.jsonl")
+    rows = rows_of(tmp_path / "out.jsonl")
+    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert (written.rows, written.answers) == (6, 8)
+    for row in (row for row in rows if "messages" in row):
+        for index in range(1, len(row["messages"]), 2):
+            inputs = TOKENIZER.apply_chat_template(
+                row["messages"][:index], add_generation_prompt=True, return_tensors="pt"
+            )
+            output = target.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0)
+            new = output[0, inputs["input_ids"].shape[1] :]
+            expected = TOKENIZER.decode(new, skip_special_tokens=True)
+            assert row["messages"][index]["role"] == "assistant"
+            assert row["messages"][index]["content"] == expected
+
+
+def test_turns_of_others_stay_and_rows_keep_their_form(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    write(regenerator(target), data, tmp_path / "out.jsonl")
+    first, text, *_, tokens, _ = rows_of(tmp_path / "out.jsonl")
+    assert first["messages"][::2] == CHATS[0][::2]
+    start = TOKENIZER.decode(TOKENIZER(TEXTS[0][:40])["input_ids"][:8])
+    assert text["text"].startswith(start)
+    assert tokens["input_ids"][:2] == [40, 41]
+    assert tokens["loss_mask"] == [0, 0] + [1] * (len(tokens["input_ids"]) - 2)
+    (source,) = find_sources([str(tmp_path / "out.jsonl")])
+    assert len(list(encode_documents(TOKENIZER, source.records()))) == len(ROWS)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_neither_the_batch_size_nor_interruptions_change_a_row(
+    target: LlamaForCausalLM,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+) -> None:
+    write(regenerator(target, True, **settings), data, tmp_path / "whole.jsonl")
+    parted = tmp_path / "parted.jsonl"
+    one = regenerator(target, True, **settings, batch_size=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(SpeculativeDecoder, "generate_batch", _interrupted_after(3))
+        with pytest.raises(KeyboardInterrupt):
+            write(one, data, parted)
+    assert len(rows_of(parted)) == 2
+    parted.write_bytes(parted.read_bytes() + b'{"row": 3, "mess')  # what a crash cut off
+    written = write(one, data, parted)
+    assert written.rows == 4
+    assert parted.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert write(one, data, parted) == Written()
+
+
+def _interrupted_after(count: int) -> Any:
+    original, calls = SpeculativeDecoder.generate_batch, iter(range(count))
+
+    def generate(*arguments: Any, **options: Any) -> list[GenerateOutput]:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    return generate
+
+
+def test_greedy_rows_do_not_depend_on_a_drafter_or_the_seed(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    write(regenerator(target), data, tmp_path / "plain.jsonl")
+    written = write(regenerator(target, True, seed=9), data, tmp_path / "drafted.jsonl")
+    assert written.tau >= 1
+    texts = [(tmp_path / name).read_bytes() for name in ("plain.jsonl", "drafted.jsonl")]
+    assert texts[0] == texts[1]
+
+
+def test_drawn_rows_follow_the_seed(target: LlamaForCausalLM, data: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        one = regenerator(target, temperature=1.0, seed=seed)
+        write(one, data, tmp_path / f"{seed}.jsonl")
+    assert rows_of(tmp_path / "0.jsonl") != rows_of(tmp_path / "1.jsonl")
+
+
+def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
+    small = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=1), target)
+    other = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=2), target)
+    pairs = (CombinedDrafter(small, AdedDrafter()), CombinedDrafter(other, LookupDrafter()))
+    trained = tiny_drafter(TargetAdapter(target))
+    deciders = (None, LookupDrafter(), AdedDrafter(), small, other, *pairs, trained)
+    identities = [
+        identify(SpeculativeDecoder(target, one, TOKENIZER), settings, find_sources([str(data)]))
+        for one in deciders
+    ]
+    assert len({identity["drafter"] for identity in identities}) == len(deciders)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"max_new_tokens": 13}, "max_new_tokens"), ({"temperature": 0.5}, "temperature")],
+)
+def test_a_file_made_with_other_settings_is_refused(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path, settings: dict[str, Any], name: str
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(regenerator(target), data, out)
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match=rf"other settings \({name} differs\)"):
+        write(regenerator(target, **settings), data, out)
+    assert out.read_bytes() == before
+
+
+def test_a_file_of_another_target_or_of_other_data_is_refused(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(regenerator(target), data, out)
+    other = tiny_llama(vocab=300, eos_token_id=0, max_position_embeddings=256)
+    with torch.no_grad():
+        other.model.norm.weight[3] += 1e-3  # which the fingerprint of drafters does not see
+    with pytest.raises(ConfigError, match="target_weights differs"):
+        write(regenerator(other), data, out)
+    with pytest.raises(ConfigError, match="data differs"):
+        write(regenerator(target), write_jsonl(tmp_path / "less.jsonl", ROWS[:3]), out)
+    out.with_name("out.jsonl.settings").unlink()
+    with pytest.raises(ConfigError, match="a file that regeneration began"):
+        write(regenerator(target), data, out)
+
+
+def test_a_file_of_a_target_in_another_dtype_says_so_and_how_to_go_on(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(regenerator(target), data, out)
+    halved = regenerator(deepcopy(target).to(torch.bfloat16))
+    message = (
+        r"\(target_dtype differs\); expected: float32; got: bfloat16; "
+        r"remedy: choose another file, or repeat --dtype float32"
+    )
+    with pytest.raises(ConfigError, match=message):
+        write(halved, data, out)
+    record = out.with_name("out.jsonl.settings")
+    known = json.loads(record.read_text())
+    del known["target_dtype"]
+    record.write_text(json.dumps(known))
+    with pytest.raises(ConfigError, match=r"are incomplete.*target_dtype.*make the rows again"):
+        write(regenerator(target), data, out)
+
+
+def test_a_file_that_another_process_writes_is_refused(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    one = regenerator(target)
+    sources, out = find_sources([str(data)]), tmp_path / "out.jsonl"
+    with (
+        OutputFile(out).claim({}),
+        pytest.raises(ConfigError, match="another process is writing"),
+    ):
+        one.write(sources, OutputFile(out))
+    with pytest.raises(ConfigError, match=r"a name that ends in \.jsonl"):
+        OutputFile(tmp_path / "out.txt")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"no": 1}, "data.jsonl:2 is neither a text"),
+        ({"text": "a"}, "data.jsonl:2 holds no text to be continued"),
+        ({"text": "word " * 9, "messages": CHATS[0]}, "data.jsonl:2 has several forms"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 0]}, "data.jsonl:2 has no prompt before"),
+        ({"input_ids": [300, 2], "loss_mask": [0, 1]}, "data.jsonl:2 has a token that the target"),
+        ({"messages": [CHATS[0][0] | {"content": "x " * 300}, CHATS[0][1]]}, "does not fit into"),
+    ],
+)
+def test_an_unusable_row_is_named_or_skipped_and_counted(
+    target: LlamaForCausalLM, tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [ROWS[0], row, ROWS[5]])
+    with pytest.raises(DataError, match=message):
+        write(regenerator(target), data, tmp_path / "out.jsonl")
+    out = tmp_path / "skipping.jsonl"
+    assert write(regenerator(target, skip_bad_rows=True), data, out).left_out == 1
+    assert [row["row"] for row in rows_of(out)] == [1, 3]
+
+
+def test_a_full_disk_is_named_and_the_next_start_goes_on(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", ROWS[:1] * 9)
+    out, one = tmp_path / "out.jsonl", regenerator(target, batch_size=2, max_new_tokens=5)
+    write(one, data, tmp_path / "whole.jsonl")
+    size = (tmp_path / "whole.jsonl").stat().st_size * 5 // 6
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot write to .*out\.jsonl.*File too large"):
+            write(one, data, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    write(one, data, out)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_calls_of_tools_stay_because_their_results_follow(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    template = CHAT_TEMPLATE.replace("m.content", "(m.content or m.tool_calls[0].name)")
+    call = {"role": "assistant", "tool_calls": [{"name": "add"}]}
+    chat = [CHATS[0][0], call, {"role": "tool", "content": "2"}, CHATS[0][1]]
+    row = {"messages": chat, "tools": [{"name": "add"}]}
+    data = write_jsonl(tmp_path / "data.jsonl", [row])
+    decoder = SpeculativeDecoder(target, tokenizer=tiny_tokenizer(template))
+    one = Regenerator(decoder, RegenerationSettings(max_new_tokens=5))
+    assert write(one, data, tmp_path / "out.jsonl").answers == 1
+    (got,) = rows_of(tmp_path / "out.jsonl")
+    assert got["messages"][:3] == chat[:3]
+    assert got["tools"] == row["tools"]
+
+
+def test_answers_without_an_end_are_counted(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    written = write(regenerator(target, max_new_tokens=2), data, tmp_path / "out.jsonl")
+    assert 0 < written.cut <= written.answers
+
+
+def test_no_end_is_learnt_of_answers_that_were_cut(data: Path, tmp_path: Path) -> None:
+    endless = regenerator(tiny_llama(vocab=300, max_position_embeddings=256), max_new_tokens=5)
+    written = write(endless, data, tmp_path / "out.jsonl")
+    assert written.cut == written.answers
+    (source,) = find_sources([str(tmp_path / "out.jsonl")])
+    records = [record for record in source.records() if "input_ids" not in record.fields]
+    for document in encode_documents(TOKENIZER, records):
+        learnt = document.token_ids[document.is_response]
+        assert len(learnt)
+        assert TOKENIZER.eos_token_id not in learnt
+
+
+@pytest.fixture
+def thinking() -> SpeculativeDecoder:
+    tokenizer = family_tokenizer("qwen3")
+    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=256)
+    return SpeculativeDecoder(model, tokenizer=tokenizer)
+
+
+def test_questions_are_what_decoding_reads_where_thoughts_are_forgotten(
+    thinking: SpeculativeDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+    original = SpeculativeDecoder.generate_batch
+
+    def noted(self: SpeculativeDecoder, prompts: Any, **options: Any) -> list[GenerateOutput]:
+        asked.extend(prompts)
+        return original(self, prompts, **options)
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate_batch", noted)
+    data = write_jsonl(tmp_path / "data.jsonl", [ROWS[0]])
+    write(Regenerator(thinking, RegenerationSettings(max_new_tokens=9)), data, tmp_path / "o.jsonl")
+    (row,) = rows_of(tmp_path / "o.jsonl")
+    assert thinking.tokenizer is not None
+    for question, index in zip(asked, (1, 3), strict=True):
+        assert question == thinking.tokenizer.apply_chat_template(
+            row["messages"][:index], add_generation_prompt=True, return_dict=False
+        )

@@ -1,0 +1,208 @@
+"""Rows become tokens, and the mask covers exactly what the drafter shall learn to guess."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.tokenizers import SlowTokenizer, tiny_tokenizer
+from helpers.training import CHAT_TEMPLATE, TEXTS
+from transformers import PreTrainedTokenizerBase
+
+from jakiro.errors import DataError
+from training.data.documents import Document, encode_documents
+from training.data.sources import Intake, Record
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "It is 2."},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "That is 4."},
+]
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, *rows: dict[str, Any], **options: Any
+) -> list[Document]:
+    records = [Record(row, f"file:{number}") for number, row in enumerate(rows, start=1)]
+    return list(encode_documents(tokenizer, records, **options))
+
+
+def responses(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[str]:
+    """The texts of the runs of response tokens."""
+    borders = np.flatnonzero(np.diff(document.is_response, prepend=False, append=False))
+    return [
+        tokenizer.decode(document.token_ids[begin:end].tolist())
+        for begin, end in borders.reshape(-1, 2)
+    ]
+
+
+def test_a_text_is_all_response_and_ends_with_the_end_of_sequence() -> None:
+    tokenizer = tiny_tokenizer()
+    (document,) = encode(tokenizer, {"text": TEXTS[0]})
+    assert document.is_response.all()
+    assert document.token_ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(document.token_ids[:-1].tolist()) == TEXTS[0]
+
+
+def test_a_text_that_was_cut_ends_where_it_was_cut() -> None:
+    tokenizer = tiny_tokenizer()
+    whole, cut = encode(tokenizer, {"text": TEXTS[0]}, {"text": TEXTS[0], "is_cut": True})
+    assert cut.is_response.all()
+    assert cut.token_ids.tolist() == whole.token_ids[:-1].tolist()
+
+
+def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    (document,) = encode(tokenizer, {"messages": CHAT})
+    assert responses(tokenizer, document) == ["It is 2.</s>", "That is 4.</s>"]
+    expected = tokenizer.apply_chat_template(CHAT, return_dict=False)
+    assert document.token_ids.tolist() == expected
+
+
+def test_a_tokenizer_without_offsets_finds_the_same_responses() -> None:
+    tokenizer = SlowTokenizer(CHAT_TEMPLATE)
+    (document,) = encode(tokenizer, {"messages": CHAT})
+    assert responses(tokenizer, document) == ["It is 2.</s>", "That is 4.</s>"]
+    expected = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert tokenizer.decode(document.token_ids.tolist()) == expected
+
+
+def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_row() -> None:
+    tokenizer = SlowTokenizer(CHAT_TEMPLATE, group=8)
+    with pytest.raises(DataError, match=r"which tokens of file:1 .* got: SlowTok.* remedy: put"):
+        encode(tokenizer, {"messages": CHAT})
+    assert len(encode(tokenizer, {"text": TEXTS[0]})) == 1
+    intake = Intake(is_skipping=True)
+    assert not encode(tokenizer, {"messages": CHAT}, intake=intake)
+    assert intake.skipped == 1
+
+
+def test_sharegpt_rows_are_read_like_messages() -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
+    plain, sharegpt = encode(tokenizer, {"messages": CHAT}, {"conversations": shared})
+    for one, other in zip(plain, sharegpt, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_texts_and_conversations_keep_their_order() -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    rows = [{"text": TEXTS[0]}, {"messages": CHAT}, {"text": TEXTS[1]}]
+    together = encode(tokenizer, *rows)
+    for document, row in zip(together, rows, strict=True):
+        np.testing.assert_array_equal(document.token_ids, encode(tokenizer, row)[0].token_ids)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
+        ({"text": None}, "file:1 is neither a text .*, and not null; got: text: null"),
+        ({"messages": None, "id": 3}, "file:1 is neither a text .*; got: messages: null, id"),
+        ({"messages": [None]}, "file:1 has a malformed turn; .* got: None"),
+        ({"messages": [CHAT[1] | {"content": None}]}, "file:1 has a malformed turn"),
+        ({"conversations": [{"from": None, "value": "?"}]}, "file:1 has a malformed turn"),
+        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": None}, "file:1 has unusable loss_mask; .* got: None"),
+        ({"text": 3}, "file:1 holds no text; expected: a string; got: int"),
+        ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
+        ({"messages": "hi"}, "file:1 holds no conversation"),
+        ({"messages": CHAT[:2]}, "file:1 has no assistant turn"),
+        ({"messages": []}, "file:1 has no assistant turn.* got: no turns"),
+        ({"messages": CHAT[2:3]}, "file:1 has no assistant turn that answers"),
+        ({"messages": [{"role": "assistant", "content": 3}]}, "file:1 has a malformed turn"),
+        ({"messages": [*CHAT[:2], {"role": "assistant"}]}, "file:1 has a malformed turn"),
+        ({"messages": [CHAT[1] | {"value": "?"}, CHAT[2]]}, "file:1 has a malformed turn"),
+        ({"messages": [CHAT[1] | {"content": [{"type": "image"}]}]}, "file:1 has a malformed turn"),
+        ({"messages": CHAT, "tools": "no JSON"}, "file:1 has malformed tools"),
+        ({"input_ids": [1, 2]}, "file:1 has unusable loss_mask"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a mask that does not fit"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 from 0 to 2"),
+        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has impossible token ids"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 is the same everywhere.*no response"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 is the same.* got: nothing but resp"),
+    ],
+)
+def test_a_row_that_teaches_nothing_is_named(row: dict[str, Any], message: str) -> None:
+    good = {"messages": CHAT}
+    with pytest.raises(DataError, match=message):
+        encode(tiny_tokenizer(CHAT_TEMPLATE), row)
+    intake = Intake(is_skipping=True)
+    (document,) = encode(tiny_tokenizer(CHAT_TEMPLATE), row, good, intake=intake)
+    assert intake.skipped == 1
+    assert document.is_response.any()
+
+
+def test_tokens_and_their_mask_are_taken_as_they_are() -> None:
+    row = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0], "attention_mask": [1] * 4}
+    for mask in (row["loss_mask"], [False, True, True, False]):
+        (document,) = encode(tiny_tokenizer(), row | {"loss_mask": mask})
+        assert document.token_ids.tolist() == [5, 6, 7, 8]
+        assert document.is_response.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "row", [{"input_ids": [5, 299, 7], "loss_mask": [0, 1, 1]}, {"text": "any text"}]
+)
+def test_a_token_that_the_target_does_not_have_is_named(row: dict[str, Any]) -> None:
+    tokenizer = tiny_tokenizer()
+    highest = max(encode(tokenizer, row, vocab_size=300)[0].token_ids)
+    with pytest.raises(DataError, match=rf"file:1 has a token .* got: {highest};"):
+        encode(tokenizer, row, vocab_size=int(highest))
+
+
+def test_a_conversation_of_text_parts_is_read_like_one_of_texts() -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    parted = [
+        {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]}
+        for turn in CHAT
+    ]
+    plain, same = encode(tokenizer, {"messages": CHAT}, {"conversations": parted})
+    np.testing.assert_array_equal(plain.token_ids, same.token_ids)
+
+
+def test_a_tokenizer_without_a_template_is_no_fault_of_a_row() -> None:
+    with pytest.raises(DataError, match="no chat template"):
+        encode(tiny_tokenizer(), {"messages": CHAT}, intake=Intake(is_skipping=True))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses file:1; .* got: roles must"),
+        ("{{ messages[9].content + 1 }}", "refuses file:1; .* got: .*no element 9"),
+        ("x{% if messages|length > 1 %}{% endif %}", "the same everywhere; .* got: no response"),
+        ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "got: nothing but response"),
+    ],
+)
+def test_an_unsuitable_template_is_explained(template: str | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        encode(tiny_tokenizer(template), {"messages": CHAT[:3]})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "half \ud800 a character"},
+        {
+            "messages": [
+                {"role": "user", "content": "\udfff"},
+                {"role": "assistant", "content": "a"},
+            ]
+        },
+        {"messages": [{"role": "user", "content": "\udfff"}]},
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "\ud800"}]},
+    ],
+)
+def test_half_a_character_is_a_fault_of_its_row(row: dict[str, Any]) -> None:
+    records = [Record({"text": "good"}, "data:1"), Record(row, "data:2")]
+    with pytest.raises(DataError, match="data:2 holds half a character"):
+        list(encode_documents(tiny_tokenizer(), records))
+    intake = Intake(is_skipping=True)
+    assert len(list(encode_documents(tiny_tokenizer(), records, intake))) == 1
+    assert intake.skipped == 1

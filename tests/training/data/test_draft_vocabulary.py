@@ -1,0 +1,120 @@
+"""A vocabulary of its own: which tokens are in it, what is lost outside, and a whole run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.training import TEXTS, one_document, tiny_run, tiny_training
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference import SpeculativeDecoder
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError, DataError
+from training.config import TrainSettings
+from training.data.draft_vocabulary import choose_draft_ids
+from training.data.token_store import TokenStore
+from training.loss.drafting import draft_all_positions
+from training.train import train
+
+
+def store_of(*documents: list[int], prompt: int = 0) -> TokenStore:
+    """Documents whose first `prompt` tokens are no response."""
+    starts = np.cumsum([0, *map(len, documents)])
+    is_response = np.concatenate([np.arange(len(one)) >= prompt for one in documents])
+    return TokenStore(np.concatenate(documents).astype(np.int32), is_response, starts, "any")
+
+
+def test_the_most_frequent_response_tokens_are_drafted() -> None:
+    store = store_of([9, 9, 9, 5, 5, 2], [8, 8, 8, 5, 7, 2], prompt=3)
+    assert choose_draft_ids(store, np.arange(2), 2, 10).tolist() == [2, 5]
+    assert choose_draft_ids(store, [0, 1], 3, 10).tolist() == [2, 5, 7]
+    assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # 7 is of no document asked for
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.data())
+def test_ties_go_to_smaller_ids_whatever_the_order(tokens: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(set(tokens))))
+    by_count = sorted(set(tokens), key=lambda token: (-tokens.count(token), token))
+    shuffled = data.draw(st.permutations(tokens))
+    got = choose_draft_ids(store_of(list(shuffled)), [0], size, 21)
+    assert got.tolist() == sorted(by_count[:size])
+    assert got.dtype == torch.int64
+
+
+def test_more_tokens_than_the_responses_hold_are_refused() -> None:
+    store = store_of([1, 2, 3, 3, 4, 4], prompt=2)
+    with pytest.raises(DataError, match=r"at most 2, the number of different tokens .* got: 3"):
+        choose_draft_ids(store, [0], 3, 10)
+
+
+@pytest.mark.parametrize("combine", ["sum", "mixture"])
+@torch.no_grad()
+def test_token_losses_sum_over_drafted_tokens_alone(combine: str) -> None:
+    tiny = tiny_training(tiny_settings(combine=combine, parallel_levels=2, draft_vocab_size=9))
+    drafter, count = tiny.drafter, 14
+    ids = torch.tensor([0, 3, 7, 12, 20, 33, 41, 55, 60])
+    assert drafter.draft_ids is not None
+    drafter.draft_ids.copy_(ids)
+    tokens = ids[torch.randint(0, 9, (1, count))]
+    tokens[0, [4, 9]] = torch.tensor([1, 59])  # are never drafted: weights stay as they are
+    batch = one_document(tokens, (torch.arange(count) - 1).clamp(min=0))
+    view = tiny.view(batch)
+    (output,) = draft_all_positions(drafter, view, batch)
+    terms = tiny.loss(batch, distance_decay=1.0)
+
+    drafted = tiny.target.logits(output.features[0])[..., ids].softmax(-1)
+    wanted = tiny.target.logits(view.features[0]).softmax(-1)
+    expected, correct = torch.zeros(3), torch.zeros(3)
+    for i in range(1, count):
+        weights = output.log_weights[0, i].exp()
+        for level in range(min(3, count - 1 - i)):
+            law = weights @ drafted[i, level]
+            expected[level] -= (wanted[i + level][ids] * law.log()).sum()
+            correct[level] += int(ids[law.argmax()] == wanted[i + level].argmax())
+            token = int(tokens[0, i + level + 1])
+            if token in ids:
+                weights = weights * drafted[i, level, :, ids.tolist().index(token)]
+                weights = weights / weights.sum()
+    torch.testing.assert_close(terms.token, expected, atol=1e-3, rtol=1e-4)
+    assert torch.equal(terms.correct, correct)
+
+
+@pytest.mark.parametrize("loss", ["kl", "reverse_kl", "total_variation"])
+def test_every_token_loss_has_finite_gradients_over_part_of_the_tokens(loss: str) -> None:
+    tiny = tiny_training(tiny_settings(parallel_levels=2, draft_vocab_size=9))
+    batch = one_document(torch.randint(0, 61, (1, 20)), (torch.arange(20) - 1).clamp(min=0))
+    for gradient in tiny.gradients(tiny.loss(batch, token_loss=loss).total):
+        assert gradient.isfinite().all()
+        assert gradient.any()
+
+
+def _run(folder: Path, size: int) -> TrainSettings:
+    return tiny_run(folder, drafter={"draft_vocab_size": size})
+
+
+def test_a_run_with_a_vocabulary_of_its_own_decodes_losslessly(workshop: Path) -> None:
+    folder = train(_run(workshop, 24))
+    drafter = JakiroDrafter.from_pretrained(folder)
+    ids = drafter.draft_ids
+    assert ids is not None
+    assert len(ids) == 24
+    assert ids.tolist() != list(range(24))
+    decoder = SpeculativeDecoder.from_pretrained(folder)
+    for text in TEXTS[:3]:
+        prompt = decoder.tokenizer(text[:20], return_tensors="pt")
+        expected = decoder.target.model.generate(**prompt, do_sample=False, max_new_tokens=24)
+        got = decoder.generate(text[:20], max_new_tokens=24)
+        assert got.sequences.tolist() == expected.tolist()
+
+
+def test_too_large_a_vocabulary_is_refused_before_the_run_folder_is_touched(
+    workshop: Path,
+) -> None:
+    with pytest.raises(DataError, match="different tokens"):
+        train(_run(workshop, 290))
+    with pytest.raises(ConfigError, match="larger than the target's vocabulary"):
+        train(_run(workshop, 301))
+    assert not (workshop / "run").exists()

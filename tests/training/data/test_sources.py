@@ -1,0 +1,129 @@
+"""Every supported file is read, and every unusable one is named with the place of the fault."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from helpers.training import write_jsonl
+
+from jakiro.errors import DataError
+from training.data.sources import FileSource, HubSource, Intake, find_sources
+
+ROWS = [{"text": "one"}, {"text": "two"}]
+
+
+def read(*paths: Path) -> list[tuple[dict, str]]:
+    sources = find_sources([str(path) for path in paths])
+    return [record[:2] for source in sources for record in source.records()]
+
+
+def test_json_jsonl_and_parquet_files_hold_the_same_rows(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ROWS)
+    (tmp_path / "b.json").write_text(json.dumps(ROWS))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "c.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        assert read(path) == [(row, f"{path}:{n}") for n, row in enumerate(ROWS, start=1)]
+
+
+def test_a_folder_stands_for_its_data_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    write_jsonl(tmp_path / "below" / "b.jsonl", ROWS[1:])
+    write_jsonl(tmp_path / "a.jsonl", ROWS[:1])
+    (tmp_path / "notes.txt").write_text("no data")
+    assert [fields for fields, _ in read(tmp_path)] == ROWS
+
+
+def test_empty_lines_are_passed_over_but_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
+    assert [place for _, place in read(path)] == [f"{path}:1", f"{path}:3"]
+    assert [record.number for record in FileSource(path).records()] == [1, 3]
+
+
+@pytest.mark.parametrize("content", ['{"text": "cut', "\x00", "{'text': 1}"])
+def test_a_malformed_line_is_named_with_file_and_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + content + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:2 is not JSON"):
+        read(path)
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl:1 is no row; expected: an object; got: list"):
+        read(write_jsonl(tmp_path / "a.jsonl", [[1, 2]]))
+
+
+def test_a_json_file_of_lines_gets_the_advice_to_rename_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"text": "one"}')
+    with pytest.raises(DataError, match=r"got: dict; remedy: end the file's name in \.jsonl"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/nowhere/at/all"])
+def test_a_missing_file_is_no_data_set_of_the_hub(name: str) -> None:
+    with pytest.raises(DataError, match="there is no file or folder"):
+        find_sources([name])
+
+
+def test_an_unknown_kind_of_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no data")
+    with pytest.raises(DataError, match="what kind of file"):
+        find_sources([str(tmp_path / "notes.txt")])
+    with pytest.raises(DataError, match="holds no training data"):
+        find_sources([str(tmp_path)])
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"no parquet")
+    with pytest.raises(DataError, match=r"cannot read .*a\.parquet"):
+        read(path)
+
+
+def test_a_data_set_by_name_is_read_through_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    write_jsonl(tmp_path / "set" / "train.jsonl", ROWS)
+    source, name = HubSource(str(tmp_path / "set"), "train"), str(tmp_path / "set")
+    records = [*source.records()]
+    assert records == [(row, f"{name}:{n}", n, 0) for n, row in enumerate(ROWS, start=1)]
+    assert source.fingerprint() == source.fingerprint() != ""
+    with pytest.raises(DataError, match="cannot load the data set"):
+        list(HubSource(name, "no such split").records())
+
+
+def test_a_name_that_is_no_path_is_a_data_set_of_the_hub_with_its_split() -> None:
+    assert find_sources(["org/chats", "org/chats:test"]) == (
+        HubSource("org/chats", "train"),
+        HubSource("org/chats", "test"),
+    )
+
+
+def test_malformed_lines_can_be_passed_over_and_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text\n[1]\n{"text": "two"}\n')
+    (source,) = find_sources([str(path)])
+    intake = Intake(is_skipping=True)
+    assert [record.fields for record in source.records(intake)] == ROWS
+    assert (intake.rows, intake.skipped) == (4, 2)
+
+
+def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> None:
+    paths = [
+        write_jsonl(tmp_path / name, rows)
+        for name, rows in (("a.jsonl", ROWS), ("b.jsonl", ROWS), ("c.jsonl", ROWS[:1]))
+    ]
+    same, also, other = (source.fingerprint() for source in find_sources(list(map(str, paths))))
+    assert same == also != other
+
+
+def test_brackets_without_end_are_a_malformed_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is not JSON"):
+        list(FileSource(path).records())

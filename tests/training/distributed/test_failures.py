@@ -1,0 +1,95 @@
+"""Losses that are not finite and memory that runs out stop a run, with what there is to know."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.processes import start_training
+from helpers.training import TEXTS, tiny_run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jakiro.errors import NumericalError, ResourceError
+from training.distributed.failures import exhaustion_explained, is_out_of_memory
+from training.train import train
+
+
+def spoil_target(folder: Path) -> None:
+    """Let the target say NaN of one of the texts, by a token that no other one has."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    first, *others = (set(tokenizer(text)["input_ids"]) for text in TEXTS)
+    token = min(first.difference(*others))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = float("nan")
+    model.save_pretrained(folder)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
+    workshop: Path,
+) -> None:
+    settings = tiny_run(
+        workshop,
+        optimizer={"learning_rate": 1e30, "clip": 0.0, "warmup_steps": 4},
+        checkpoint={"every": 1},
+        evaluation={"num_prompts": 0},
+    )
+    message = r"the (loss|gradient) of step \d+ is not finite; .*NaN or infinity from packed row "
+    with pytest.raises(NumericalError, match=message + r"\d+ \(.*texts\.jsonl:\d+") as caught:
+        train(settings)
+    kept = sorted((settings.run_folder / "checkpoints").glob("step-*"))
+    assert not kept or str(kept[-1]) in str(caught.value)
+    assert not settings.run_folder.joinpath("drafter").exists()
+
+
+def test_two_processes_stop_where_one_meets_a_loss_that_is_not_finite(workshop: Path) -> None:
+    spoil_target(workshop / "target")
+    settings = tiny_run(workshop, batch={"micro_batch": 1}, data={"held_out": 0})
+    trainees = start_training(settings, workshop, num_processes=2)
+    assert [trainee.end() for trainee in trainees] == [2, 2]
+    first, second = (trainee.errors for trainee in trainees)
+    *_, last = first.strip().splitlines()
+    assert last.startswith("error: the loss of step ")
+    assert f"{workshop / 'texts.jsonl'}:1" in last  # the line that the target says NaN of
+    assert "last good checkpoint: none yet" in last
+    assert "error: " not in second
+    assert "Traceback" not in first + second
+
+
+def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
+    settings = tiny_run(workshop, batch={"micro_batch": 2}, engine={"zero_stage": 2})
+    with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
+        torch.empty(1 << 50, dtype=torch.uint8)
+    for advice in (
+        "lower batch.micro_batch (2)",
+        "lower objective.chunk_rows (256)",
+        "set engine.activation_checkpointing=true",
+        "raise engine.zero_stage (2)",
+        "set engine.offload_optimizer=true",
+    ):
+        assert advice in str(caught.value)
+
+
+def test_an_evaluation_that_needs_too_much_says_what_of_it_to_lower(workshop: Path) -> None:
+    settings = tiny_run(workshop, evaluation={"max_new_tokens": 9})
+    with pytest.raises(ResourceError) as caught, exhaustion_explained(settings, evaluates=True):
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert "too little memory for an evaluation" in str(caught.value)
+    assert "evaluation.max_new_tokens (9)" in str(caught.value)
+
+
+def test_what_the_settings_would_refuse_is_no_advice(workshop: Path) -> None:
+    muon = tiny_run(workshop, optimizer={"kind": "muon"})
+    adapted = tiny_run(
+        workshop, lora={"rank": 2}, initialize={"drafter": "any"}, engine={"zero_stage": 2}
+    )
+    for settings in (muon, adapted):
+        with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
+            torch.empty(1 << 50, dtype=torch.uint8)
+        assert "engine.zero_stage" not in str(caught.value)
+        assert "engine.activation_checkpointing" in str(caught.value)
+
+
+def test_other_errors_are_left_as_they_are(workshop: Path) -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(RuntimeError, match="shapes"), exhaustion_explained(tiny_run(workshop)):
+        raise RuntimeError("shapes")

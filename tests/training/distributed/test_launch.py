@@ -1,0 +1,159 @@
+"""Two real processes train like one, whatever is shared out; DeepSpeed's launcher starts them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.processes import train_in_processes
+from helpers.training import tiny_run
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.utils.settings import dump_settings
+from training.config import TrainSettings
+from training.distributed.processes import free_port
+from training.evaluation.metrics import read_metrics
+from training.train import train
+
+REPOSITORY = Path(__file__).parents[3]
+# Rows differ in how many positions carry a loss, so each process has another count.
+SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch": 1}}
+
+
+def launch(
+    settings: TrainSettings | Path, workshop: Path, *extra: str, num_processes: int = 2
+) -> Any:
+    """Train under the launcher, as settings or a file of settings say."""
+    config = settings if isinstance(settings, Path) else workshop / "launch.yaml"
+    if isinstance(settings, TrainSettings):
+        config.write_text(dump_settings(settings))
+    launcher = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--master_port",
+        str(free_port()),
+    ]
+    command = [*launcher, "--num_accelerators", str(num_processes), "--module", "training.train"]
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [*command, "--config", str(config), *extra],
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=workshop,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def record_of(settings: TrainSettings) -> dict[str, Any]:
+    return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").config.record
+
+
+def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
+    """Same losses at every step, same evaluation, same drafter, within float32."""
+    metrics = [
+        [line for line in read_metrics(run.run_folder) if "loss" in line] for run in (one, other)
+    ]
+    for a, b in zip(*metrics, strict=True):
+        assert a["positions"] == b["positions"]
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-3)
+    drafters = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in (one, other)]
+    for a, b in zip(*(drafter.parameters() for drafter in drafters), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-3)
+    evaluations = [record_of(run)["evaluation"] for run in (one, other)]
+    assert evaluations[0]["held_out"]["loss"] == pytest.approx(
+        evaluations[1]["held_out"]["loss"], abs=1e-3
+    )
+    assert evaluations[0]["decoding"][0]["tokens"] == evaluations[1]["decoding"][0]["tokens"]
+
+
+@pytest.fixture(scope="module")
+def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """A finished run of one process, as it comes without any option of the engine."""
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("alone") / "workshop")
+    settings = tiny_run(folder, **SHORT)
+    train(settings)
+    return settings
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"zero_stage": 0, "activation_checkpointing": True},
+        {"zero_stage": 1},
+        {"zero_stage": 2, "offload_optimizer": True},
+        pytest.param({"zero_stage": 3}, marks=pytest.mark.slow),
+        {
+            **{"zero_stage": 3, "activation_checkpointing": True},
+            **{"offload_optimizer": True, "offload_parameters": True},
+        },
+    ],
+    ids=lambda engine: "-".join(map(str, engine.values())),
+)
+def test_two_processes_train_like_one(
+    workshop: Path, alone: TrainSettings, engine: dict[str, Any]
+) -> None:
+    shared = tiny_run(workshop, **SHORT, engine=engine)
+    train_in_processes(shared, workshop, num_processes=2)
+    assert_same_run(alone, shared)
+
+
+def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
+    finished = launch(tiny_run(workshop), workshop, "--set", "data.paths=[./none.jsonl]")
+    assert finished.returncode == 2
+    errors = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "there is no file or folder ./none.jsonl" in errors[0]
+    assert "Traceback" not in finished.stderr
+
+
+def test_the_demo_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
+    overrides = {
+        "target.name_or_path": workshop / "target",
+        "data.paths": [str(workshop / "texts.jsonl")],
+        "data.cache_folder": workshop / "cache",
+        "data.row_length": 48,
+        "data.held_out": 2,
+        "evaluation.num_prompts": 1,
+        "optimizer.warmup_steps": 1,
+        "steps": 2,
+        "run_folder": workshop / "demo",
+    }
+    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    config = REPOSITORY / "configs" / "demo.yaml"
+    finished = launch(config, workshop, *words, num_processes=1)
+    assert finished.returncode == 0, finished.stderr
+    drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
+    assert drafter.config.record["training"]["step"] == 2
+
+
+WAITING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+print("waiting", flush=True)
+time.sleep(60)
+"""
+LAUNCHING = """
+import sys
+from pathlib import Path
+from training.config import TrainSettings
+from training.distributed.launch import launch
+settings = TrainSettings.model_validate({"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}})
+sys.exit(launch([sys.executable, "-c", sys.argv[1]], settings))
+"""
+
+
+def test_a_request_to_terminate_reaches_what_was_launched() -> None:
+    words = [sys.executable, "-c", LAUNCHING, WAITING]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "waiting\n"
+        started.terminate()
+        assert started.wait(timeout=30) == 7

@@ -1,0 +1,85 @@
+"""Runs become one picture, while they go on and afterwards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from jakiro.cli import main
+from training.evaluation.curves import plot_runs, read_curves
+
+
+def _run(folder: Path, *, is_evaluated: bool = True, tau: float = 1.5) -> Path:
+    """A run's records as training writes them."""
+    folder.mkdir()
+    lines: list[dict[str, Any]] = [
+        {"step": step, "loss": 5.0 / step, "levels": [{"agreement": 0.1 * step}]}
+        for step in range(1, 5)
+    ]
+    found = {
+        "held_out": {"loss": 2.0, "levels": [{"agreement": 0.25}]},
+        "decoding": [{"tau": tau, "acceptance_by_depth": [0.5, 0.25]}],
+    }
+    if is_evaluated:
+        lines += [{"step": step, "evaluation": found} for step in (0, 4)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 5, "lo')  # still being written
+    return folder
+
+
+def _code(*words: str) -> object:
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    return exit_.value.code or 0
+
+
+def test_curves_are_what_was_recorded(tmp_path: Path) -> None:
+    curves = read_curves(_run(tmp_path / "run"))
+    assert curves.loss[0] == (1, 5.0)
+    assert curves.agreement[-1] == (4, pytest.approx(0.4))
+    assert curves.held_out_loss == [(0, 2.0), (4, 2.0)]
+    assert curves.held_out_agreement == [(0, 0.25), (4, 0.25)]
+    assert curves.tau == [(0, 1.5), (4, 1.5)]
+    assert curves.acceptance == [(1, 0.5), (2, 0.25)]
+
+
+def test_the_command_draws_several_runs_into_one_png(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path / "a"),
+        _run(tmp_path / "b$x$", is_evaluated=False),
+        _run(tmp_path / "c", tau=2.0),
+    ]
+    out = tmp_path / "curves.png"
+    assert _code("plot", *map(str, runs), "--out", str(out)) == 0
+    height, width, _ = imread(out).shape
+    assert width > 1000
+    assert height > 700
+    first = out.read_bytes()
+    plot_runs(runs[:1], out)  # replaced
+    assert out.read_bytes() != first
+
+
+def test_runs_without_an_evaluation_are_drawn_too(tmp_path: Path) -> None:
+    plot_runs([_run(tmp_path / "a", is_evaluated=False)], tmp_path / "curves.png")
+    assert imread(tmp_path / "curves.png").size
+
+
+@pytest.mark.parametrize(
+    ("run", "out", "message"),
+    [
+        ("missing", "curves.png", "no records of a run in"),
+        ("empty", "curves.png", "got: a folder without them"),
+        ("run", "curves.pdf", "expected: a name that ends in .png"),
+        ("run", "none/curves.png", "expected: a file in a folder that is there"),
+    ],
+)
+def test_what_cannot_be_drawn_or_stored_is_one_line(
+    tmp_path: Path, run: str, out: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    _run(tmp_path / "run")
+    assert _code("plot", str(tmp_path / run), "--out", str(tmp_path / out)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / out).exists()

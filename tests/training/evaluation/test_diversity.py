@@ -1,0 +1,130 @@
+"""What is said of experts, against counting by hand."""
+
+import json
+import math
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.training import random_batch, tiny_run, tiny_training
+
+from jakiro.experts import BankOutput
+from training.distributed.processes import Processes
+from training.evaluation import diversity as module
+from training.evaluation.diversity import Diversity, drafted, entropy, top_overlap
+from training.loss.drafting import draft_all_positions
+from training.train import train
+
+ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
+
+
+def _read(combine: str = "mixture", num_experts: int = 4, draws: int = 2) -> tuple[dict, list]:
+    """What is read of a random drafter, and its outputs with the chosen positions."""
+    training = tiny_training(tiny_settings(num_experts=num_experts, combine=combine))
+    batch = random_batch((9, 11), (20,), draws=draws)
+    outputs = list(draft_all_positions(training.drafter, training.view(batch), batch))
+    found = Diversity(ALONE, num_experts, combine == "mixture")
+    pairs = list(zip(outputs, drafted(batch), strict=True))
+    for output, chosen in pairs:
+        found.add(output, chosen, training.target.logits)
+    return found.read(), [(output, chosen, training.target.logits) for output, chosen in pairs]
+
+
+def test_overlap_and_entropies_are_those_counted_by_hand() -> None:
+    read, parts = _read()
+    overlaps, entropies, gates = [], [], []
+    for output, chosen, logits in parts:
+        for row, place in chosen.nonzero().tolist():
+            laws = logits(output.features[row, place, 0]).softmax(dim=-1)
+            tops = [set(law.topk(4).indices.tolist()) for law in laws]
+            overlaps.append(mean(len(one & other) / 4 for one, other in combinations(tops, 2)))
+            gate = output.gate[row, place].tolist()
+            entropies.append(-sum(p * math.log(p) for p in gate))
+            gates.append(gate)
+    mean_gate = [sum(column) / len(gates) for column in zip(*gates, strict=True)]
+    assert read["positions"] == len(gates) > 0
+    assert read["top_overlap"] == pytest.approx(sum(overlaps) / len(overlaps))
+    assert read["router_entropy"] == pytest.approx(sum(entropies) / len(entropies))
+    assert read["mean_gate"] == pytest.approx(mean_gate)
+    assert read["load_entropy"] == pytest.approx(-sum(p * math.log(p) for p in mean_gate))
+    assert read["load_entropy"] >= read["router_entropy"]
+
+
+def test_histograms_count_every_position_of_every_expert() -> None:
+    read, parts = _read()
+    gates = torch.cat([output.gate[chosen] for output, chosen, _ in parts])
+    for counts, column in zip(read["gate_histogram"], gates.T, strict=True):
+        expected = torch.histc(column.double(), bins=len(counts), min=0, max=1)
+        assert counts == expected.long().tolist()
+    laws = [
+        logits(output.features[:, :, 0][chosen]).softmax(-1) for output, chosen, logits in parts
+    ]
+    best = torch.cat(laws).amax(dim=-1)
+    for counts, column in zip(read["top_histogram"], best.T, strict=True):
+        assert sum(counts) == read["positions"]
+        assert counts[-1] == int((column >= 0.95).sum())
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = _read()
+    seen = []
+
+    def noted(logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits.shape[:2])
+        return top_overlap(logits)
+
+    monkeypatch.setattr(module, "_CHUNK", 20)
+    monkeypatch.setattr(module, "top_overlap", noted)
+    parts, _ = _read()
+    assert parts.pop("mean_gate") == pytest.approx(whole.pop("mean_gate"))
+    for name in ("gate_histogram", "top_histogram"):
+        assert parts.pop(name) == whole.pop(name)
+    assert parts == pytest.approx(whole)
+    assert max(rows for rows, _ in seen) == 5
+    assert sum(rows for rows, _ in seen) == whole["positions"]
+
+
+@pytest.mark.parametrize(("combine", "num_experts"), [("sum", 2), ("mixture", 1)])
+def test_without_laws_to_compare_there_is_no_overlap(combine: str, num_experts: int) -> None:
+    read, _ = _read(combine, num_experts)
+    assert read["top_overlap"] is None
+    assert 0 <= read["router_entropy"] <= read["load_entropy"] + 1e-6
+    assert read["load_entropy"] <= math.log(num_experts) + 1e-6
+
+
+def test_equal_experts_have_everything_in_common_and_different_ones_nothing() -> None:
+    law = torch.arange(12.0)
+    same = torch.stack([law, 2 * law])[None]
+    other = torch.stack([law, -law])[None]
+    assert top_overlap(same).tolist() == [1.0]
+    assert top_overlap(other).tolist() == [0.0]
+    assert top_overlap(torch.cat([same, other], dim=1)).tolist() == pytest.approx([0.5])
+    assert top_overlap(torch.zeros(2, 2, 3)).tolist() == [
+        1.0,
+        1.0,
+    ]  # three tokens are all there are
+
+
+def test_entropy_is_in_nats_and_certainty_has_none() -> None:
+    assert entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]])).tolist() == pytest.approx(
+        [math.log(2), 0.0]
+    )
+
+
+def test_nothing_added_reads_as_nothing() -> None:
+    found = Diversity(ALONE, 2, True)
+    output = BankOutput(torch.zeros(1, 3, 1, 2, 4), torch.zeros(1, 3, 2), torch.ones(1, 3, 2) / 2)
+    found.add(output, torch.zeros(1, 3, dtype=torch.bool), lambda features: features)
+    assert found.read()["positions"] == 0
+
+
+def test_a_trained_drafter_knows_how_different_its_experts_are(workshop: Path) -> None:
+    folder = train(tiny_run(workshop, steps=2))
+    record = json.loads((folder / "config.json").read_text())["record"]
+    experts = record["evaluation"]["experts"]
+    assert 0 <= experts["top_overlap"] <= 1
+    assert 0 <= experts["router_entropy"] <= experts["load_entropy"] <= math.log(2) + 1e-9
+    assert experts["positions"] == record["evaluation"]["held_out"]["positions"]

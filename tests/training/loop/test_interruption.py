@@ -1,0 +1,175 @@
+"""Real processes that are killed, or find the disk full, lose nothing but the steps since then."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.processes import start_training, train_in_processes
+from helpers.training import tiny_run
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from training.config import TrainSettings
+from training.evaluation.metrics import read_metrics
+
+# Checkpoints at odd steps, evaluations that keep the best drafter, and a few steps more.
+RUN: dict[str, Any] = {
+    "steps": 16,
+    "checkpoint": {"every": 3},
+    "evaluation": {"every": 4, "num_prompts": 1, "max_new_tokens": 4},
+}
+
+# What is there only while something is written, or removed.
+WRITTEN = (
+    "checkpoints/.partial",
+    "checkpoints/.partial/weight.safetensors",
+    "checkpoints/.partial/exp_avg_sq.safetensors",
+    "checkpoints/.removed",
+    ".drafter.partial",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """A run that nothing interrupted."""
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("whole") / "workshop")
+    settings = tiny_run(folder, **RUN)
+    train_in_processes(settings, folder)
+    return settings
+
+
+def records(settings: TrainSettings) -> list[dict[str, Any]]:
+    """All that was recorded, except how long it took.
+
+    A run that is killed after its last evaluation measures once more.
+    """
+    lines = read_metrics(settings.run_folder)
+    known = [{key: line[key] for key in line if key != "tokens_per_second"} for line in lines]
+    return [line for number, line in enumerate(known) if line not in known[:number]]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return {name: part.tolist() for name, part in load_file(folder / "model.safetensors").items()}
+
+
+def assert_same(one: TrainSettings, other: TrainSettings) -> None:
+    """Bit by bit the same records, the same drafter, and the same best one."""
+    assert records(one) == records(other)
+    for name in ("drafter", "best"):
+        assert weights(one.run_folder / name) == weights(other.run_folder / name)
+
+
+def reaches(settings: TrainSettings, line: int) -> Callable[[], bool]:
+    """Whether so many lines were recorded."""
+    path = settings.run_folder / "metrics.jsonl"
+    return lambda: path.exists() and path.read_bytes().count(b"\n") >= line
+
+
+def writes(settings: TrainSettings, name: str, after: int) -> Callable[[], bool]:
+    """Whether a file or folder is there, once so many lines were recorded."""
+    is_reached = reaches(settings, after)
+    return lambda: is_reached() and (settings.run_folder / name).exists()
+
+
+def kill(settings: TrainSettings, workshop: Path, is_time: Callable[[], bool]) -> bool:
+    (trainee,) = start_training(settings, workshop)
+    return trainee.kill_when(is_time)
+
+
+def test_a_run_that_is_killed_three_times_ends_as_if_it_had_not_been(
+    workshop: Path, whole: TrainSettings
+) -> None:
+    settings = tiny_run(workshop, **RUN)
+    for line in (2, 8, 13):
+        assert kill(settings, workshop, reaches(settings, line)), line
+    train_in_processes(settings, workshop)
+    assert_same(whole, settings)
+
+
+@pytest.mark.faults
+def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
+    workshop: Path, whole: TrainSettings
+) -> None:
+    """Ten times at a random step, ten times while a checkpoint or a drafter is written."""
+    draw = random.Random(0)
+    points: list[tuple[int, str | None]] = [(draw.randint(1, 18), None) for _ in range(10)]
+    points += [(draw.randint(1, 14), name) for name in WRITTEN * 2]
+    num_killed = 0
+    for number, (line, name) in enumerate(points):
+        settings = tiny_run(workshop, **RUN, run_folder=str(workshop / f"run-{number}"))
+        is_time = reaches(settings, line) if name is None else writes(settings, name, line)
+        is_killed = kill(settings, workshop, is_time)
+        assert is_killed or name is not None
+        num_killed += is_killed
+        train_in_processes(settings, workshop)
+        assert_same(whole, settings)
+    assert num_killed >= 14  # what is there for less than a look is missed
+
+
+@pytest.mark.parametrize("engine", [{"zero_stage": 2}, {"zero_stage": 3, "dtype": "bf16"}])
+def test_a_run_goes_on_with_another_number_of_processes(
+    workshop: Path, engine: dict[str, Any]
+) -> None:
+    changes = RUN | {"batch": {"micro_batch": 1}, "steps": 8, "engine": engine}
+    alone = tiny_run(workshop, **changes, run_folder=str(workshop / "alone"))
+    train_in_processes(alone, workshop)
+    settings = tiny_run(workshop, **changes)
+    first, second = start_training(settings, workshop, num_processes=2)
+    assert first.kill_when(reaches(settings, 5))
+    second.kill_when(lambda: True)
+    train_in_processes(settings, workshop)
+    is_exact = engine.get("dtype") is None
+    for one, other in zip(records(alone), records(settings), strict=True):
+        if "loss" in one:
+            assert one["loss"] == pytest.approx(other["loss"], abs=1e-4 if is_exact else 0.02)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    workshop: Path, whole: TrainSettings
+) -> None:
+    settings = tiny_run(workshop, **RUN)
+    assert kill(settings, workshop, reaches(settings, 5))
+    before = sorted((settings.run_folder / "checkpoints").rglob("*"))
+    weight = next(path for path in before if path.name == "weight.safetensors")
+    limit = weight.stat().st_size // 2
+    for what, every in (("", None), ("a checkpoint to ", 3)):  # records or drafter come first
+        changed = tiny_run(workshop, **RUN | {"checkpoint": {"every": every, "keep_best": False}})
+        (limited,) = start_training(changed, workshop, file_limit=limit)
+        assert limited.end() == 2, limited.errors
+        *_, last = limited.errors.strip().splitlines()
+        assert last.startswith(f"error: cannot write {what}")
+        assert "make room and start again; the run goes on from its last checkpoint" in last
+    assert sorted((settings.run_folder / "checkpoints").rglob("*")) == before
+    train_in_processes(settings, workshop)
+    assert_same(whole, settings)
+
+
+def test_checkpoints_and_drafters_are_safetensors_and_text_only(whole: TrainSettings) -> None:
+    # TensorBoard's own records are protocol buffers.
+    files = [path for path in whole.run_folder.rglob("*") if path.is_file()]
+    files = [path for path in files if "tensorboard" not in path.parts]
+    assert any(path.name == "exp_avg_sq.safetensors" for path in files)
+    for path in files:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as opened:
+                assert list(opened.keys())
+        else:
+            path.read_text(encoding="utf-8")  # raises for anything binary
+
+
+def test_the_best_drafter_is_the_one_with_the_highest_tau(whole: TrainSettings) -> None:
+    taus = {
+        line["step"]: line["evaluation"]["decoding"][0]["tau"]
+        for line in read_metrics(whole.run_folder)
+        if "evaluation" in line
+    }
+    best = json.loads((whole.run_folder / "best" / "config.json").read_text())["record"]
+    highest = max(taus.values())
+    assert best["training"]["best_tau"] == highest == best["evaluation"]["decoding"][0]["tau"]
+    assert best["training"]["step"] == min(step for step, tau in taus.items() if tau == highest)
+    assert (whole.run_folder / "best" / "tokenizer.json").exists()
+    assert len(list(whole.run_folder.glob(".best-*"))) == 1

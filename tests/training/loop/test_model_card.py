@@ -1,0 +1,99 @@
+"""The card of a drafter says what was measured, and what was not."""
+
+from pathlib import Path
+from typing import Any
+
+from helpers.models import tiny_llama, tiny_settings
+from helpers.training import tiny_run
+from huggingface_hub import ModelCard
+
+from jakiro.config import JakiroConfig, config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from training.config import TrainSettings
+from training.loop.model_card import model_card
+from training.train import train
+
+DECODING = {
+    "temperature": 0.0,
+    "tau": 2.345,
+    "acceptance_by_depth": [0.71, 0.5],
+    "prompts": 8,
+    "tokens": 512,
+}
+HELD_OUT = {"positions": 900, "levels": [{"agreement": 0.4321}]}
+
+
+def _config(
+    evaluation: dict[str, Any], target: str = "org/target", **settings: Any
+) -> JakiroConfig:
+    """The config of a finished drafter."""
+    full = TrainSettings.model_validate(
+        {"target": {"name_or_path": target}, "data": {"paths": ["org/chats:train"]}, **settings}
+    )
+    record = record_target(TargetAdapter(tiny_llama()).spec, target)
+    config = config_for(tiny_settings(), record)
+    config.record = {
+        "settings": full.model_dump(mode="json"),
+        "training": {"step": 40, "tokens": 123_456},
+        "evaluation": evaluation,
+        "provenance": {
+            "git": {"sha": "abc123", "is_dirty": True},
+            "versions": {"torch": "2.13"},
+            "time": "2026-01-01T00:00:00+00:00",
+        },
+    }
+    return config
+
+
+def test_the_card_has_target_data_and_what_was_measured() -> None:
+    text = model_card(_config({"decoding": [DECODING], "held_out": HELD_OUT}))
+    card = ModelCard(text)
+    assert card.data.base_model == "org/target"
+    assert card.data.library_name == "jakiro"
+    assert card.data.datasets == ["org/chats"]
+    assert "speculative-decoding" in card.data.tags
+    for said in (
+        "| 0 | 2.35 | 0.71, 0.50 | 512 |",
+        "8 prompts, starts of held-out rows of data",
+        "43.2%",
+        "40 steps over 123,456 tokens of `org/chats:train`",
+        "commit abc123 with local changes",
+        "torch 2.13",
+        "num_experts: 2",
+        "Not measured here: speed",
+    ):
+        assert said in text.replace("\n", " ") or said in text, said
+
+
+def test_the_card_says_if_tau_was_not_measured_and_names_no_folder_of_the_machine() -> None:
+    text = model_card(
+        _config(
+            {},
+            target="/folder/of/someone/target",
+            data={"paths": ["/folder/of/someone/chats.jsonl"]},
+            initialize={"drafter": "/folder/of/someone/base"},
+            lora={"rank": 4},
+        )
+    )
+    card = ModelCard(text)
+    assert card.data.base_model is None
+    assert card.data.datasets is None
+    assert "Tau was not measured" in text
+    assert "someone" not in text
+    assert "drafter `base`; only adapters were trained" in text
+    assert "rank: 4" in text
+
+
+def test_a_finished_run_leaves_a_card_of_its_own_figures_beside_its_drafter(
+    workshop: Path,
+) -> None:
+    folder = train(tiny_run(workshop, steps=2, evaluation={"temperatures": [0.0, 0.7]}))
+    text = (folder / "README.md").read_text()
+    assert ModelCard(text).data.library_name == "jakiro"
+    record = JakiroDrafter.from_pretrained(folder).config.record
+    for one in record["evaluation"]["decoding"]:
+        assert f"| {one['temperature']:g} | {one['tau']:.2f} |" in text
+    assert f"2 steps over {record['training']['tokens']:,} tokens of `texts.jsonl`" in text
+    assert str(workshop) not in text

@@ -1,0 +1,77 @@
+"""The learning rate follows its schedule, and only matrices decay."""
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from torch import nn
+
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import validate_settings
+from training.config import OptimizerSettings, TrainSettings
+from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
+
+STEPS = 101
+
+
+@pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55)])
+def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: str, middle: float) -> None:
+    settings = OptimizerSettings(learning_rate=2.0, warmup_steps=20, schedule=schedule, floor=0.1)
+    rates = [learning_rate(settings, step, STEPS) for step in range(STEPS)]
+    assert rates[:20] == pytest.approx([2.0 * (step + 1) / 20 for step in range(20)])
+    assert rates[20] == pytest.approx(2.0)
+    assert rates[60] == pytest.approx(2.0 * middle)
+    assert rates[-1] == pytest.approx(0.2)
+    assert sorted(rates[20:], reverse=True) == rates[20:]
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, STEPS])
+def test_any_length_of_warm_up_works(warmup_steps: int) -> None:
+    settings = OptimizerSettings(warmup_steps=warmup_steps)
+    rates = [learning_rate(settings, step, STEPS) for step in range(STEPS)]
+    assert max(rates) == pytest.approx(settings.learning_rate)
+    assert min(rates) > 0
+
+
+def test_only_matrices_decay() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.RMSNorm(2))
+    optimizer = build_optimizer(module, OptimizerSettings(weight_decay=0.3))
+    decays = {
+        parameter: group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert decays == {p: 0.3 if p.ndim > 1 else 0.0 for p in module.parameters()}
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()))
+    settings = OptimizerSettings(kind="muon", learning_rate=0.02)
+    optimizer = build_optimizer(drafter, settings)
+    by_muon, by_adamw = optimizer.param_groups
+    names = {id(parameter): name for name, parameter in drafter.named_parameters()}
+    assert {names[id(p)] for p in by_muon["params"]} >= {"bank.down", "bank.level_down"}
+    assert "bank.router.weight" in {names[id(p)] for p in by_adamw["params"]}
+    assert len(by_muon["params"]) + len(by_adamw["params"]) == len(names)
+
+    set_learning_rate(optimizer, 0.02)
+    before = {name: value.detach().clone() for name, value in drafter.named_parameters()}
+    for parameter in drafter.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for name, value in drafter.named_parameters():
+        assert not torch.equal(value, before[name]), name
+    # An orthogonalised update has singular values near 1 whatever the gradient's scale.
+    change = (drafter.bank.down - before["bank.down"]) / 0.02
+    assert torch.linalg.svdvals(change).max() < 1.3
+
+
+def test_muon_needs_whole_matrices() -> None:
+    fields = {
+        "target": {"name_or_path": "x"},
+        "data": {"paths": ["y"]},
+        "optimizer": {"kind": "muon"},
+        "engine": {"zero_stage": 2},
+    }
+    with pytest.raises(ConfigError, match="zero_stage 0"):
+        validate_settings(TrainSettings, fields, source="test")

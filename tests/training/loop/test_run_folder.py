@@ -1,0 +1,195 @@
+"""A run folder is one run's: it keeps what was learnt, and refuses other settings and data."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.interruptions import PowerCutError
+from helpers.training import tiny_run, write_jsonl
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from training.config import TrainSettings
+from training.evaluation.metrics import read_metrics
+from training.loop.run_folder import RunFolder
+from training.setup.preparation import prepare
+from training.train import train
+
+
+def test_a_run_that_begins_again_keeps_the_best_drafter_that_it_had(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_run(workshop, evaluation={"every": 2}, checkpoint={"every": None})
+    taus = [1.2, 1.9, 1.5, 1.0]
+
+    def measure(_: Any) -> float:
+        if not taus:
+            raise PowerCutError
+        return taus.pop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("training.loop.export.mean_tau", measure)
+        with pytest.raises(PowerCutError):
+            train(settings)
+    assert _best(settings)["step"] == 4
+    monkeypatch.setattr("training.loop.export.mean_tau", lambda _: 1.6)
+    train(settings)
+    assert _best(settings)["step"] == 4
+
+
+def test_the_best_drafter_says_how_far_the_run_had_come_when_it_was_kept(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 4,
+        "evaluation": {"every": 2},
+        "checkpoint": {"every": None},
+    }
+    settings = tiny_run(workshop, **changes, log_every=3, run_folder=str(workshop / "seldom"))
+    taus = [1.1, 1.6, 1.0]  # after 4, 2 and 0 steps
+    monkeypatch.setattr("training.loop.export.mean_tau", lambda _: taus.pop())
+    train(settings)
+    best = _best(settings)
+    taus = [1.0, 1.0, 1.0]
+    each = tiny_run(workshop, **changes, log_every=1, run_folder=str(workshop / "each"))
+    train(each)
+    read = [line["tokens"] for line in read_metrics(each.run_folder) if "tokens" in line]
+    assert (best["step"], best["best_tau"], best["tokens"]) == (2, 1.6, sum(read[:2]))
+    card = (settings.run_folder / "best" / "README.md").read_text()
+    assert f"2 steps over {sum(read[:2]):,} tokens" in card
+    assert best["seconds"] > 0
+
+
+def _best(settings: TrainSettings) -> dict[str, Any]:
+    config = json.loads((settings.run_folder / "best" / "config.json").read_text())
+    return dict(config["record"]["training"])
+
+
+def test_a_finished_run_is_returned_as_it_is(trained_workshop: Path) -> None:
+    settings = tiny_run(trained_workshop, steps=2)
+    folder = settings.run_folder / "drafter"
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert train(settings) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
+    trained_workshop: Path, tmp_path: Path
+) -> None:
+    moved = shutil.move(trained_workshop, tmp_path / "moved")
+    free: dict[str, Any] = {
+        "batch": {"micro_batch": 4},
+        "checkpoint": {"keep": 1, "keep_best": False},
+        "evaluation": {"num_prompts": 1, "every": 1},
+        "engine": {"zero_stage": 2, "offload_optimizer": True},
+        "objective": {"chunk_rows": 64},
+    }
+    again = tiny_run(Path(moved), steps=2, **free)
+    assert train(again) == again.run_folder / "drafter"
+
+
+@pytest.mark.parametrize("name", ["token_loss", "unheard_of"])
+def test_a_run_whose_record_has_another_format_must_be_made_again(
+    trained_workshop: Path, name: str
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2)
+    record = settings.run_folder / "run.json"
+    identity = json.loads(record.read_text())
+    objective = identity["settings"]["objective"]
+    if name in objective:
+        del objective[name]
+    else:
+        objective[name] = None
+    record.write_text(json.dumps(identity))
+    message = rf"another format.*objective\.{name} in one of the two alone.*train again"
+    with pytest.raises(ConfigError, match=message):
+        train(settings)
+
+
+def test_a_run_with_adapters_differs_in_its_settings_not_in_its_format(
+    trained_workshop: Path,
+) -> None:
+    lora: dict[str, Any] = {"lora": {"rank": 2}, "initialize": {"drafter": "any"}}
+    other = tiny_run(trained_workshop, steps=2, **lora)
+    facts = prepare(tiny_run(trained_workshop, steps=2)).facts | {"start_fingerprint": "any"}
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        RunFolder(other.run_folder).check(other, facts)
+
+
+def test_rows_that_were_filled_otherwise_make_another_run(trained_workshop: Path) -> None:
+    whole = tiny_run(trained_workshop, steps=2, data={"split": "never"})
+    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: texts,"):
+        RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
+    settings = tiny_run(trained_workshop, steps=2)
+    record = settings.run_folder / "run.json"
+    identity = json.loads(record.read_text())
+    record.write_text(json.dumps(identity | {"rows_filled_with": "split never"}))
+    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: never,"):
+        RunFolder(settings.run_folder).check(settings, prepare(settings).facts)
+    RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
+
+
+def test_a_run_on_texts_goes_on_when_conversations_may_be_split_too(
+    trained_workshop: Path,
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2, data={"split": "all"})
+    assert train(settings) == settings.run_folder / "drafter"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, r"other settings \(seed differs\); expected: 0; got: 1"),
+        ({"optimizer": {"learning_rate": 0.5}}, r"\(optimizer\.learning_rate differs\)"),
+        ({"data": {"row_length": 32}}, r"\(data\.row_length differs\)"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(
+    trained_workshop: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_run(trained_workshop, **{"steps": 2, **changes}))
+
+
+def test_a_folder_whose_run_left_nothing_but_its_settings_takes_others(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(JakiroDrafter, "remember", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(tiny_run(workshop, steps=2, seed=1))
+    assert (workshop / "run" / "run.json").exists()
+    caplog.set_level("INFO")
+    settings = tiny_run(workshop, steps=2)
+    train(settings)
+    assert "becomes this one's (seed was 1, is 0)" in caplog.text
+    assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
+    train(settings)
+
+
+@pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])
+def test_a_folder_with_anything_that_a_run_has_learnt_takes_no_other_settings(
+    trained_workshop: Path, left: str
+) -> None:
+    for name in {"best", "drafter", "checkpoints"} - {left}:
+        path = trained_workshop / "run" / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    with pytest.raises(ConfigError, match=r"seed differs"):
+        train(tiny_run(trained_workshop, steps=2, seed=1))
+
+
+def test_a_folder_with_a_run_on_other_data_is_refused(trained_workshop: Path) -> None:
+    write_jsonl(trained_workshop / "texts.jsonl", [{"text": "other words " * 9}] * 4)
+    with pytest.raises(ConfigError, match=r"\(data_fingerprint differs\)"):
+        train(tiny_run(trained_workshop, steps=2))
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=2)
+    with (
+        RunFolder(settings.run_folder).claim(settings, {}),
+        pytest.raises(ConfigError, match="another process is training"),
+    ):
+        train(settings)

@@ -1,0 +1,143 @@
+"""What the DeepSpeed engine is given: the drafter alone, and the options of one train config."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.accelerator import get_accelerator
+from helpers.interruptions import PowerCutError, interrupt_after
+from helpers.training import TinyTraining, batch_for, tiny_run, tiny_training
+from helpers.variants import VARIANTS
+from torch import Tensor
+
+from jakiro.errors import ConfigError
+from training.config import anchor_rule
+from training.data.sampler import Sampler
+from training.distributed.deepspeed_config import build_deepspeed_config
+from training.distributed.processes import join_processes, launch_environment
+from training.evaluation.metrics import read_metrics
+from training.loop.trainer import Trainer
+from training.module import TargetReader, TrainingModule
+from training.setup.preparation import prepare
+from training.train import train
+
+
+def test_the_engine_has_the_drafter_and_nothing_of_the_target(workshop: Path) -> None:
+    settings = tiny_run(workshop)
+    with launch_environment("cpu"):
+        inputs = prepare(settings)
+        drafter = inputs.build_drafter()
+        reader = TargetReader(inputs.target, drafter, 48, torch.float32)
+        sampler = Sampler(inputs.rows, rows_per_step=4, rule=anchor_rule(settings), seed=0)
+        with join_processes("cpu") as processes:
+            engine = Trainer(drafter, reader, sampler, settings, processes).engine
+            updated = [part for group in engine.optimizer.param_groups for part in group["params"]]
+            wanted = {id(part) for part in drafter.parameters()}
+            assert {id(part) for part in engine.module.parameters()} == wanted
+            assert {id(part) for part in updated} == wanted
+            outside = set(map(id, inputs.target.model.modules()))
+            assert not outside & set(map(id, engine.modules()))
+            engine.destroy()
+    assert not any(part.requires_grad for part in inputs.target.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("engine", "zero"),
+    [
+        ({}, {"stage": 0}),
+        ({"dtype": "bf16"}, {"stage": 1}),
+        ({"zero_stage": 1, "offload_optimizer": True}, {"stage": 1, "offload_optimizer": "cpu"}),
+        ({"zero_stage": 3, "offload_parameters": True}, {"stage": 3, "offload_param": "cpu"}),
+    ],
+)
+def test_offloading_is_written_once(
+    workshop: Path, engine: dict[str, Any], zero: dict[str, Any]
+) -> None:
+    settings = tiny_run(workshop, engine=engine | {"device": "cpu"})
+    found = build_deepspeed_config(settings, num_processes=1)["zero_optimization"]
+    assert {name: at["device"] if name != "stage" else at for name, at in found.items()} == zero
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"offload_optimizer": True}, r"engine\.zero_stage 1, 2 or 3"),
+        ({"zero_stage": 2, "offload_parameters": True}, r"engine\.zero_stage 3 with"),
+    ],
+)
+def test_what_is_not_shared_out_cannot_be_offloaded(
+    workshop: Path, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_run(workshop, engine=engine)
+
+
+def test_a_precision_that_the_device_does_not_have_is_refused(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
+    settings = tiny_run(workshop, engine={"dtype": "fp16", "device": "cpu"})
+    with pytest.raises(ConfigError, match=r"cannot train in fp16; .*choose engine\.dtype bf16"):
+        train(settings)
+    assert not settings.run_folder.exists()
+
+
+def test_an_overflow_in_fp16_is_a_skipped_step_and_the_scale_survives_an_interruption(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch computes in fp16 on any processor; DeepSpeed only wants to where that is fast.
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+    changes: dict[str, Any] = {
+        "engine": {"dtype": "fp16", "device": "cpu"},
+        "objective": {"token_weight": 100.0},
+        "checkpoint": {"every": 7},
+    }
+    whole = tiny_run(workshop, **changes, run_folder=str(workshop / "whole"))
+    train(whole)
+    lines = [line for line in read_metrics(whole.run_folder) if "loss" in line]
+    skipped = [line["gradient_norm"] is None for line in lines]
+    assert skipped[0]
+    assert not skipped[-1]
+    assert lines[-1]["loss_scale"] < lines[0]["loss_scale"]
+    halved = tiny_run(workshop, **changes)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step=7)
+        with pytest.raises(PowerCutError):
+            train(halved)
+    train(halved)
+    for name in ("loss", "gradient_norm", "loss_scale"):
+        again = [line[name] for line in read_metrics(halved.run_folder) if "loss" in line]
+        assert again == [line[name] for line in lines]
+
+
+def saved_and_gradients(
+    tiny: TinyTraining, batch: Any, recompute: bool
+) -> tuple[int, Tensor, list[Tensor]]:
+    """Bytes kept for the backward pass, the loss, and every parameter's gradient."""
+    seen: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        seen[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    reader = tiny.reader(batch.token_ids.shape[1])
+    view = reader.view(batch)
+    module = TrainingModule(tiny.drafter, tiny.objective, recompute)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        total = module(view, batch, reader).total
+    return sum(seen.values()), total.detach(), tiny.gradients(total)
+
+
+@pytest.mark.parametrize(
+    "name", ["E2-mixture-P2", "hidden", "feedback-mixture-P2", "hybrid-tail-1", "tail-1"]
+)
+def test_activations_computed_again_give_the_same_gradients(name: str) -> None:
+    tiny = tiny_training(VARIANTS[name])
+    batch = batch_for(VARIANTS[name], (9, 7), (16,))
+    kept, loss, gradients = saved_and_gradients(tiny, batch, recompute=False)
+    again, same_loss, same_gradients = saved_and_gradients(tiny, batch, recompute=True)
+    assert again < 0.8 * kept
+    assert torch.equal(loss, same_loss)
+    for one, other in zip(gradients, same_gradients, strict=True):
+        torch.testing.assert_close(one, other)

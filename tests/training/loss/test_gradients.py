@@ -1,0 +1,75 @@
+"""Every parameter of every drafter is trained."""
+
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.training import random_batch, tiny_training
+from helpers.variants import FUSED, GRID, VARIANTS
+
+from jakiro.config import DrafterSettings
+from training.loss.anchors import AnchorRule
+from training.loss.batch import Batch
+from training.loss.drafting import draft_all_positions
+
+STACKED = ("bank.down", "bank.level_down", "memory_encoder.project_layers.weight")
+
+
+def _batch(settings: DrafterSettings) -> Batch:
+    kind = "rollout" if settings.trunk.reads_features else "blocks"
+    batch = random_batch([12, 9], [20])
+    starts = (torch.arange(24) - batch.positions).numpy()
+    rule = AnchorRule(kind, num_levels=3, draws=2)
+    anchors = [torch.from_numpy(rule.anchors(one, (0, n))) for n, one in enumerate(starts)]
+    return Batch(**(vars(batch) | {"anchors": torch.stack(anchors)}))
+
+
+def assert_all_is_trained(settings: DrafterSettings) -> None:
+    tiny = tiny_training(settings)
+    names = [name for name, _ in tiny.drafter.named_parameters()]
+    gradients = tiny.gradients(tiny.loss(_batch(settings)).total)
+    for name, gradient in zip(names, gradients, strict=True):
+        if name == "bank.router.weight" and settings.bank.num_experts == 1:
+            continue  # there is nothing to choose
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
+        parts = gradient.flatten(0, 1 if name == "bank.level_down" else 0)
+        each = parts if name in STACKED else gradient[None]
+        assert all(one.any() for one in each), name
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    assert_all_is_trained(VARIANTS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRID)
+def test_every_parameter_gets_a_gradient_for_all_that_is_offered(name: str) -> None:
+    assert_all_is_trained(GRID[name])
+
+
+def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
+    """The slope of what is drafted at distance 2 along a direction, by differences and by torch."""
+    tiny = tiny_training(tiny_settings(trunk=FUSED))
+    batch = _batch(tiny.drafter.config.settings)
+    view, drafter = tiny.view(batch).to(torch.float64), tiny.drafter.double()
+    features = torch.randn(2, 24, 2, 2, 32, dtype=torch.float64)
+
+    def told() -> torch.Tensor:
+        _, second = draft_all_positions(drafter, view, batch)
+        return (second.features * features).sum()
+
+    parameters = list(drafter.parameters())
+    direction = [torch.randn_like(part) for part in parameters]
+    slope = sum(
+        (gradient * along).sum()
+        for gradient, along in zip(torch.autograd.grad(told(), parameters), direction, strict=True)
+    )
+    with torch.no_grad():
+        values = []
+        for step in (1e-6, -2e-6):
+            for part, along in zip(parameters, direction, strict=True):
+                part.add_(along, alpha=step)
+            values.append(told())
+    # Heads are turned by angles in float32.
+    torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,155 @@
+"""Every term of the objective, and their sum, from the equations, position by position."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.training import TinyTraining, random_batch, tiny_training
+from torch import Tensor
+
+from jakiro.experts import BankOutput
+from training.loss.batch import Batch
+from training.loss.objectives import Goals, LossTerms, ObjectiveSettings, drafter_loss
+from training.loss.vocab_losses import Heads, TokenLoss
+
+BATCH = random_batch([10, 11], [5, 19], [24])
+NUM_LEVELS = 3
+WEIGHTS = ObjectiveSettings(
+    token_weight=0.7,
+    feature_weight=0.3,
+    contrast_weight=0.2,
+    balance_weight=0.13,
+    parallel_weight=0.45,
+    distance_decay=0.9,
+    contrast_temperature=0.25,
+)
+
+
+class _Level(NamedTuple):
+    """What a level of one position predicts, and what it should."""
+
+    token: float
+    blended: Tensor
+    wanted: Tensor
+    best: int
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TinyTraining:
+    return tiny_training(tiny_settings(parallel_levels=2))
+
+
+@pytest.fixture(scope="module")
+def output() -> BankOutput:
+    torch.manual_seed(5)
+    shape = BATCH.token_ids.shape
+    gate = torch.randn(*shape, 2).softmax(-1)
+    log_weights = torch.randn(*shape, 2).log_softmax(-1)
+    return BankOutput(torch.randn(*shape, NUM_LEVELS, 2, 32), log_weights, gate)
+
+
+def _losses_of(output: BankOutput, features: Tensor, heads: Heads) -> LossTerms:
+    return drafter_loss(output, Goals(features), BATCH, 0, heads, WEIGHTS)
+
+
+@torch.no_grad()
+def test_terms_and_total_are_those_of_the_equations(tiny: TinyTraining, output: BankOutput) -> None:
+    features = tiny.view(BATCH).features
+    heads = tiny.reader(24).heads
+    got = _losses_of(output, features, heads)
+    token, feature, contrast = torch.zeros(3, NUM_LEVELS).unbind()
+    balance, count = 0.0, 0
+    for row in range(3):
+        levels = {
+            i: _levels_at(row, i, output, features, heads)
+            for i in range(24)
+            if bool(BATCH.targets_exist(1)[row, i]) and int(BATCH.anchors[row, 0, i]) < i
+        }
+        decay = {i: 0.9 ** (i - int(BATCH.anchors[row, 0, i]) - 1) for i in levels}
+        count += len(levels)
+        for i, several in levels.items():
+            for k, one in enumerate(several):
+                token[k] += decay[i] * one.token
+                feature[k] += decay[i] * _smooth_l1(one.blended, one.wanted)
+                contrast[k] += decay[i] * _info_nce(i, k, levels)
+        load = output.gate[row, list(levels)].mean(dim=0)
+        balance += 2 * float(load.square().sum()) * sum(decay.values())
+    torch.testing.assert_close(got.token, token, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(got.feature, feature, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(got.contrast, contrast, atol=1e-3, rtol=1e-4)
+    assert got.balance.item() == pytest.approx(balance, rel=1e-4)
+    assert got.num_positions.item() == count
+    of_levels = torch.tensor([1.0, 0.45, 0.45])
+    total = (of_levels * (0.7 * token + 0.3 * feature + 0.2 * contrast)).sum() + 0.13 * balance
+    torch.testing.assert_close(got.total, total, atol=1e-2, rtol=1e-4)
+
+
+def _levels_at(
+    row: int, i: int, output: BankOutput, features: Tensor, heads: Heads
+) -> list[_Level]:
+    """The levels whose goals lie in the same document."""
+    weights = output.log_weights[row, i].exp()
+    found = []
+    for k in range(NUM_LEVELS):
+        if i + k + 1 >= 24 or BATCH.documents[row, i + k + 1] != BATCH.documents[row, i]:
+            break
+        wanted = features[row, i + k]
+        target = heads.target(wanted).softmax(-1)
+        laws = heads.draft(output.features[row, i, k]).softmax(-1)
+        loss = -float((target * (weights @ laws).log()).sum())
+        blended = weights @ output.features[row, i, k]
+        found.append(_Level(loss, blended, wanted, int(target.argmax())))
+        weights = weights * laws[:, BATCH.token_ids[row, i + k + 1]]
+        weights = weights / weights.sum()
+    return found
+
+
+def _smooth_l1(got: Tensor, wanted: Tensor) -> float:
+    apart = [abs(float(one)) for one in got - wanted]
+    return sum(x * x / 2 if x < 1 else x - 0.5 for x in apart) / len(apart)
+
+
+def _info_nce(i: int, k: int, levels: dict[int, list[_Level]]) -> float:
+    """Tell the own feature from those of the row where the target prefers another token."""
+    own = levels[i][k]
+    others = [several[k] for several in levels.values() if k < len(several)]
+    goals = [own, *(one for one in others if one.best != own.best)]
+    scores = [_cosine(own.blended, one.wanted) / 0.25 for one in goals]
+    return math.log(sum(math.exp(one) for one in scores)) - scores[0]
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(one @ other / (one.norm() * other.norm()))
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "kl", "reverse_kl", "total_variation"])
+def test_tokens_that_the_head_never_gives_change_nothing(
+    tiny: TinyTraining, kind: TokenLoss
+) -> None:
+    shape = BATCH.token_ids.shape
+    features, view = torch.randn(*shape, NUM_LEVELS, 2, 32), tiny.view(BATCH)
+    ids = BATCH.token_ids.clamp(max=49)
+    batch = Batch(**(vars(BATCH) | {"token_ids": ids}))
+    objective = WEIGHTS.model_copy(update={"token_loss": kind})
+
+    def padded(rows: Tensor) -> Tensor:
+        logits = tiny.target.logits(rows)
+        return logits.index_fill(-1, torch.arange(50, logits.shape[-1]), float("-inf"))
+
+    def shortened(rows: Tensor) -> Tensor:
+        return tiny.target.logits(rows)[..., :50]
+
+    results = []
+    for head in (padded, shortened):
+        learnt = features.clone().requires_grad_()
+        half = torch.full((*shape, 2), 0.5)
+        output = BankOutput(learnt, half.log(), half)
+        heads = Heads(head, head)
+        terms = drafter_loss(output, Goals(view.features), batch, 0, heads, objective)
+        (gradient,) = torch.autograd.grad(terms.total, learnt)
+        results.append((terms.total.detach(), gradient))
+    assert bool(results[0][1].isfinite().all())
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

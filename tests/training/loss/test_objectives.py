@@ -1,0 +1,153 @@
+"""The loss is additive, local to documents, and independent of how it is computed."""
+
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.training import TinyTraining, cropped, random_batch, tiny_training
+
+from training.loop.trainer import count_positions
+from training.loss.batch import Batch
+from training.loss.objectives import LossTerms
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TinyTraining:
+    return tiny_training()
+
+
+BATCH = random_batch([10, 11], [5, 19], [24], draws=2)
+
+
+def part(batch: Batch, begin: int, end: int) -> Batch:
+    return Batch(*(column[begin:end] for column in vars(batch).values()))
+
+
+def changed(batch: Batch, **columns: torch.Tensor) -> Batch:
+    return Batch(**(vars(batch) | columns))
+
+
+def assert_close(one: LossTerms, other: LossTerms) -> None:
+    for name, a, b in zip(LossTerms._fields, one, other, strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=1e-5, atol=1e-5, msg=lambda text, n=name: f"{n} {text}"
+        )
+
+
+def test_losses_of_rows_add_up_to_the_loss_of_the_batch(tiny: TinyTraining) -> None:
+    parts = [tiny.loss(part(BATCH, 0, 1)), tiny.loss(part(BATCH, 1, 3))]
+    summed = LossTerms(*(sum(column) for column in zip(*parts, strict=True)))
+    assert_close(tiny.loss(BATCH), summed)
+
+
+def test_positions_are_counted_as_the_loss_counts_them(tiny: TinyTraining) -> None:
+    partly = changed(BATCH, is_response=BATCH.is_response & (torch.arange(24) % 3 > 0))
+    for batch in (BATCH, partly):
+        assert count_positions(batch) == tiny.loss(batch).num_positions.item() > 0
+
+
+def test_another_document_of_the_row_does_not_change_the_loss(tiny: TinyTraining) -> None:
+    first = BATCH.is_response & (BATCH.documents == 0)
+    batch = changed(BATCH, is_response=first)
+    others = torch.where(BATCH.documents == 0, BATCH.token_ids, (BATCH.token_ids + 7) % 61)
+    assert_close(tiny.loss(batch), tiny.loss(changed(batch, token_ids=others)))
+
+
+def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
+    batch = random_batch([9, 8], [17], row_length=24)
+    other = torch.where(batch.documents < 0, 5, batch.token_ids)
+    assert_close(tiny.loss(batch), tiny.loss(changed(batch, token_ids=other)))
+    shorter = cropped(batch, 0, 17)
+    assert_close(tiny.loss(batch), tiny.loss(shorter))
+
+
+def test_prompts_carry_no_loss_and_do_not_count(tiny: TinyTraining) -> None:
+    is_response = BATCH.is_response & (BATCH.positions >= 4)
+    terms = tiny.loss(changed(BATCH, is_response=is_response))
+    # Position i is asked about token i + 1, so the first three positions of a document are silent.
+    expected = 2 * sum(length - 4 for length in (10, 11, 5, 19, 24))
+    assert terms.num_positions.item() == expected
+    assert terms.level_count[1].item() == expected - 2 * 5
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, 50])
+def test_the_size_of_chunks_changes_neither_loss_nor_gradients(
+    tiny: TinyTraining, chunk_rows: int
+) -> None:
+    whole, chunked = tiny.loss(BATCH), tiny.loss(BATCH, chunk_rows=chunk_rows)
+    assert_close(whole, chunked)
+    for one, other in zip(tiny.gradients(whole.total), tiny.gradients(chunked.total), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_gradients_of_tokens_follow_the_weight_of_the_loss(
+    tiny: TinyTraining, weight: float
+) -> None:
+    changes = {"feature_weight": 0.0, "contrast_weight": 0.0, "balance_weight": 0.0}
+    one = tiny.gradients(tiny.loss(BATCH, **changes, token_weight=1.0).total)
+    other = tiny.gradients(3 * tiny.loss(BATCH, **changes, token_weight=weight).total)
+    for whole, part in zip(one, other, strict=True):
+        torch.testing.assert_close(3 * weight * whole, part, rtol=1e-4, atol=1e-4)
+
+
+def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -> None:
+    from jakiro.experts import BankOutput
+    from training.loss.objectives import Goals, drafter_loss
+
+    view, heads = tiny.view(BATCH), tiny.reader(BATCH.token_ids.shape[1]).heads
+    shape = (*BATCH.token_ids.shape, 2)
+    features = torch.randn(*shape, 2, 32).requires_grad_()
+    scores = torch.randn(shape).requires_grad_()
+    ways = [torch.randn_like(features), torch.randn_like(scores)]
+
+    def total(step: float) -> torch.Tensor:
+        moved = [part + step * way for part, way in zip((features, scores), ways, strict=True)]
+        output = BankOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
+        only = {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.0}
+        objective = tiny.objective.model_copy(update=only)
+        return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective).total
+
+    slopes = torch.autograd.grad(total(0.0), (features, scores))
+    told = sum((slope * way).sum() for slope, way in zip(slopes, ways, strict=True))
+    torch.testing.assert_close((total(1e-3) - total(-1e-3)) / 2e-3, told, rtol=1e-2, atol=1e-1)
+
+
+def test_a_batch_without_responses_has_no_loss_and_no_gradient(tiny: TinyTraining) -> None:
+    terms = tiny.loss(changed(BATCH, is_response=torch.zeros_like(BATCH.is_response)))
+    assert terms.total.item() == 0
+    assert all(not gradient.any() for gradient in tiny.gradients(terms.total))
+
+
+@pytest.mark.parametrize("parallel_levels", [0, 1, 2])
+def test_one_expert_has_the_same_loss_in_both_modes(parallel_levels: int) -> None:
+    mixture, plain = (
+        tiny_training(tiny_settings(1, combine, parallel_levels)) for combine in ("mixture", "sum")
+    )
+    plain.drafter.load_state_dict(mixture.drafter.state_dict())
+    assert_close(mixture.loss(BATCH), plain.loss(BATCH))
+
+
+def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
+    tiny: TinyTraining,
+) -> None:
+    from jakiro.experts import BankOutput
+    from training.loss.objectives import Goals, drafter_loss
+
+    view = tiny.view(BATCH)
+    ahead = torch.stack([view.features, view.features.roll(-1, dims=1)], dim=2)
+    shape = (*BATCH.token_ids.shape, 1)
+    perfect = BankOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
+    heads = tiny.reader(BATCH.token_ids.shape[1]).heads
+    terms = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
+    assert torch.equal(terms.correct, terms.level_count)
+    assert terms.feature.tolist() == [0.0, 0.0]
+    laws = tiny.target.logits(view.features).log_softmax(-1)
+    entropy = -(laws.exp() * laws).sum(-1)
+    weight = tiny.objective.distance_decay ** (torch.arange(24) - BATCH.anchors[:, 0] - 1)
+    inner = BATCH.targets_exist(1) & (torch.arange(24) > BATCH.anchors[:, 0])
+    torch.testing.assert_close(terms.token[0], (entropy * weight)[inner].sum())
+
+
+def test_experts_that_share_a_row_evenly_have_the_least_imbalance(tiny: TinyTraining) -> None:
+    terms = tiny.loss(BATCH, distance_decay=1.0)
+    assert terms.num_positions <= terms.balance <= 2 * terms.num_positions

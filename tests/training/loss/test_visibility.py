@@ -1,0 +1,189 @@
+"""No trunk sees what is not verified when it drafts, nor anything of another document."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.training import ROLLED_OUT, TinyTraining, batch_for, cropped, tiny_training
+from helpers.variants import FEEDBACK, GRID, HYBRID, VARIANTS
+from torch import Tensor
+
+from jakiro.config import DrafterSettings
+from jakiro.target.cache import TargetState
+from training.loss.batch import Batch
+from training.loss.drafting import draft_all_positions, through_tail
+from training.loss.objectives import LossTerms
+from training.loss.views import TargetView
+
+ROW = 24
+STEPS = ROLLED_OUT
+ROLLOUT = {"rollout_steps": STEPS}
+TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
+FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
+FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | ROLLOUT)
+BOTH = tiny_settings(trunk=HYBRID | ROLLOUT)
+BOTH_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=HYBRID | ROLLOUT)
+
+
+@torch.no_grad()
+def drafted(tiny: TinyTraining, view: TargetView, batch: Batch) -> Tensor:
+    """What is predicted, behind the tail if there is one; [draws, batch, rows, ...]."""
+    outputs = list(draft_all_positions(tiny.drafter, view, batch, tiny.reader(ROW).tail))
+    return torch.stack([output.features for output in outputs])
+
+
+def moved(part: Tensor, place: int, dim: int = 1) -> Tensor:
+    """A copy that differs at one position."""
+    other = part.clone()
+    other.select(dim, place).add_(1.0)
+    return other
+
+
+def with_tokens(view: TargetView, place: int) -> TargetView:
+    return view._replace(embeddings=moved(view.embeddings, place))
+
+
+def with_state(view: TargetView, place: int) -> TargetView:
+    parts = (None if part is None else moved(part, place) for part in view.state)
+    return view._replace(state=TargetState(*parts))
+
+
+def with_tail_rows(view: TargetView, place: int) -> TargetView:
+    return view._replace(tail_rows=tuple(moved(rows, place, dim=2) for rows in view.tail_rows))
+
+
+def token_reaches(batch: Batch, place: int) -> Tensor:
+    """Positions from a token on; [draws, batch, rows]."""
+    same = batch.documents == batch.documents[:, place, None]
+    reached = same & (torch.arange(ROW) >= place)
+    return reached.expand(batch.anchors.shape[1], -1, -1)
+
+
+def anchored_beyond(batch: Batch, place: int) -> Tensor:
+    """Positions for which a place is verified; [draws, batch, rows]."""
+    same = batch.documents == batch.documents[:, place, None]
+    return ((batch.anchors >= place) & same[:, None]).transpose(0, 1)
+
+
+def feature_reaches(batch: Batch, place: int) -> Tensor:
+    """Positions that see a target's feature, or what was drafted below it, if anything is.
+
+    At distance k the last one that position i sees is that at i - k: its anchor. Where a document
+    has not begun by then, the anchor is the position itself and nothing is asked.
+    """
+    same = batch.documents == batch.documents[:, place, None]
+    index = torch.arange(ROW)
+    distance = torch.arange(1, STEPS + 1)[:, None, None]
+    return same & (index - distance >= place)
+
+
+CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[..., Tensor]]] = {
+    "moa, tokens": (tiny_settings(), with_tokens, token_reaches),
+    "moa, memory": (tiny_settings(), with_state, anchored_beyond),
+    "tail, tokens": (TAIL, with_tokens, token_reaches),
+    "tail, memory": (TAIL, with_state, anchored_beyond),
+    "tail, rows of the target": (TAIL, with_tail_rows, anchored_beyond),
+    "feedback, tokens": (FED_BACK, with_tokens, token_reaches),
+    "feedback, features": (FED_BACK, with_state, feature_reaches),
+    "hybrid, tokens": (BOTH, with_tokens, token_reaches),
+    "hybrid, memory and features": (BOTH, with_state, feature_reaches),
+    "feedback with a tail, features": (FED_TAIL, with_state, feature_reaches),
+    "feedback with a tail, rows of the target": (FED_TAIL, with_tail_rows, feature_reaches),
+}
+
+
+@pytest.mark.parametrize("place", [2, 5, 12, 20])
+@pytest.mark.parametrize("name", CASES)
+def test_what_changes_reaches_those_that_may_see_it_and_no_other(name: str, place: int) -> None:
+    settings, change, reaches = CASES[name]
+    tiny = tiny_training(settings)
+    batch = batch_for(settings, [10, 11], [24])
+    view = tiny.view(batch)
+    before, after = drafted(tiny, view, batch), drafted(tiny, change(view, place), batch)
+    got = (before != after).flatten(start_dim=3).any(dim=-1)  # exactly: not a bit may differ
+    asked = (torch.arange(ROW) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
+    assert torch.equal(got & asked, reaches(batch, place) & asked)
+    assert (got & asked).any()
+
+
+@pytest.mark.parametrize("distance", range(1, STEPS + 1))
+def test_a_rollout_reads_the_target_up_to_its_anchor_and_drafts_from_there(distance: int) -> None:
+    tiny = tiny_training(FED_BACK)
+    batch = batch_for(FED_BACK, [ROW])
+    view = tiny.view(batch)
+    before = drafted(tiny, view, batch)[distance - 1, 0]
+    for place in range(ROW - distance):
+        after = drafted(tiny, with_state(view, place), batch)[distance - 1, 0]
+        changed = (before != after).flatten(start_dim=1).any(dim=-1)
+        assert changed.nonzero()[0].item() == place + distance
+
+
+def test_the_tail_sees_the_targets_row_or_the_predicted_one_never_both() -> None:
+    """Predicted states up to the anchor are not attended to: only those drafted since."""
+    tiny = tiny_training(TAIL)
+    batch = batch_for(TAIL, [ROW])
+    view, tail = tiny.view(batch), tiny.reader(ROW).tail
+    assert tail is not None
+    (output, *_) = draft_all_positions(tiny.drafter, view, batch)
+    index, anchors = torch.arange(ROW), batch.anchors[0, 0]
+    for place in (3, 9, 15):
+        other = output._replace(features=moved(output.features, place))
+        before, after = (
+            through_tail(one, tail, view, batch, 0).features.detach() for one in (output, other)
+        )
+        changed = (before != after).flatten(start_dim=2).any(dim=-1)[0]
+        expected = (index == place) | ((index > place) & (anchors < place))
+        assert torch.equal(changed, expected)
+
+
+def assert_isolated(settings: DrafterSettings) -> None:
+    """Compare documents of a row with each alone, in what is drafted and in the loss."""
+    tiny = tiny_training(settings)
+    batch = batch_for(settings, [9, 7, 5])
+    together = drafted(tiny, tiny.view(batch), batch)
+    whole, parts, begin = tiny.loss(batch), [], 0
+    for length in (9, 7, 5):
+        alone = cropped(batch, begin, begin + length)
+        alone = Batch(**(vars(alone) | {"anchors": alone.anchors - begin}))
+        got = together[:, :, begin : begin + length]
+        # Rounding grows from step to step of a rollout through a tail.
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(got, drafted(tiny, tiny.view(alone), alone), **close)
+        inside = batch.documents == batch.documents[:, begin, None]
+        only = Batch(**(vars(batch) | {"is_response": batch.is_response & inside}))
+        assert_close(tiny.loss(only), tiny.loss(alone))
+        parts.append(tiny.loss(alone, contrast_weight=0.0, balance_weight=0.0))
+        begin += length
+    # Contrast and balance are taken over a row; all else adds up.
+    for name in ("token", "feature", "correct", "level_count", "num_positions"):
+        summed = sum(getattr(one, name) for one in parts)
+        torch.testing.assert_close(getattr(whole, name), summed, rtol=1e-4, atol=1e-4)
+
+
+def assert_close(one: LossTerms, other: LossTerms) -> None:
+    for name, a, b in zip(LossTerms._fields, one, other, strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=1e-4, atol=1e-4, msg=lambda text, n=name: f"{n} {text}"
+        )
+
+
+ISOLATED = {
+    "tail": TAIL,
+    "feedback": FED_BACK,
+    "hybrid": BOTH,
+    "hybrid with a tail": BOTH_TAIL,
+    "feedback, mixture": tiny_settings(trunk=FEEDBACK | ROLLOUT, parallel_levels=2),
+    **{name: VARIANTS[name] for name in ("E2-mixture-P2", "hidden", "draft-vocabulary")},
+}
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_documents_of_a_row_are_drafted_and_scored_as_if_alone(name: str) -> None:
+    assert_isolated(ISOLATED[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRID)
+def test_documents_are_isolated_for_all_that_is_offered(name: str) -> None:
+    assert_isolated(GRID[name])

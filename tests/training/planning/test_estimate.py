@@ -1,0 +1,311 @@
+"""What a run is said to take is what it takes."""
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.training import ROLLED_OUT, random_batch, tiny_run
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from inference.benchmark.timing import peak_memory
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings, anchor_rule
+from training.data.sampler import Sampler
+from training.distributed.processes import join_processes, launch_environment
+from training.input_settings import TORCH_DTYPES
+from training.loop.trainer import Trainer
+from training.module import TargetReader, TrainingModule
+from training.planning.estimate import choose_micro_batch, estimate, render
+from training.planning.simulation import drafter_on_meta, simulate, target_on_meta
+from training.planning.zero_memory import state_bytes
+from training.setup.preparation import Prepared, prepare
+from training.target_states.states import States
+from training.target_states.writer import FeatureWriter
+from training.train import train
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+LENGTH = 192
+FACTOR = 2.0  # between the peak that is estimated and the one that is measured
+
+
+@contextmanager
+def trainer_of(settings: TrainSettings) -> Iterator[Trainer]:
+    """A trainer in this process."""
+    with launch_environment("cpu"):
+        inputs = prepare(settings)
+        with join_processes("cpu") as processes:
+            drafter = inputs.build_drafter()
+            trainer = Trainer(
+                drafter, reader_of(inputs, drafter), sampler_of(inputs), settings, processes
+            )
+            try:
+                yield trainer
+            finally:
+                trainer.engine.destroy()
+
+
+def reader_of(inputs: Prepared, drafter: JakiroDrafter) -> TargetReader:
+    settings = inputs.settings
+    dtype = TORCH_DTYPES[settings.engine.dtype]
+    return TargetReader(inputs.target, drafter, settings.data.row_length, dtype)
+
+
+def sampler_of(inputs: Prepared) -> Sampler:
+    settings = inputs.settings
+    rule = anchor_rule(settings)
+    return Sampler(inputs.rows, rows_per_step=settings.batch.rows, rule=rule, seed=0)
+
+
+def storage_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes behind tensors, those that share memory counted once."""
+    storages = [one.untyped_storage() for one in tensors]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def kept_by(engine: Any) -> tuple[int, int]:
+    """Bytes of an engine's parameters, and of its master weights and moments."""
+    parameters = list(engine.module.parameters())
+    own = [getattr(one, "ds_tensor", one) for one in parameters]
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    masters = [one for one in optimizer.state if all(one is not other for other in parameters)]
+    moments = [
+        part for state in optimizer.state.values() for part in state.values() if part.ndim > 0
+    ]
+    return storage_bytes([one.data for one in own]), storage_bytes([*masters, *moments])
+
+
+@pytest.mark.parametrize(
+    ("engine", "optimizer"),
+    [
+        ({"zero_stage": 0}, {}),
+        ({"zero_stage": 0}, {"kind": "muon"}),
+        ({"zero_stage": 1}, {}),
+        ({"zero_stage": 2, "dtype": "bf16"}, {}),
+        ({"zero_stage": 3, "dtype": "bf16"}, {}),
+    ],
+    ids=["zero 0", "muon", "zero 1", "zero 2 in bf16", "zero 3 in bf16"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning")
+def test_parameters_and_states_are_those_of_a_real_engine(
+    workshop: Path, engine: dict[str, object], optimizer: dict[str, object]
+) -> None:
+    settings = tiny_run(workshop, engine=engine, optimizer=optimizer)
+    with trainer_of(settings) as trainer:
+        trainer.step(0)
+        parameters, states = kept_by(trainer.engine)
+    said = estimate(settings, num_processes=1).states
+    assert said.parameters == parameters
+    assert said.optimizer == states
+    assert said.device > parameters + states
+
+
+def test_zero_divides_what_it_shares_out(workshop: Path) -> None:
+    target = target_on_meta(tiny_run(workshop).target)
+
+    def of(num_processes: int, **engine: object) -> Any:
+        settings = tiny_run(workshop, batch={"rows": 8}, engine=engine)
+        module = TrainingModule(drafter_on_meta(settings, target), settings.objective)
+        return state_bytes(module, settings, num_processes)
+
+    whole = of(4, zero_stage=0)
+    states, gradients, parameters = (of(4, zero_stage=stage) for stage in (1, 2, 3))
+    count = whole.parameters // 4
+    assert states.optimizer == pytest.approx(12 * count / 4, abs=100)  # masters, two moments
+    assert states.gradients > gradients.gradients == pytest.approx(2 * 4 * count / 4, abs=100)
+    assert states.parameters == pytest.approx(whole.parameters, abs=100)
+    small = sum(
+        one.numel() for one in drafter_on_meta(tiny_run(workshop), target).parameters()
+    )  # all of them are so small that ZeRO 3 keeps them whole, too
+    assert parameters.parameters == pytest.approx(4 * (count / 4 + small), abs=200)
+
+
+def test_a_target_without_weights_has_the_geometry_of_one_with_them(workshop: Path) -> None:
+    settings = tiny_run(workshop)
+    real = TargetAdapter(AutoModelForCausalLM.from_pretrained(workshop / "target")).spec
+    (workshop / "target" / "model.safetensors").unlink()
+    bare = target_on_meta(settings.target).spec
+    for name in ("hidden_size", "vocab_size", "head_shapes", "layer_kinds", "num_hidden_states"):
+        assert getattr(bare, name) == getattr(real, name)
+
+
+def give_back_free_memory() -> None:
+    """Let a process be as large as what it uses, where its C library can do that."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def wide_run(folder: Path, **changes: Any) -> TrainSettings:
+    """A run whose activations outweigh what a process needs anyway."""
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
+    tiny_llama(vocab=4000, **sizes).save_pretrained(folder / "target")
+    base: dict[str, Any] = {
+        "data": {"row_length": LENGTH},
+        "batch": {"rows": 4, "micro_batch": 4},
+    }
+    return tiny_run(folder, **(base | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": {"chunk_rows": 2048}},
+        {"objective": {"chunk_rows": 128}},
+        {"drafter": {"trunk": {"kind": "feedback", "rollout_steps": ROLLED_OUT}}},
+    ],
+    ids=["all at once", "in chunks", "rolled out"],
+)
+def test_activations_are_those_that_are_measured(workshop: Path, changes: dict[str, Any]) -> None:
+    settings = wide_run(workshop, **changes)
+    target = TargetAdapter(AutoModelForCausalLM.from_pretrained(workshop / "target"))
+    target.model.requires_grad_(False)
+    drafter = tiny_drafter(target, settings.drafter)
+    module = TrainingModule(drafter, settings.objective)
+    draws = anchor_rule(settings).draws
+    batch = random_batch(*[[LENGTH]] * 4, row_length=LENGTH, draws=draws, vocab=4000)
+
+    def work() -> None:
+        reader = TargetReader(target, drafter, LENGTH, torch.float32)
+        module(reader.view(batch), batch, reader).total.backward()
+
+    work()  # what is allocated only once is there from now on
+    device = torch.device("cpu")
+    give_back_free_memory()
+    with peak_memory(device) as before:
+        pass
+    with peak_memory(device) as during:
+        work()
+    if before.bytes is None or during.bytes is None:
+        pytest.skip("this system does not tell")
+    measured = during.bytes - before.bytes
+    said = simulate(settings, target_on_meta(settings.target))
+    ratio = (said.features + said.activations) / measured
+    assert 1 / FACTOR < ratio < FACTOR, ratio
+
+
+def test_operations_are_those_of_the_products_of_matrices(workshop: Path) -> None:
+    settings = tiny_run(workshop)
+    target = target_on_meta(settings.target)
+    one, two = (
+        simulate(tiny_run(workshop, batch={"micro_batch": size}), target) for size in (1, 2)
+    )
+    assert two.target_flops == 2 * one.target_flops
+    matrices = [p for p in target.decoder.parameters() if p.ndim == 2][1:]  # embeddings: no product
+    products = 2 * settings.data.row_length * sum(p.numel() for p in matrices)
+    assert products < one.target_flops < 2 * products  # attention's scores come on top
+
+
+def test_disk_holds_the_drafter_and_its_checkpoints(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=10, checkpoint={"every": 4, "keep": 5})
+    train(settings)
+    files = [
+        path for path in settings.run_folder.rglob("*") if path.suffix in (".safetensors", ".pt")
+    ]
+    written = sum(path.stat().st_size for path in files)
+    assert estimate(settings, 1).disk_bytes == pytest.approx(written, rel=0.15)
+
+
+def test_adapters_need_gradients_and_states_of_their_own_alone(workshop: Path) -> None:
+    start = {"initialize": {"drafter": "any"}}
+    lora = start | {"lora": {"rank": 2}, "run_folder": str(workshop / "adapted")}
+    whole, adapted = (estimate(tiny_run(workshop, **one), 1) for one in ({}, lora))
+    assert adapted.frozen == whole.parameters > adapted.parameters
+    assert adapted.states.gradients == adapted.states.optimizer // 2 == 4 * adapted.parameters
+    assert adapted.states.parameters == 4 * (adapted.frozen + adapted.parameters)
+    assert "frozen" in str(list(render(adapted, 2**30, 1e12).columns[0].cells))
+    shared = tiny_run(workshop, **lora, engine={"zero_stage": 2, "dtype": "bf16"})
+    assert estimate(shared, 1).states.parameters == pytest.approx(
+        2 * (adapted.frozen + adapted.parameters), abs=100
+    )
+
+
+def test_features_on_disk_take_no_forward_of_the_target(workshop: Path) -> None:
+    online = estimate(tiny_run(workshop), 1)
+    features = {"source": "offline", "folder": str(workshop / "features")}
+    offline = estimate(tiny_run(workshop, features=features), 1)
+    steps = tiny_run(workshop).batch.accumulation(1)
+    assert online.flops - offline.flops == steps * online.micro_batch.target_flops > 0
+
+
+def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> None:
+    features = {"source": "offline", "folder": str(workshop / "features")}
+    settings = tiny_run(workshop, features=features)
+    guessed = estimate(settings, 1)
+    assert estimate(tiny_run(workshop), 1).shards.size == 0
+    assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards.size
+    inputs = prepare(settings)
+    writer = FeatureWriter(inputs, workshop / "features")
+    widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
+    read = settings.steps * settings.batch.rows * settings.data.row_length
+    assert guessed.shards.size == read * sum(widths.values()) * 2
+    assert writer.write()
+    written = sum(path.stat().st_size for path in (workshop / "features").glob("*.safetensors"))
+    counted = estimate(settings, 1)
+    assert counted.shards.size == pytest.approx(written, rel=0.01)
+    names, guesses = (list(render(one, 2**30, None).columns[0].cells) for one in (counted, guessed))
+    assert "features on disk" in names
+    assert "features on disk for these steps, at most" in guesses
+
+
+def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
+    settings = tiny_run(workshop, batch={"rows": 12, "micro_batch": 12})
+    needed = {
+        size: estimate(tiny_run(workshop, batch={"rows": 12, "micro_batch": size}), 1).device_bytes
+        for size in (1, 2, 3, 4, 6, 12)
+    }
+    assert list(needed.values()) == sorted(needed.values())
+    for size in (1, 3, 12):
+        memory = int(needed[size] / 0.9) + 10
+        assert choose_micro_batch(settings, 1, memory).batch.micro_batch == size
+    assert choose_micro_batch(settings, 6, 2**40).batch.micro_batch == 2
+    with pytest.raises(ConfigError, match="not even one row"):
+        choose_micro_batch(settings, 1, needed[1] // 2)
+
+
+def test_a_target_that_is_not_there_is_named(workshop: Path) -> None:
+    settings = tiny_run(workshop, target={"name_or_path": str(workshop / "nothing")})
+    with pytest.raises(CheckpointError, match="nothing"):
+        estimate(settings, 1)
+
+
+def test_rows_beyond_the_targets_context_are_refused(workshop: Path) -> None:
+    settings = tiny_run(workshop, data={"row_length": 1000})
+    with pytest.raises(
+        ConfigError, match=r"longer than the target's context; .* got: 1000; remedy"
+    ):
+        estimate(settings, 1)
+
+
+@pytest.mark.parametrize(("name", "num_processes"), [("llama3-8b", 8), ("llama3-8b-nodes", 16)])
+def test_the_drafter_for_an_8b_target_fits_on_gpus_of_80_gib(
+    tmp_path: Path, name: str, num_processes: int
+) -> None:
+    LlamaConfig(  # as the target's own config.json has it
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(tmp_path)
+    overrides = [f"target.name_or_path={tmp_path}"]
+    settings = load_settings(TrainSettings, CONFIGS / "targets" / f"{name}.yaml", overrides)
+    found = estimate(settings, num_processes)
+    assert found.parameters == pytest.approx(264e6, rel=0.005)
+    assert found.target == 2 * 8_030_261_248
+    assert 25 * 2**30 < found.device_bytes < 45 * 2**30
+    assert found.disk_bytes == found.parameters * (3 * 2 + 3 * 12)  # drafters, checkpoints
+    table = render(found, 80 * 2**30, 4e14)
+    assert table.columns[1].footer.endswith("of 80.0 GiB")

@@ -1,0 +1,186 @@
+"""Adapters: what is trained beside frozen weights is what is merged, saved and decoded."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from helpers.drafting import assert_training_equals_drafting
+from helpers.models import tiny_settings
+from helpers.training import batch_for, tiny_run, tiny_training
+from helpers.variants import VARIANTS
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inference.decoder import SpeculativeDecoder
+from jakiro.config import DrafterSettings
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from training.config import OptimizerSettings
+from training.evaluation.metrics import read_metrics
+from training.input_settings import LoraSettings
+from training.loop.optimizer import build_optimizer
+from training.loss.batch import Batch
+from training.loss.drafting import draft_all_positions
+from training.setup.adapters import adaptable, add_adapters, merged
+from training.train import train
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+BUILDS_A_PEFT_MODEL = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+def shuffled(model: nn.Module) -> None:
+    """Give adapters random weights: fresh ones change nothing."""
+    torch.manual_seed(5)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(weight, std=0.05)
+
+
+def outputs(tiny: Any, drafter: JakiroDrafter, batch: Batch) -> list[Tensor]:
+    """What training sees of a drafter: features and weights of all levels, once per draw."""
+    reader = tiny.reader(batch.token_ids.shape[1])
+    several = list(draft_all_positions(drafter, reader.view(batch), batch, reader.tail))
+    return [part for one in several for part in (one.features, one.log_weights)]
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())
+def test_a_merged_drafter_computes_what_training_computes(settings: DrafterSettings) -> None:
+    tiny, batch = tiny_training(settings), batch_for(settings, (9, 11), (20,))
+    names = tiny.drafter.state_dict().keys()
+    plain = outputs(tiny, tiny.drafter, batch)
+    add_adapters(tiny.drafter, LORA)
+    torch.testing.assert_close(outputs(tiny, tiny.drafter, batch), plain, rtol=0, atol=0)
+    shuffled(tiny.drafter)
+    trained = outputs(tiny, tiny.drafter, batch)
+    assert (trained[0] - plain[0]).abs().max() > 0.01
+    whole = merged(tiny.drafter)
+    assert whole.state_dict().keys() == names
+    for got, expected in zip(outputs(tiny, whole, batch), trained, strict=True):
+        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+    whole.eval().requires_grad_(False)
+    assert_training_equals_drafting(tiny.target, whole, length=7, depth=2)
+
+
+def test_only_adapters_learn_and_the_router_has_none_unless_asked_for() -> None:
+    drafter = tiny_training().drafter
+    linears, stacks = adaptable(drafter)
+    add_adapters(drafter, LORA)
+    open_ = [name for name, weight in drafter.named_parameters() if weight.requires_grad]
+    assert len(open_) == 2 * (len(linears) + len(stacks) - 1)
+    assert all("lora_" in name and "router" not in name for name in open_)
+    groups = build_optimizer(drafter, OptimizerSettings()).param_groups
+    assert sum(len(group["params"]) for group in groups) == len(open_)
+    other = tiny_training().drafter
+    add_adapters(other, LORA.model_copy(update={"targets": ("router", "bank.down")}))
+    names = [name for name, weight in other.named_parameters() if weight.requires_grad]
+    assert len(names) == 4
+
+
+def test_every_process_has_the_same_adapters_and_draws_nothing_else_for_them() -> None:
+    torch.manual_seed(9)
+    state = torch.get_rng_state()
+    several = [tiny_training().drafter for _ in range(2)]
+    torch.set_rng_state(state)
+    for drafter in several:
+        add_adapters(drafter, LORA, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(*(drafter.parameters() for drafter in several), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_target_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"bank\.gate_up.*; got: level_down"):
+        add_adapters(
+            tiny_training(tiny_settings(parallel_levels=2)).drafter,
+            LORA.model_copy(update={"targets": ("level_down",)}),
+        )
+
+
+@BUILDS_A_PEFT_MODEL
+def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_the_one_it_began_with(
+    workshop: Path,
+) -> None:
+    base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")
+    changes: dict[str, Any] = {
+        "lora": {"rank": 4, "alpha": 8},
+        "initialize": {"drafter": str(base)},
+        "drafter": {"bank": {"expert_width": 32}},
+        "run_folder": str(workshop / "adapted"),
+    }
+    settings = tiny_run(workshop, steps=6, checkpoint={"every": 3}, **changes)
+    folder = train(settings)
+    trained = JakiroDrafter.from_pretrained(folder).state_dict()
+    before = JakiroDrafter.from_pretrained(base)
+    changed = {name for name, part in before.state_dict().items() if not part.equal(trained[name])}
+    linears, stacks = adaptable(before)
+    assert changed == {f"{name}.weight" for name in linears if "router" not in name} | {*stacks}
+    found = peft.PeftModel.from_pretrained(before, settings.run_folder / "adapter")
+    again = merged(found.base_model.model).state_dict()
+    torch.testing.assert_close(again, trained, rtol=0, atol=1e-6)
+    assert SpeculativeDecoder.from_pretrained(folder).generate("def", max_new_tokens=4).text
+    # As if it had died behind step 3.
+    whole = [line for line in read_metrics(settings.run_folder) if "loss" in line]
+    for lost in ("drafter", "checkpoints/step-00000006"):
+        shutil.rmtree(settings.run_folder / lost)
+    resumed = train(settings)
+    losses = [line for line in read_metrics(settings.run_folder) if "loss" in line]
+    assert [line["loss"] for line in losses] == [line["loss"] for line in whole]
+    for name, part in JakiroDrafter.from_pretrained(resumed).state_dict().items():
+        assert part.equal(trained[name]), name
+
+
+def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_one_with_the_right_ones(
+    workshop: Path,
+) -> None:
+    base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")
+    changes: dict[str, Any] = {
+        "initialize": {"drafter": str(base)},
+        "run_folder": str(workshop / "adapted"),
+        "steps": 2,
+    }
+    with pytest.raises(ConfigError, match="got: level_down"):
+        train(tiny_run(workshop, lora={"rank": 4, "targets": ["level_down"]}, **changes))
+    assert train(tiny_run(workshop, lora={"rank": 4, "targets": ["down"]}, **changes)).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora": {}}, r"initialize\.drafter with lora"),
+        ({"lora": {}, "optimizer": {"kind": "muon"}}, r"optimizer\.kind adamw"),
+        ({"lora": {}, "engine": {"zero_stage": 3}}, r"zero_stage at most 2"),
+        ({"lora": {"r": 4}}, r"unknown key 'lora\.r'"),
+    ],
+)
+def test_settings_of_adapters_that_make_no_sense_are_refused(
+    workshop: Path, changes: dict[str, Any], message: str
+) -> None:
+    start = {} if "with lora" in message else {"initialize": {"drafter": "any"}}
+    with pytest.raises(ConfigError, match=message):
+        tiny_run(workshop, **changes, **start)
+
+
+@BUILDS_A_PEFT_MODEL
+def test_a_target_with_adapters_of_its_own_is_trained_for_and_decodes(workshop: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    adapted: Any = peft.get_peft_model(model, config)
+    shuffled(adapted)
+    before = {name: part.clone() for name, part in adapted.state_dict().items()}
+    tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
+    settings = tiny_run(workshop, steps=20)
+    drafter = JakiroDrafter.from_pretrained(train(settings, model=adapted, tokenizer=tokenizer))
+    losses = [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert all(torch.equal(before[name], part) for name, part in adapted.state_dict().items())
+    text = "def add_one(first"
+    output = SpeculativeDecoder(adapted, drafter, tokenizer).generate(text, max_new_tokens=8)
+    ids = tokenizer(text, return_tensors="pt")
+    expected = adapted.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert output.sequences.tolist() == expected.tolist()

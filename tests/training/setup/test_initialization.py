@@ -1,0 +1,276 @@
+"""Attention that starts from a layer of the target computes what that layer computes."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import tiny_run
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention_shape import AttentionShape
+from jakiro.utils.settings import dump_settings
+from moa.trunk import Trunk
+from training.setup.initialization import check_initialization, initialize
+from training.setup.layer_start import start_from
+from training.setup.target_layer import read_attention, rotation_of
+from training.studies.ablation.study import Study, StudySettings
+from training.train import train
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+SHAPE = AttentionShape(**HEADS, rope_base=10_000.0)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama, grouped heads": {},
+    "llama, one head for each query head": {},
+    "llama, one head for all": {},
+    "llama, wide heads": {},
+    "mistral": {},
+    "mixtral": {"rms_norm_eps": 1e-6},
+    "gemma": {},  # norms add 1 to their weight
+    "gemma2": {"query_pre_attn_scalar": 3, "attn_logit_softcapping": None},  # scores divided by it
+    "granite": {"attention_multiplier": 0.2},  # scores multiplied by it
+    "cohere": {"layer_norm_eps": 1e-6},  # pairs that are rotated stand side by side
+}
+
+
+def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> AttentionShape:
+    """A layer's own heads."""
+    shape = target.spec.head_shapes[layer]
+    return AttentionShape(
+        num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_base=base
+    )
+
+
+def _base_of(model: PreTrainedModel) -> float:
+    return float(model.config.rope_parameters["rope_theta"])
+
+
+def _with_random_norms(model: PreTrainedModel) -> PreTrainedModel:
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            nn.init.uniform_(weight, 0.3, 1.7)
+    return model
+
+
+def _own_attention(model: Any, layer: int, stream: Tensor, positions: Tensor) -> Tensor:
+    """What the layer's norm and attention add to the stream, by the model's own code."""
+    count = stream.shape[1]
+    mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+    block = model.model.layers[layer]
+    added = block.self_attn(
+        hidden_states=block.input_layernorm(stream),
+        position_embeddings=model.model.rotary_emb(stream, positions),
+        attention_mask=mask,
+    )[0]
+    return added * getattr(block, "residual_multiplier", 1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family: str) -> None:
+    model = _with_random_norms(tiny_family(family, **FAMILIES[family]))
+    target = TargetAdapter(model)
+    settings = _trunk_for(target, layer=1, base=_base_of(model))
+    attention = read_attention(target, 1, settings)
+    assert attention.has_same_base
+    trunk = Trunk(hidden=32, **settings.model_dump())
+    start_from(trunk, attention)
+    stream = torch.randn(2, 9, 32)
+    stream -= stream.mean(dim=-1, keepdim=True)  # which is all that layer norms do beyond ours
+    positions = torch.arange(5, 14)[None].expand(2, -1)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    expected = stream + _own_attention(model, 1, stream, positions)
+    got = trunk.self_attention(stream, positions, mask)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    # Were memory the stream itself, cross-attention would be the same layer.
+    rows = trunk.cross_attention.rows(stream, positions)
+    got = trunk.cross_attention(stream, positions, rows, mask)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
+    model = _with_random_norms(tiny_llama())
+    target = TargetAdapter(model)
+    trunk = tiny_drafter(target, tiny_settings()).trunk
+    start_from(trunk, read_attention(target, -2, SHAPE))
+    layer = model.model.layers[1]
+    parts = [getattr(layer.self_attn, name).weight for name in ("q_proj", "k_proj", "v_proj")]
+    own, cross = trunk.self_attention, trunk.cross_attention
+    assert torch.equal(own.project.weight, torch.cat(parts))
+    assert torch.equal(cross.query.weight, parts[0])
+    assert torch.equal(cross.key_value.weight, torch.cat(parts[1:]))
+    for part in (own, cross):
+        assert torch.equal(part.output.weight, layer.self_attn.o_proj.weight)
+        assert torch.equal(part.norm.weight, layer.input_layernorm.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "layer", "is_interleaved"),
+    [
+        ("llama, grouped heads", 3, False),
+        ("qwen3", 3, False),
+        ("olmo2", 3, False),
+        ("cohere", 3, True),
+        ("cohere2", 2, True),
+        ("glm4", 3, True),
+        ("llama4", 2, True),
+        ("smollm3", 3, None),
+        ("cohere2", 3, None),
+        ("phi", 3, None),  # half of a head is rotated
+        ("gpt2", 3, None),
+    ],
+)
+def test_rotation_is_seen_from_the_keys(
+    family: str, layer: int, is_interleaved: bool | None, dtype: torch.dtype
+) -> None:
+    rotation = rotation_of(TargetAdapter(tiny_family(family).to(dtype)), layer)
+    assert (rotation and rotation.is_interleaved) == is_interleaved
+
+
+@pytest.mark.parametrize(
+    ("family", "index", "message"),
+    [
+        ("llama, grouped heads", 4, r"does not have; expected: an index from -4 to 3; got: 4"),
+        ("llama, grouped heads", -5, "does not have"),
+        ("phi3", 0, r"four matrices .* got: Phi3DecoderLayer with .*qkv_proj"),
+        ("gpt_neox", 0, r"GPTNeoXLayer with .*query_key_value"),
+        ("deepseek_v3", 0, r"DeepseekV3DecoderLayer with .*kv_a_proj"),
+        ("smollm3", -1, "expected: keys that are rotated by their position, over the whole head"),
+        ("gemma4, shared rows", -1, "reads the keys and values of another one"),
+    ],
+)
+def test_a_layer_that_attention_cannot_start_from_is_refused(
+    family: str, index: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_attention(TargetAdapter(tiny_family(family)), index, SHAPE)
+
+
+@pytest.mark.parametrize("change", [{"num_heads": 2}, {"num_kv_heads": 4}, {"head_dim": 16}])
+def test_other_heads_than_the_layers_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="expected: num_heads 4, num_kv_heads 2, head_dim 8; got"):
+        read_attention(TargetAdapter(tiny_llama()), 0, SHAPE.model_copy(update=change))
+
+
+def test_weights_that_are_no_plain_matrices_are_refused() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    projection = model.model.layers[0].self_attn.q_proj
+    projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"plain matrices .* got: \(32, 32\) of torch\.int8"):
+        read_attention(target, 0, SHAPE)
+
+
+def test_what_is_left_behind_and_another_base_are_warned_of(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = TargetAdapter(tiny_family("qwen2"))
+    trunk = {**HEADS, "rope_base": 500.0}
+    settings = tiny_run(workshop, drafter={"trunk": trunk}, initialize={"attention_layer": 0})
+    with caplog.at_level(logging.WARNING):
+        initialize(tiny_drafter(target, tiny_settings()), settings, target)
+    biases, base = (record.getMessage() for record in caplog.records)
+    assert "starts without them: q_proj.bias, k_proj.bias, v_proj.bias" in biases
+    assert "rope_base 500 is not how the target's layer rotates" in base
+    assert "10000" in base
+
+
+def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
+    settings = tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": -1})
+    states = []
+    for seed in (1, 2):  # whatever was there before
+        model = AutoModelForCausalLM.from_pretrained(workshop / "target").requires_grad_(False)
+        target = TargetAdapter(model.eval())
+        drafter = tiny_drafter(target, tiny_settings(), seed=seed)
+        initialize(drafter, settings, target)
+        states.append(drafter.trunk.state_dict())
+    one, other = states
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_heads_that_are_left_open_are_those_of_the_last_layer_which_is_the_start(
+    workshop: Path,
+) -> None:
+    trunk = dict.fromkeys(HEADS, None)
+    settings = tiny_run(
+        workshop,
+        drafter={"trunk": trunk},
+        initialize={"attention_layer": "auto"},
+        optimizer={"warmup_steps": 1},
+        steps=1,
+    )
+    drafter = JakiroDrafter.from_pretrained(train(settings))
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+    own = TargetAdapter(model).spec.attention
+    assert drafter.config.settings.trunk.geometry == own.model_dump()
+    start = model.model.layers[-1].self_attn.o_proj.weight
+    torch.testing.assert_close(
+        drafter.trunk.cross_attention.output.weight, start, atol=0.01, rtol=0.1
+    )
+
+
+def test_auto_starts_at_random_where_no_layer_will_do(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = TargetAdapter(tiny_family("phi3"))
+    drafter = tiny_drafter(target, tiny_settings())
+    before = {name: one.clone() for name, one in drafter.state_dict().items()}
+    with caplog.at_level(logging.INFO):
+        initialize(
+            drafter,
+            tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": "auto"}),
+            target,
+        )
+    assert "attention starts at random: " in caplog.text
+    assert all(torch.equal(before[name], one) for name, one in drafter.state_dict().items())
+
+
+def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:
+    settings = tiny_run(
+        workshop,
+        drafter={"trunk": HEADS},
+        initialize={"attention_layer": -1},
+        optimizer={"learning_rate": 1e-9},
+        steps=2,
+    )
+    drafter = JakiroDrafter.from_pretrained(train(settings))
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+    attention = model.model.layers[-1].self_attn
+    trunk = drafter.trunk
+    close = {"atol": 1e-6, "rtol": 0.0}
+    torch.testing.assert_close(trunk.cross_attention.query.weight, attention.q_proj.weight, **close)
+    for part in (trunk.self_attention, trunk.cross_attention):
+        torch.testing.assert_close(part.output.weight, attention.o_proj.weight, **close)
+        assert not torch.equal(part.output.weight, attention.o_proj.weight)  # it has learnt
+    assert drafter.config.record["settings"]["initialize"]["attention_layer"] == -1
+
+
+def test_a_start_that_is_not_possible_is_refused_before_anything_is_written(workshop: Path) -> None:
+    settings = tiny_run(workshop, initialize={"attention_layer": 0})
+    with pytest.raises(ConfigError, match="other heads than layer 0 of the target"):
+        train(settings)
+    assert not settings.run_folder.exists()
+
+
+def test_an_arm_whose_start_is_not_possible_is_refused_before_any_arm_trains(
+    workshop: Path,
+) -> None:
+    base, delta = workshop / "base.yaml", workshop / "from-target.yaml"
+    base.write_text(dump_settings(tiny_run(workshop, steps=2)))
+    delta.write_text("initialize: {attention_layer: 0}")
+    settings = StudySettings(base=base, config=(delta,), out=workshop / "out", num_prompts=2)
+    with pytest.raises(ConfigError, match="other heads than layer 0 of the target"):
+        Study(settings)
+    assert not (workshop / "out").exists()
+
+
+def test_by_default_nothing_is_asked_of_the_target(workshop: Path) -> None:
+    check_initialization(tiny_run(workshop), TargetAdapter(tiny_family("gpt2")))

@@ -1,0 +1,310 @@
+"""A drafter that starts as the layer of the target in whose place it stands, before any step."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import random_batch, tiny_run
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
+from torch.nn.functional import pad
+
+from jakiro.config import DrafterSettings
+from jakiro.errors import NumericalError
+from jakiro.target.adapter import TargetAdapter
+from training.setup.initialization import is_fitted
+from training.setup.layer_fit import LayerFit, fit_layer
+from training.setup.layer_start import start_as_layer, start_from, tell_in_features
+from training.setup.target_layer import (
+    LayerAttention,
+    LayerFeedForward,
+    matrix_of,
+    read_attention,
+    read_feed_forward,
+)
+from training.train import train
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+
+
+def _settings(
+    kind: str, num_experts: int, width: int, tail_layers: int = 0, **trunk: Any
+) -> DrafterSettings:
+    plain = tiny_settings(
+        num_experts=num_experts,
+        combine="sum" if tail_layers else "mixture",
+        parallel_levels=0,
+        trunk={"kind": kind, **HEADS, **trunk},
+        tail_layers=tail_layers,
+    )
+    return plain.model_copy(update={"bank": plain.bank.model_copy(update={"expert_width": width})})
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "tail_layers"), [("feedback", 48, 0), ("hybrid", 64, 0), ("hybrid", 64, 1)]
+)
+@torch.no_grad()
+def test_told_in_its_scale_the_drafter_computes_what_the_layer_does(
+    kind: str, width: int, tail_layers: int
+) -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target, _settings(kind, 1, width, tail_layers))
+    place = -1 - tail_layers
+    attention = read_attention(target, place, target.spec.attention)
+    feed_forward = read_feed_forward(target, place)
+    assert feed_forward is not None
+    start_from(drafter.trunk, attention)
+    # Exact where all channels are scaled alike: else a norm of scaled channels is about that norm.
+    nothing = (torch.zeros(32, 64), torch.zeros(32), None)
+    fit = LayerFit(torch.full((32,), 0.4), 0.4, *nothing, torch.rand(48), 1.0, 9)
+    assert tell_in_features(drafter, attention, feed_forward, fit) == 48
+    ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
+    states = model.model(ids, output_hidden_states=True).hidden_states
+    outputs = _outputs_of_the_layers(model, ids)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    stream = drafter.trunk.self_attention(0.4 * states[place - 1], positions, mask)
+    features = drafter.bank(stream).expected
+    torch.testing.assert_close(features, 0.4 * outputs[place], atol=1e-4, rtol=1e-4)
+
+
+def _outputs_of_the_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """What each layer writes, the last one before the final norm."""
+    seen: dict[str, torch.Tensor] = {}
+    with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
+        states = model.model(ids, output_hidden_states=True).hidden_states
+    return [*states[1:-1], seen["output"]]
+
+
+@torch.no_grad()
+def test_the_fit_is_least_squares_over_the_tokens_that_have_one_before() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
+    feed_forward = read_feed_forward(target, -1)
+    fit = fit_layer(drafter, target, -1, feed_forward, batches)
+    read, inputs, outputs, features = _by_hand(target, drafter, batches)
+    assert fit.num_tokens == len(read) == 12 * (9 + 7 + 23)
+    scale = (features * outputs).sum(0) / outputs.square().sum(0)
+    torch.testing.assert_close(fit.scale, scale, atol=1e-5, rtol=1e-4)
+    read = pad(read, (0, 1), value=1.0)
+    ridge = 0.03 * (read * read).sum(0).mean()
+    solved = torch.linalg.solve(read.T @ read + ridge * torch.eye(65), read.T @ inputs)
+    torch.testing.assert_close(fit.weight, (solved[:-1] * scale).T, atol=1e-4, rtol=1e-3)
+    rest = (inputs - read @ solved).square().sum() / (inputs - inputs.mean(0)).square().sum()
+    assert fit.explained == pytest.approx(1 - float(rest), abs=1e-3)
+    assert fit.strengths is not None
+    assert fit.strengths.shape == (48,)
+
+
+@torch.no_grad()
+def test_fused_states_are_fitted_beside_features_and_encoded_to_what_these_become() -> None:
+    target = TargetAdapter(tiny_llama())
+    settings = _settings("feedback", 1, 20, tail_layers=1, fusion_layers=(1, 2))
+    drafter = tiny_drafter(target, settings)
+    batches = [random_batch((24,), seed=seed) for seed in range(12)]
+    fit = fit_layer(drafter, target, -2, None, batches)
+    read, inputs, *_ = _by_hand(target, drafter, batches, place=-2)
+    assert torch.equal(fit.scale, torch.ones(32))
+    assert fit.shrinkage == 1.0
+    fused = torch.cat([_fused(target, batch, (1, 2)) for batch in batches])
+    told = torch.cat((pad(read, (0, 1), value=1.0), torch.zeros(len(read), 64)), dim=1)
+    fused_instead = torch.cat((read[:, :32], torch.zeros(len(read), 32), told[:, 64:65], fused), 1)
+    rows = torch.cat((told, fused_instead))
+    kinds = rows.square().sum(0).split((32, 32, 1, 64))  # tokens, features, the 1, fused states
+    ridge = torch.cat([kind.mean().expand(len(kind)) for kind in kinds])
+    solved = torch.linalg.solve(rows.T @ rows + (0.03 * ridge).diag(), rows.T @ inputs.repeat(2, 1))
+    torch.testing.assert_close(fit.weight, solved[:64].T, atol=1e-4, rtol=1e-3)
+    assert fit.encoder is not None
+    by_way_of_encoder = fused @ fit.encoder.T @ fit.weight[:, 32:].T
+    wanted = fused @ solved[65:]
+    assert (by_way_of_encoder - wanted).square().mean() < 0.05 * wanted.square().mean()
+    missed = (inputs.repeat(2, 1) - rows @ solved).square().sum()
+    assert fit.explained == pytest.approx(
+        1 - float(missed / (2 * (inputs - inputs.mean(0)).square().sum())), abs=1e-3
+    )
+    tell_in_features(drafter, read_attention(target, -2, target.spec.attention), None, fit)
+    state = torch.randn(1, 3, 2, 32)
+    encoded = drafter.feature_encoder(state)
+    torch.testing.assert_close(encoded, state.flatten(2) @ fit.encoder.T)
+
+
+def _fused(target: TargetAdapter, batch: Any, layers: tuple[int, ...]) -> torch.Tensor:
+    states = target.model.model(batch.token_ids, output_hidden_states=True).hidden_states
+    return torch.cat([states[layer] for layer in layers], dim=-1)[0, :-1]
+
+
+def _by_hand(
+    target: TargetAdapter, drafter: Any, batches: list[Any], place: int = -1
+) -> list[torch.Tensor]:
+    """What is read, a layer's input and output, and features, from the model's own forward."""
+    parts: list[list[torch.Tensor]] = [[], [], [], []]
+    for batch in batches:
+        for row, documents in zip(batch.token_ids, batch.documents, strict=True):
+            for number in range(int(documents.max()) + 1):
+                ids = row[documents == number][None]
+                states = target.model.model(ids, output_hidden_states=True).hidden_states
+                outputs, features = _outputs_of_the_layers(target.model, ids), states[-1]
+                embeddings = target.embed(ids)[:, 1:]
+                read = drafter.trunk.feature_input.normed(embeddings, features[:, :-1])
+                wanted = (states[place - 1], outputs[place], features)
+                for kept, part in zip(parts, (read, *(one[:, 1:] for one in wanted)), strict=True):
+                    kept.append(part[0])
+    return [torch.cat(kept) for kept in parts]
+
+
+@torch.no_grad()
+def test_tokens_and_features_of_different_size_are_fitted_alike() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
+    plain = fit_layer(drafter, target, -1, None, batches)
+    drafter.trunk.feature_input.token_norm.weight.fill_(0.02)
+    small = fit_layer(drafter, target, -1, None, batches)
+    assert small.explained == pytest.approx(plain.explained, abs=1e-3)
+    weight = plain.weight.clone()
+    weight[:, :32] /= 0.02
+    torch.testing.assert_close(small.weight, weight, atol=1e-3, rtol=1e-3)
+
+
+def test_hidden_states_that_are_not_finite_are_refused() -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    torch.nn.init.constant_(model.model.embed_tokens.weight[50:], float("nan"))
+    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    with pytest.raises(
+        NumericalError, match=r"got: NaN or infinity; .*initialize\.fit_tokens to 0"
+    ):
+        fit_layer(drafter, target, -1, None, [random_batch((24,))])
+
+
+def test_feed_forward_parts_are_read_as_they_add_to_the_stream() -> None:
+    model = tiny_family("granite")
+    feed_forward = read_feed_forward(TargetAdapter(model), -1)
+    assert feed_forward is not None
+    torch.testing.assert_close(
+        feed_forward.down, 0.7 * model.model.layers[-1].mlp.down_proj.weight.detach()
+    )
+
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer(dtype: torch.dtype) -> None:
+    model = tiny_family("qwen2")
+    adapters = LoraConfig(r=2, target_modules=["k_proj"], init_lora_weights=False)
+    adapted = get_peft_model(model, adapters).to(dtype).eval()
+    linear = next(one for one in adapted.modules() if isinstance(one, LoraLinear))
+    bias = linear.get_base_layer().bias
+    torch.nn.init.normal_(bias, std=100.0)
+    expected = linear.weight.float() + linear.get_delta_weight("default").float()
+    torch.testing.assert_close(matrix_of(linear).float(), expected, atol=1e-2, rtol=1e-2)
+    assert linear.get_base_layer().bias is bias
+
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_of_the_target_are_part_of_the_layer() -> None:
+    adapted = ["q_proj", "v_proj", "gate_proj", "down_proj"]
+    config = LoraConfig(r=2, target_modules=adapted, init_lora_weights=False)
+    target = TargetAdapter(get_peft_model(tiny_family("qwen2"), config).eval())
+    attention, feed_forward = _read_last(target)
+    merged_attention, merged = _read_last(TargetAdapter(target.model.merge_and_unload()))
+    for name in ("query", "key", "value", "output"):
+        torch.testing.assert_close(getattr(attention, name), getattr(merged_attention, name))
+    for name in ("gate", "up", "down"):
+        torch.testing.assert_close(getattr(feed_forward, name), getattr(merged, name))
+    assert attention.left_behind == merged_attention.left_behind
+
+
+def _read_last(target: TargetAdapter) -> tuple[LayerAttention, LayerFeedForward | None]:
+    return read_attention(target, -1, target.spec.attention), read_feed_forward(target, -1)
+
+
+def test_experts_leave_out_different_units() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, _settings("hybrid", 2, 64))
+    attention = read_attention(target, -1, target.spec.attention)
+    start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
+    units = drafter.bank.down.detach().norm(dim=-1) > 0
+    assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
+    first, second = drafter.bank.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
+    assert not torch.equal(first, second)
+
+
+def _first_held_out_loss(folder: Path, **changes: Any) -> float:
+    settings = tiny_run(
+        folder,
+        drafter={"trunk": {"kind": "hybrid", **HEADS}},
+        objective={"token_weight": 0.0, "feature_weight": 1.0, "contrast_weight": 0.0},
+        optimizer={"learning_rate": 1e-9},
+        steps=2,
+        **changes,
+    )
+    train(settings)
+    rows = (settings.run_folder / "metrics.jsonl").read_text().splitlines()
+    return float(json.loads(rows[-1])["evaluation"]["held_out"]["loss"])
+
+
+def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        fitted = _first_held_out_loss(
+            workshop,
+            initialize={"attention_layer": "auto", "fit_tokens": 300},
+            run_folder=str(workshop / "fitted"),
+            checkpoint={"every": 1},
+        )
+        assert caplog.text.count("starts as layer") == 1
+        attention_alone = _first_held_out_loss(
+            workshop, initialize={"attention_layer": "auto", "fit_tokens": 0}
+        )
+        assert caplog.text.count("starts as layer") == 1
+    assert fitted < 0.8 * attention_alone
+
+
+def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = {"trunk": {"kind": "hybrid", **HEADS}, **TAIL}
+    with caplog.at_level(logging.INFO):
+        train(tiny_run(workshop, drafter=drafter, initialize={"attention_layer": -1}, steps=2))
+    assert "attention_layer is -1, and the drafter stands in the place of -2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("drafter", "initialize", "expected"),
+    [
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": "auto"}, True),
+        ({"trunk": {"kind": "feedback", **HEADS}}, {"attention_layer": -1}, True),
+        ({"trunk": {"kind": "moa", **HEADS}}, {"attention_layer": "auto"}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": 0}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": "auto"}, True),
+        ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": -2}, True),
+        ({"trunk": {"kind": "hybrid", **HEADS}, **TAIL}, {"attention_layer": -1}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"attention_layer": None}, False),
+        ({"trunk": {"kind": "hybrid", **HEADS}}, {"fit_tokens": 0, "attention_layer": -1}, False),
+        (
+            {"trunk": {"kind": "hybrid", **HEADS}},
+            {"drafter": "x", "attention_layer": "auto"},
+            False,
+        ),
+        ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # other heads
+    ],
+)
+def test_only_what_can_be_the_layer_is_fitted(
+    drafter: dict[str, Any], initialize: dict[str, Any], expected: bool, workshop: Path
+) -> None:
+    settings = tiny_run(workshop, drafter=drafter, initialize=initialize)
+    assert is_fitted(settings, TargetAdapter(tiny_llama())) is expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2", "mixtral"])
+def test_feed_forward_parts_of_another_form_are_left_alone(family: str) -> None:
+    assert read_feed_forward(TargetAdapter(tiny_family(family)), -1) is None

@@ -1,0 +1,215 @@
+"""Runs whose drafter starts as a layer of the target: any family, processes, interruptions."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.interruptions import PowerCutError, interrupt_after
+from helpers.models import tiny_drafter, tiny_settings
+from helpers.processes import train_in_processes
+from helpers.training import TinyTraining, batch_for, tiny_run
+from torch import nn
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from training.config import TrainSettings
+from training.distributed.checkpoint import Checkpoints
+from training.evaluation.metrics import read_metrics
+from training.loss.objectives import ObjectiveSettings
+from training.setup.initialization import initialize
+from training.setup.preparation import prepare
+from training.target_states.writer import FeatureWriter
+from training.train import train
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+STARTS = "the drafter starts as layer"
+
+
+class _Packed(nn.Module):
+    """A linear layer that keeps no weight, as some quantised ones do."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("packed", linear.weight.detach().clone())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(inputs, self.packed)
+
+
+def _pack(part: nn.Module) -> None:
+    for name, linear in list(part.named_children()):
+        if isinstance(linear, nn.Linear):
+            setattr(part, name, _Packed(linear))
+
+
+def fitted_run(folder: Path, **changes: Any) -> TrainSettings:
+    """A run of a drafter that reads features and starts as a layer of the target."""
+    return tiny_run(
+        folder,
+        **{
+            "drafter": {"trunk": {"kind": "hybrid", **HEADS}},
+            "initialize": {"attention_layer": "auto", "fit_tokens": 300},
+            "steps": 2,
+            "checkpoint": {"every": 1},
+            "evaluation": {"num_prompts": 0},
+            **changes,
+        },
+    )
+
+
+def _loss_at_the_start(target: TargetAdapter, folder: Path, fit_tokens: int) -> float:
+    drafter = tiny_settings(trunk={"kind": "hybrid", **dict.fromkeys(HEADS)})
+    batches = [batch_for(drafter, (24,), (10, 14), seed=seed) for seed in range(12)]
+    settings = fitted_run(folder).model_copy(update={"drafter": drafter})
+    tiny = TinyTraining(tiny_drafter(target, drafter), target, ObjectiveSettings())
+    initialize(tiny.drafter, settings, target, batches=batches if fit_tokens else None)
+    unseen = batch_for(drafter, (24,), (10, 14), seed=99)
+    return float(tiny.loss(unseen).total.detach())
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama, tied",
+        "llama, wide heads",
+        "ministral",
+        "qwen2",  # biases
+        "qwen3",  # norms of heads
+        "gemma3",  # norms behind attention and behind the feed-forward part
+        "olmo2",  # nothing before attention
+        "mixtral",  # experts of its own
+        "granite",
+        "glm4",
+        "starcoder2",  # another feed-forward part
+        "cohere",  # both parts beside each other
+        "gpt_oss",
+    ],
+)
+def test_of_any_family_a_drafter_is_nearer_as_a_layer_than_with_its_attention_alone(
+    family: str, workshop: Path
+) -> None:
+    target = TargetAdapter(tiny_family(family).requires_grad_(False))
+    losses = [_loss_at_the_start(target, workshop, fit_tokens) for fit_tokens in (0, 300)]
+    assert losses[1] < 0.8 * losses[0]
+
+
+def test_a_target_whose_attention_keeps_no_plain_weights_starts_drafters_at_random(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_family("llama, grouped heads", vocab_size=300)
+    _pack(model.model.layers[-1].self_attn)
+    with caplog.at_level(logging.INFO):
+        train(fitted_run(workshop), model=model)
+    assert caplog.text.count("attention starts at random: ") == 1
+    assert STARTS not in caplog.text
+
+
+def test_where_only_its_feed_forward_part_keeps_no_plain_weights_experts_start_at_random(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_family("llama, grouped heads")
+    _pack(model.model.layers[-1].mlp)
+    with caplog.at_level(logging.INFO):
+        _loss_at_the_start(TargetAdapter(model), workshop, 300)
+    assert "experts at random, for its feed-forward part is of another form" in caplog.text
+
+
+def test_biases_of_the_feed_forward_part_are_left_behind_with_a_warning(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = TargetAdapter(tiny_family("llama, grouped heads", mlp_bias=True))
+    _loss_at_the_start(target, workshop, 300)
+    assert "drafter.bank has no place for these parameters" in caplog.text
+    assert "without them: gate_proj.bias, up_proj.bias, down_proj.bias" in caplog.text
+
+
+def _first_loss(settings: TrainSettings) -> float:
+    return float(next(line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line))
+
+
+def test_features_from_disk_do_not_change_where_a_drafter_starts(workshop: Path) -> None:
+    online = fitted_run(workshop, run_folder=str(workshop / "online"))
+    features = {"source": "offline", "folder": str(workshop / "features"), "dtype": "fp32"}
+    offline = fitted_run(workshop, features=features)
+    assert FeatureWriter(prepare(offline), workshop / "features").write()
+    for settings in (online, offline):
+        train(settings)
+    assert _first_loss(offline) == pytest.approx(_first_loss(online), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """A finished run of one process that nothing interrupted."""
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("alone") / "workshop")
+    settings = fitted_run(folder)
+    train(settings)
+    return settings
+
+
+def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: float) -> None:
+    assert _first_loss(one) == pytest.approx(_first_loss(other), rel=1e-5)
+    states = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in (one, other)]
+    torch.testing.assert_close(*(one.state_dict() for one in states), **tolerance)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_two_processes_start_where_one_does(
+    zero_stage: int, workshop: Path, alone: TrainSettings
+) -> None:
+    changes: dict[str, Any] = {"batch": {"micro_batch": 1}, "engine": {"zero_stage": zero_stage}}
+    shared = fitted_run(workshop, **changes)
+    train_in_processes(shared, workshop, num_processes=2)
+    _assert_same_drafter(alone, shared, rtol=0, atol=1e-3)
+    output = (workshop / "output-0.txt").read_text() + (workshop / "output-1.txt").read_text()
+    assert output.count(STARTS) == 1
+
+
+def test_a_run_that_is_stopped_behind_a_checkpoint_is_not_fitted_again(
+    workshop: Path,
+    alone: TrainSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    halved = fitted_run(workshop)
+    with caplog.at_level(logging.INFO):
+        with monkeypatch.context() as patched:
+            interrupt_after(patched, step=1)
+            with pytest.raises(PowerCutError):
+                train(halved)
+        train(halved)
+    assert caplog.text.count(STARTS) == 1
+    _assert_same_drafter(alone, halved, rtol=0, atol=0)
+
+
+def test_a_run_that_is_stopped_before_its_first_checkpoint_is_fitted_to_the_same_weights(
+    workshop: Path,
+    alone: TrainSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def die(*_: object) -> None:
+        raise PowerCutError
+
+    broken = fitted_run(workshop)
+    with caplog.at_level(logging.INFO):
+        with monkeypatch.context() as patched:
+            patched.setattr(Checkpoints, "save", die)
+            with pytest.raises(PowerCutError):
+                train(broken)
+        train(broken)
+    assert caplog.text.count(STARTS) == 2
+    _assert_same_drafter(alone, broken, rtol=0, atol=0)
+
+
+def test_a_run_folder_belongs_to_what_its_drafter_was_fitted_on(
+    alone: TrainSettings,
+) -> None:
+    initialize = {"attention_layer": "auto", "fit_tokens": 200}
+    changed = fitted_run(alone.run_folder.parent, initialize=initialize)
+    with pytest.raises(ConfigError, match=r"initialize\.fit_tokens"):
+        train(changed)

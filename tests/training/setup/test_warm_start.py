@@ -1,0 +1,110 @@
+"""A run that starts at another drafter's weights is a new run with these weights."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, tiny_run, write_jsonl
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, ConfigError, JakiroError
+from training.evaluation.metrics import read_metrics
+from training.train import train
+
+
+@pytest.fixture
+def start(workshop: Path) -> Path:
+    """A drafter with two passes and a table of drafted tokens, after two steps."""
+    settings = tiny_run(workshop, steps=2, drafter={"draft_vocab_size": 24})
+    return Path(shutil.move(train(settings), workshop / "start"))
+
+
+def warm(workshop: Path, start: Path | str, **changes: Any) -> Any:
+    """Settings of a run that starts at a drafter, and hardly moves from there."""
+    changes = {"drafter": {"draft_vocab_size": 24}, **changes}
+    still = {"learning_rate": 1e-12, "warmup_steps": 0}
+    folder = str(workshop / "warm")
+    return tiny_run(
+        workshop,
+        initialize={"drafter": str(start)},
+        run_folder=folder,
+        **{"steps": 1, "optimizer": still, **changes},
+    )
+
+
+def test_a_run_starts_at_the_weights_and_with_the_tokens_of_another_drafter(
+    workshop: Path, start: Path
+) -> None:
+    before = JakiroDrafter.from_pretrained(start).state_dict()
+    folder = train(warm(workshop, start))
+    after = JakiroDrafter.from_pretrained(folder).state_dict()
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
+    assert [line["step"] for line in read_metrics(workshop / "warm") if "loss" in line] == [1]
+    # Where the drafter lies makes no other run; what is in it does.
+    moved = shutil.move(start, workshop / "moved")
+    assert train(warm(workshop, moved)) == folder
+    other = JakiroDrafter.from_pretrained(moved)
+    torch.nn.init.zeros_(other.bank.router.weight)
+    other.save_pretrained(moved)
+    with pytest.raises(ConfigError, match="start_fingerprint differs"):
+        train(warm(workshop, moved))
+
+
+def test_a_run_on_other_texts_drafts_the_tokens_of_the_drafter_it_starts_at(
+    workshop: Path, start: Path
+) -> None:
+    before = JakiroDrafter.from_pretrained(start).draft_ids
+    data = {"paths": [str(write_jsonl(workshop / "few.jsonl", [{"text": "total " * 60}] * 8))]}
+    after = JakiroDrafter.from_pretrained(train(warm(workshop, start, data=data))).draft_ids
+    assert before is not None
+    assert after is not None
+    assert after.tolist() == before.tolist()
+
+
+def test_a_drafter_for_an_earlier_state_of_the_target_is_taken_with_a_warning(
+    workshop: Path, start: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_llama(vocab=300, eos_token_id=0, seed=1).save_pretrained(workshop / "target")
+    with caplog.at_level(logging.WARNING):
+        train(warm(workshop, start))
+    assert "was made for another target" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"drafter": {"draft_vocab_size": 24, "bank": {"combine": "sum"}}},
+            ConfigError,
+            r"another setting drafter\.bank\.combine; expected: sum; got: mixture",
+        ),
+        ({"drafter": {}}, ConfigError, r"drafter\.draft_vocab_size; expected: None; got: 24"),
+        ({"start": "missing"}, CheckpointError, "cannot load a drafter from"),
+        ({"wide": True}, ConfigError, r"a target of another shape \(.*expected: .*48.*got: .*32"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_before_the_run_folder_is_touched(
+    workshop: Path,
+    start: Path,
+    changes: dict[str, Any],
+    error: type[JakiroError],
+    message: str,
+) -> None:
+    changes = dict(changes)
+    if changes.pop("wide", False):
+        tiny_llama(vocab=300, hidden_size=48).save_pretrained(workshop / "target")
+        tiny_tokenizer(texts=TEXTS).save_pretrained(workshop / "target")
+    where = workshop / changes.pop("start", "start")
+    with pytest.raises(error, match=message):
+        train(warm(workshop, where, **changes))
+    assert not (workshop / "warm").exists()
+
+
+def test_attention_of_the_target_and_another_drafter_are_not_both_the_start(workshop: Path) -> None:
+    with pytest.raises(ConfigError, match="attention_layer or drafter, not both"):
+        tiny_run(workshop, initialize={"drafter": "any", "attention_layer": -1})

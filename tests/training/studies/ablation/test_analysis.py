@@ -1,0 +1,228 @@
+"""What a study finds in documents whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+from helpers.studies import made_up_arm, made_up_documents, made_up_rate
+from scipy import stats
+
+from jakiro.errors import ConfigError, DataError
+from training.studies.ablation.analysis import analyse
+from training.studies.ablation.contrasts import Cells, find_cells, two_by_two
+from training.studies.ablation.results import StudyResults
+from training.studies.ablation.trees import parse_trees
+from training.studies.ablation.uncertainty import Rate, Ratio, product, ratio, student_quantile
+
+FOUR_CELLS = (
+    made_up_arm("base"),
+    made_up_arm("contrast-off", objective={"contrast_weight": 0.0}),
+    made_up_arm("experts-off", drafter={"bank": {"num_experts": 1, "expert_width": 1030}}),
+    made_up_arm(
+        "both-off",
+        drafter={"bank": {"num_experts": 1, "expert_width": 1030}},
+        objective={"contrast_weight": 0.0},
+    ),
+)
+
+
+def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
+    arms = [made_up_arm(name) for name in ("base", "better", "worse")]
+    documents = made_up_documents(
+        {"base": 0.0, "better": math.log(1.1), "worse": math.log(0.9)},
+        temperatures=(0.0, 1.0),
+        number=1,
+    )
+    results = analyse(documents, arms)
+    assert [(row.arm, row.verdict) for row in results.at(1.0)] == [
+        ("base", "base"),
+        ("better", "better"),
+        ("worse", "worse"),
+    ]
+    better = results.at(0.0)[1]
+    assert better.tau_ratio.low < 1.1 < better.tau_ratio.high
+    assert better.tau_ratio.value == pytest.approx(1.1, rel=0.03)
+    assert len(better.tau_ratio.by_seed) == results.seeds == 3
+    assert better.speed_ratio.value == pytest.approx(better.tau_ratio.value, rel=1e-3)
+    assert better.held_out_agreement == pytest.approx(0.6)
+    assert better.training_tokens == (1000, 1001, 1002)
+
+
+def test_kinds_of_trees_are_compared_each_for_itself() -> None:
+    trees = parse_trees(["tree=chosen,candidates=60", "candidates=costs"], 8)
+    assert [one.label for one in trees] == ["chosen-60", "costs"]
+    truth = {"base@chosen-60": 0.4, "other@chosen-60": 0.6, "base@costs": 0.2, "other@costs": 0.0}
+    arms = [made_up_arm(name) for name in ("base", "other")]
+    documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
+    results = analyse(documents, arms, trees)
+    assert results.trees == ["chosen-60", "costs"]
+    assert results.note.endswith("compare their tokens/s, not their tau.")
+    assert [[row.arm for row in rows] for rows in results.groups] == 4 * [["base", "other"]]
+    for temperature in (0.0, 1.0):
+        (base, other), (_, worse) = (results.at(temperature, label) for label in results.trees)
+        assert (base.verdict, other.verdict, worse.verdict) == ("base", "better", "worse")
+        assert other.tau_ratio.value == pytest.approx(math.exp(0.2), rel=0.05)
+    assert StudyResults.model_validate_json(results.model_dump_json()) == results
+
+
+def test_the_two_by_two_is_told_for_each_kind_of_trees() -> None:
+    trees = parse_trees(["candidates=4", "candidates=60"], 8)
+    names = [one.method(arm.name) for arm in FOUR_CELLS for one in trees]
+    results = analyse(made_up_documents(dict.fromkeys(names, 0.0)), FOUR_CELLS, trees)
+    assert [one.trees for one in results.interactions] == ["4", "60"]
+    assert results.interactions[1].sentence.startswith("At T = 0 with trees 60: experts")
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["candidates=4,name=other"], "tree=..., candidates=... and levels=..., or some of them"),
+        (["4"], "tree=..., candidates=... and levels=..., or some of them"),
+        (["tree=wide"], "one of tree=trained"),
+        (["candidates=4", "candidates=4"], "a different name for each"),
+    ],
+)
+def test_trees_that_cannot_be_measured_are_refused(texts: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        parse_trees(texts, 8)
+
+
+def test_figures_are_pooled_over_seeds_prompts_and_repeats_without_first_tokens() -> None:
+    documents = made_up_documents({"base": 0.0}, seeds=2, repeats=3)
+    (row,) = analyse(documents, [made_up_arm("base")]).rows
+    samples = [s for one in documents.values() for s in one.figures("base", 0.0).samples]
+    tokens, forwards = sum(s.tokens for s in samples), sum(s.target_forwards for s in samples)
+    seconds = sum(s.seconds for s in samples)
+    assert row.tau == pytest.approx((tokens - 2 * len(samples)) / forwards)
+    assert row.tokens_per_second == pytest.approx(tokens / seconds)
+    assert row.speedup.value == pytest.approx(row.tokens_per_second / 100, rel=1e-3)
+    figures = [one.figures("base", 0.0) for one in documents.values()]
+    forwards = sum(one.target_forwards for one in figures)
+    assert row.seconds_per_draft == pytest.approx(sum(f.seconds.draft for f in figures) / forwards)
+    assert row.tau_ratio.low == row.tau_ratio.high == 1.0
+    depths = [one.figures("base", 0.0).acceptance_by_depth for one in documents.values()]
+    assert row.acceptance_by_depth == pytest.approx(np.mean(depths, axis=0))
+
+
+def test_results_come_back_from_json() -> None:
+    results = analyse(made_up_documents({arm.name: 0.0 for arm in FOUR_CELLS}), FOUR_CELLS)
+    assert StudyResults.model_validate_json(results.model_dump_json()) == results
+
+
+def test_a_single_seed_is_said_to_be_one() -> None:
+    results = analyse(made_up_documents({"base": 0.0}, seeds=1), [made_up_arm("base")])
+    assert results.seeds == 1
+    assert "another seed may reverse any verdict" in results.note
+    assert "by costs" not in results.note
+
+
+def test_equal_arms_are_mostly_not_resolved() -> None:
+    verdicts = [simulated(number, truth=0.0) for number in range(100)]
+    assert sum(one.is_resolved for one in verdicts) <= 10
+
+
+def test_a_tenth_is_found_in_nearly_all_studies() -> None:
+    found = [simulated(number, truth=math.log(1.1)) for number in range(60)]
+    assert sum(one.low > 1 for one in found) >= 0.95 * len(found)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        {"seed_noise": 0.05, "prompt_noise": 0.01, "cell_noise": 0.01},
+        {"seed_noise": 0.003, "prompt_noise": 0.2, "cell_noise": 0.01},
+        {"seed_noise": 0.02, "prompt_noise": 0.08, "cell_noise": 0.02},
+        {"seed_noise": 0.0, "prompt_noise": 0.01, "cell_noise": 0.2},
+    ],
+    ids=["seeds-decide", "prompts-decide", "both-decide", "cells-decide"],
+)
+def test_intervals_of_three_seeds_and_twenty_prompts_cover_the_truth(
+    noise: dict[str, float],
+) -> None:
+    truth = math.log(1.05)
+    found = [simulated(number, truth, **noise) for number in range(160)]
+    covered = sum(one.low < math.exp(truth) < one.high for one in found)
+    assert covered >= 0.9 * len(found)
+
+
+def test_pairing_takes_away_what_prompts_have_in_common() -> None:
+    random = np.random.default_rng(0)
+    easiness = random.normal(0, 0.5, 20)
+    arm, base = (made_up_rate(random, easiness) for _ in range(2))
+    shuffled = Rate(*(part[:, random.permutation(20)] for part in base))
+    paired, unpaired = ratio(arm, base), ratio(arm, shuffled)
+    assert unpaired.value == pytest.approx(paired.value)
+    assert unpaired.high - unpaired.low > 3 * (paired.high - paired.low)
+
+
+def test_a_ratio_and_its_inverse_tell_the_same() -> None:
+    random = np.random.default_rng(0)
+    arm, base = (made_up_rate(random, np.zeros(20)) for _ in range(2))
+    there, back = ratio(arm, base), ratio(base, arm)
+    assert (1 / back.high, 1 / back.low) == pytest.approx((there.low, there.high))
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.0, 2.7, 10.0, 300.0])
+def test_student_quantiles_are_those_of_scipy(freedom: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
+
+
+def test_planted_effects_and_their_interaction_are_recovered() -> None:
+    experts, contrast, together = 0.10, 0.05, 0.08
+    effects = {
+        "base": experts + contrast + together,
+        "contrast-off": experts,
+        "experts-off": contrast,
+        "both-off": 0.0,
+    }
+    (found,) = analyse(made_up_documents(effects, prompts=60), FOUR_CELLS).interactions
+    assert found.experts.low < math.exp(experts + together / 2) < found.experts.high
+    assert found.contrast.low < math.exp(contrast + together / 2) < found.contrast.high
+    assert found.interaction.low < math.exp(together) < found.interaction.high
+    assert found.experts.is_resolved
+    assert f"experts x{found.experts.value:.3f} [" in found.sentence
+
+
+def test_without_an_interaction_none_is_claimed() -> None:
+    random = np.random.default_rng(1)
+    cells = Cells("a", "b", "c", "d")
+    effects = {"a": 0.2, "b": 0.1, "c": 0.1, "d": 0.0}
+    rates = {name: made_up_rate(random, np.zeros(30), one) for name, one in effects.items()}
+    found = two_by_two(cells, 0.0, rates)
+    assert "interaction" in found.sentence
+    assert found.sentence.endswith("(not resolved).")
+
+
+def test_the_four_cells_are_found_among_other_arms() -> None:
+    others = [
+        made_up_arm("experts-4", drafter={"bank": {"num_experts": 4}}),
+        made_up_arm("weaker", objective={"contrast_weight": 0.01}),
+        made_up_arm("another", objective={"contrast_weight": 0.0, "token_loss": "reverse_kl"}),
+    ]
+    arms = {arm.name: arm.settings for arm in (*FOUR_CELLS, *others)}
+    assert find_cells(arms) == Cells("base", "contrast-off", "experts-off", "both-off")
+    del arms["both-off"]
+    assert find_cells(arms) is None
+    assert find_cells({"base": arms["contrast-off"]}) is None
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    documents = made_up_documents({"base": 0.0})
+    with pytest.raises(DataError, match="lost was not measured at temperature 0"):
+        analyse(documents, [made_up_arm("base"), made_up_arm("lost")])
+    fewer = made_up_documents({"base": 0.0}, prompts=19)
+    with pytest.raises(DataError, match="different prompts"):
+        analyse({0: documents[0], 1: fewer[1]}, [made_up_arm("base")])
+    with pytest.raises(DataError, match="two or more prompts"):
+        analyse(made_up_documents({"base": 0.0}, prompts=1), [made_up_arm("base")])
+    nothing = Rate(np.zeros((2, 5)), np.ones((2, 5)))
+    with pytest.raises(DataError, match="nothing to take a rate of"):
+        product([(1.0, nothing)])
+
+
+def simulated(number: int, truth: float, **noise: float) -> Ratio:
+    """Return what is found of two arms of a made-up study."""
+    random = np.random.default_rng(number)
+    easiness = random.normal(0, 0.4, 20)
+    arm, base = (made_up_rate(random, easiness, effect, **noise) for effect in (truth, 0.0))
+    return ratio(arm, base)

@@ -1,0 +1,131 @@
+"""Arms change what they may, are equally large, and every one in the repository trains."""
+
+from pathlib import Path
+
+import pytest
+from helpers.training import tiny_run
+
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.record import TargetRecord
+from jakiro.utils.settings import dump_settings
+from training.evaluation.metrics import read_metrics
+from training.setup.preparation import prepare
+from training.studies.ablation.arms import TOLERANCE, equally_sized, num_parameters, read_arms
+from training.train import train
+
+CONFIGS = Path(__file__).parents[4] / "configs"
+ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
+DRAFTERS = sorted((CONFIGS / "drafters").glob("*.yaml"))
+REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
+TARGET = TargetRecord(
+    name_or_path="any",
+    hidden_size=256,
+    vocab_size=4096,
+    kv_widths=(256,) * 12,
+    fingerprint="any",
+    num_hidden_states=13,
+    attention=AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, rope_base=10_000.0),
+)
+
+
+@pytest.fixture
+def base(workshop: Path) -> Path:
+    """A base for two steps, with the heads of the target's layers."""
+    path = workshop / "base.yaml"
+    trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    drafter = {"trunk": trunk, "bank": {"expert_width": 256}}
+    settings = tiny_run(workshop, steps=2, drafter=drafter)
+    path.write_text(dump_settings(settings))
+    return path
+
+
+def _delta(folder: Path, text: str, name: str = "delta") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, base: Path) -> None:
+    arms = read_arms(base, [path])
+    inputs = prepare(arms[0].settings)
+    reference, arm = equally_sized(arms, inputs.drafter_config.target_record)
+    assert arm.parameters == pytest.approx(reference.parameters, rel=TOLERANCE)
+    train(arm.arm.settings, model=inputs.target.model, tokenizer=inputs.tokenizer)
+    losses = [line["loss"] for line in read_metrics(arm.arm.settings.run_folder) if "loss" in line]
+    assert len(losses) == 2
+
+
+def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository() -> None:
+    arms = equally_sized(read_arms(CONFIGS / "base.yaml", ABLATIONS, REQUIRED), TARGET)
+    assert len({arm.name for arm in arms}) == len(ABLATIONS) + 1
+    changed = [arm for arm in arms[1:] if arm.arm.settings == arms[0].arm.settings]
+    assert changed == []
+    widths = {arm.name: arm.width for arm in arms}
+    assert widths["experts-1"] == 2 * widths["base"] == 4 * widths["experts-4"]
+    assert widths["contrast-loss-off"] == widths["base"]
+
+
+def test_all_drafters_of_the_repository_are_equally_large_in_a_study() -> None:
+    arms = equally_sized(read_arms(CONFIGS / "study.yaml", DRAFTERS, REQUIRED), TARGET)
+    assert len(arms) == len(DRAFTERS) + 1
+
+
+def test_parameters_are_counted_as_the_drafter_has_them() -> None:
+    settings = read_arms(CONFIGS / "base.yaml", [], REQUIRED)[0].settings.drafter
+    drafter = JakiroDrafter(config_for(settings, TARGET))
+    assert num_parameters(settings, TARGET) == drafter.num_parameters()
+
+
+def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop: Path) -> None:
+    delta = _delta(workshop, "objective: {contrast_weight: 0}")
+    arms = read_arms(base, [delta], ["seed=5", "steps=9"], max_steps=4)
+    assert {(arm.settings.seed, arm.settings.steps) for arm in arms} == {(5, 4)}
+    assert [arm.settings.objective.contrast_weight for arm in arms] == [0.1, 0.0]
+    (short, _) = read_arms(base, [delta], max_steps=1)
+    assert short.settings.optimizer.warmup_steps == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: 3",
+        "steps: 10",
+        "data: {row_length: 16}",
+        "batch: {rows: 2}",
+        "optimizer: {learning_rate: 0.1}",
+        "drafter: {bank: {expert_width: 8, num_experts: 1}}",
+        "",
+    ],
+)
+def test_a_delta_that_changes_what_arms_share_is_refused(
+    base: Path, workshop: Path, text: str
+) -> None:
+    with pytest.raises(ConfigError, match="changes what all arms must share"):
+        read_arms(base, [_delta(workshop, text)])
+
+
+@pytest.mark.parametrize("name", ["base", "plain"])
+def test_a_name_that_stands_for_something_else_is_refused(
+    base: Path, workshop: Path, name: str
+) -> None:
+    (workshop / "other").mkdir()
+    delta = _delta(workshop / "other", "objective: {contrast_weight: 0}", name)
+    with pytest.raises(ConfigError, match="two arms have one name"):
+        read_arms(base, [delta])
+
+
+def test_a_file_whose_name_cannot_stand_in_a_command_is_refused(base: Path, workshop: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot name an arm"):
+        read_arms(base, [_delta(workshop, "objective: {contrast_weight: 0}", "a,b")])
+
+
+def test_an_arm_that_cannot_be_as_large_is_refused(base: Path, workshop: Path) -> None:
+    delta = _delta(workshop, "drafter: {trunk: {num_heads: 64, head_dim: 64}}")
+    with pytest.raises(ConfigError, match="cannot be made as large as the base"):
+        equally_sized(
+            read_arms(base, [delta]), prepare(tiny_run(workshop)).drafter_config.target_record
+        )

@@ -1,0 +1,186 @@
+"""A study as a user runs it: one command, a table, and a folder that can be gone on with."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from helpers.training import tiny_run
+
+from inference.benchmark.document import read_document
+from jakiro.utils.settings import dump_settings
+from training.studies.ablation.main import main
+from training.studies.ablation.results import StudyResults
+
+ABLATIONS = Path(__file__).parents[4] / "configs" / "ablations"
+SQUARE = ("experts-1", "contrast-loss-off", "experts-1-contrast-loss-off")
+
+
+@pytest.fixture
+def command(workshop: Path) -> list[str]:
+    """The words of a small study."""
+    settings = tiny_run(workshop, steps=4, drafter={"bank": {"expert_width": 64}})
+    (workshop / "base.yaml").write_text(dump_settings(settings))
+    return [
+        *("--base", str(workshop / "base.yaml"), "--out", str(workshop / "study")),
+        *("--max-steps", "2", "--max-new-tokens", "6", "--num-prompts", "2"),
+    ]
+
+
+def _configs(*names: str) -> list[str]:
+    return [word for name in names for word in ("--config", str(ABLATIONS / f"{name}.yaml"))]
+
+
+def _modified(folder: Path, pattern: str) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob(pattern))}
+
+
+def test_a_study_trains_measures_and_goes_on_where_it_stopped(
+    command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = workshop / "study"
+    assert main([*command, *_configs(*SQUARE), "--seeds", "2"]) == 0
+    printed = capsys.readouterr()
+    assert "experts-1: " in printed.err
+    assert "instead of 64" in printed.err
+    assert "experts-1" in printed.out  # the terminal folds longer names
+
+    results = StudyResults.model_validate_json((out / "results.json").read_text())
+    assert results.seeds == 2
+    assert [row.arm for row in results.at(0.0)] == ["base", *SQUARE]
+    assert [one.temperature for one in results.interactions] == [0.0, 1.0]
+    tokens = {tokens for row in results.rows for tokens in row.training_tokens}
+    assert len({row.training_tokens for row in results.rows}) == 1
+    assert min(tokens) > 0
+    assert [one.arm for one in results.experts] == ["base", *SQUARE]
+    assert [one.top_overlap is None for one in results.experts] == [False, True, False, True]
+    with (out / "results.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 8
+    assert "experts-1" in (out / "results.md").read_text()
+    assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "study.json").read_text())["settings"]["seeds"] == 2
+    document = read_document(out / "measurements" / "seed-1.json")
+    assert {one.name for one in document.methods} == {"plain", "base", *SQUARE}
+    assert document.figures("base", 0.0).tree == document.figures("experts-1", 0.0).tree
+
+    weights = _modified(out, "drafter/*.safetensors")
+    measured = _modified(out / "measurements", "*.json")
+    assert len(weights) == 8
+    assert main([*command, *_configs(*SQUARE), "--seeds", "2"]) == 0
+    assert _modified(out, "drafter/*.safetensors") == weights
+    assert _modified(out / "measurements", "*.json") == measured
+
+    assert main([*command, *_configs(*SQUARE), "--seeds", "2", "--rerun", "experts-1"]) == 0
+    again = _modified(out, "drafter/*.safetensors")
+    changed = {path for path in again if again[path] != weights[path]}
+    assert len(changed) == 2
+    assert all("/experts-1/" in path for path in changed)
+    # The same weights came out, so there is nothing to measure anew.
+    assert _modified(out / "measurements", "*.json") == measured
+
+
+def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> None:
+    prompts = workshop / "own.jsonl"
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
+    seen = []
+    for text in ("def add", "total ="):
+        prompts.write_text("".join(json.dumps({"prompt": text + end}) + "\n" for end in "ab"))
+        assert main(words) == 0
+        document = read_document(workshop / "study" / "measurements" / "seed-0.json")
+        seen.append({sample.prompt for sample in document.methods[0].samples})
+    assert seen[0].isdisjoint(seen[1])
+    measured = _modified(workshop / "study" / "measurements", "*.json")
+    assert main([*words, "--candidates", "5"]) == 0
+    assert _modified(workshop / "study" / "measurements", "*.json") != measured
+
+
+def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], workshop: Path) -> None:
+    out, prompts = workshop / "study", workshop / "own.jsonl"
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
+    prompts.write_text("".join(json.dumps({"prompt": "def " + end}) + "\n" for end in "abcdefg"))
+    kinds = {"chosen-60": "tree=chosen,candidates=60", "costs": "candidates=costs"}
+    assert main([*words, "--trees", *kinds.values()]) == 0
+    results = StudyResults.model_validate_json((out / "results.json").read_text())
+    assert results.prompts == 2
+    assert results.trees == list(kinds)
+    document = read_document(out / "measurements" / "seed-0.json")
+    figures = document.figures("contrast-loss-off@chosen-60", 1.0)
+    assert figures.tree is not None
+    assert (figures.tree.sampled, figures.tree.num_nodes) == (False, 60)
+    assert document.figures("base@costs", 1.0).tree.sampled
+    assert "| chosen-60 |" in (out / "results.md").read_text()
+
+
+def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
+    command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1"]
+    assert main(words) == 0
+    trained = _modified(workshop / "study", "*.safetensors")
+    assert main([*words, "--set", "optimizer.learning_rate=0.1"]) == 2
+    assert "optimizer.learning_rate differs" in capsys.readouterr().err
+    assert _modified(workshop / "study", "*.safetensors") == trained
+
+
+def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
+    command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *_configs("experts-1"), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "experts-1" in printed
+    assert "plain" in printed
+    assert not (workshop / "study").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--rerun", "other"], "no such arm to run again"),
+        (["--set", "data.held_out=0"], "too few prompts to measure on"),
+        (["--prompts", "nowhere.jsonl"], "cannot read the prompts"),
+        (["--seeds", "0"], "seeds"),
+        (["--trees", "candidates=costs"], "at least 6 different ones"),
+        (["--trees", "candidates=none"], "or candidates=costs"),
+        (["--set", "drafter.bank.expert_width=1"], "cannot be made as large"),
+    ],
+)
+def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
+    command: list[str],
+    workshop: Path,
+    words: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configs = ["experts-4"] if "expert_width" in words[-1] else ["contrast-loss-off"]
+    assert main([*command, *_configs(*configs), *words]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (workshop / "study" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("delta", "expected"),
+    [
+        ("drafter: {draft_vocab_size: 290}", "larger than what the responses are written in"),
+        ("drafter: {tail_layers: 3, bank: {combine: sum}, schedule: {parallel_levels: 0}}", "tail"),
+        ("initialize: {attention_layer: 9}", "a layer that the target does not have"),
+    ],
+)
+def test_an_arm_that_cannot_be_trained_is_refused_before_any_other_is(
+    command: list[str],
+    workshop: Path,
+    delta: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (workshop / "delta.yaml").write_text(delta)
+    assert main([*command, "--config", str(workshop / "delta.yaml")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (workshop / "study" / "runs").exists()
+
+
+@pytest.mark.slow
+def test_arms_are_trained_through_the_launcher(command: list[str], workshop: Path) -> None:
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--launcher", "deepspeed"]
+    assert main(words) == 0
+    drafters = list((workshop / "study" / "runs").glob("*/seed-0/drafter/config.json"))
+    assert len(drafters) == 2

@@ -1,0 +1,226 @@
+"""Every arm gets its own value of a setting: chosen on dev prompts, trained once, told apart."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.comparisons import make_document
+from helpers.training import TEXTS, tiny_run, write_jsonl
+
+from inference.benchmark.document import ComparisonDocument, read_document
+from jakiro.errors import ConfigError
+from jakiro.utils.settings import dump_settings
+from training.studies.ablation.arms import Arm, SizedArm
+from training.studies.ablation.evaluation import choose_value
+from training.studies.ablation.main import main
+from training.studies.ablation.results import StudyResults
+from training.studies.ablation.sweep import Sweep, parse_sweep, value_name
+
+ABLATIONS = Path(__file__).parents[4] / "configs" / "ablations"
+RATES = "optimizer.learning_rate=0.01,0.02,0.04"
+
+
+@pytest.fixture
+def command(workshop: Path) -> list[str]:
+    """The words of a small study with a sweep."""
+    settings = tiny_run(workshop, steps=2, drafter={"bank": {"expert_width": 64}})
+    (workshop / "base.yaml").write_text(dump_settings(settings))
+    write_jsonl(workshop / "dev.jsonl", ({"prompt": text[:12]} for text in TEXTS[:3]))
+    write_jsonl(workshop / "test.jsonl", ({"prompt": text[4:16]} for text in TEXTS[3:]))
+    return [
+        *("--base", str(workshop / "base.yaml"), "--out", str(workshop / "study")),
+        *("--config", str(ABLATIONS / "contrast-loss-off.yaml"), "--seeds", "2"),
+        *("--max-new-tokens", "6", "--num-prompts", "3", "--dev-num-prompts", "2"),
+        *("--prompts", str(workshop / "test.jsonl"), "--dev-prompts", str(workshop / "dev.jsonl")),
+        *("--sweep", RATES),
+    ]
+
+
+@pytest.fixture
+def sized(workshop: Path) -> Callable[..., SizedArm]:
+    """Makes an arm with changed settings."""
+
+    def make(name: str = "base", **changes: object) -> SizedArm:
+        return SizedArm(Arm(name, tiny_run(workshop, **changes)), 1, 32)
+
+    return make
+
+
+def _modified(folder: Path, pattern: str) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob(pattern))}
+
+
+def _trained(folder: Path) -> set[str]:
+    places = (folder / "runs").glob("**/drafter")
+    return {str(place.parent.relative_to(folder / "runs")) for place in places}
+
+
+def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
+    command: list[str], workshop: Path
+) -> None:
+    out = workshop / "study"
+    assert main(command) == 0
+    results = StudyResults.model_validate_json((out / "results.json").read_text())
+    sweep = results.sweep
+    assert sweep is not None
+    assert (sweep.key, sweep.values) == ("optimizer.learning_rate", (0.01, 0.02, 0.04))
+    assert (sweep.temperatures, sweep.prompts) == ((0.0, 1.0), 2)
+    expected = set()
+    for one in sweep.arms:
+        assert one.chosen in sweep.values
+        assert [len(taus) for taus in one.tau] == [3, 3]
+        expected |= {f"{one.arm}/{value_name(value)}/seed-0" for value in sweep.values}
+        expected |= {f"{one.arm}/{value_name(one.chosen)}/seed-1"}
+        settings = json.loads(
+            (
+                out / f"runs/{one.arm}/{value_name(one.chosen)}/seed-1/drafter/config.json"
+            ).read_text()
+        )["record"]["settings"]
+        assert settings["optimizer"]["learning_rate"] == one.chosen
+    assert [one.arm for one in sweep.arms] == ["base", "contrast-loss-off"]
+    assert _trained(out) == expected
+    assert "chosen for each arm on 2 dev prompts" in (out / "results.md").read_text()
+
+    dev, test = (
+        {sample.prompt for method in read_document(path).methods for sample in method.samples}
+        for path in (out / "measurements/dev/base-seed-0.json", out / "measurements/seed-0.json")
+    )
+    assert (len(dev), len(test)) == (2, 3)
+    assert dev.isdisjoint(test)
+
+    trained, measured = (
+        _modified(out, "drafter/*.safetensors"),
+        _modified(out / "measurements", "*.json"),
+    )
+    assert main(command) == 0
+    assert _modified(out, "drafter/*.safetensors") == trained
+    assert _modified(out / "measurements", "*.json") == measured
+
+
+def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: Path) -> None:
+    out = workshop / "study"
+    assert main([*command, "--train-only", "contrast-loss-off"]) == 0
+    assert {place.partition("/")[0] for place in _trained(out)} == {"contrast-loss-off"}
+    assert len(_trained(out)) == 4
+    assert [path.name for path in (out / "measurements").rglob("*.json")] == [
+        "contrast-loss-off-seed-0.json"
+    ]
+    assert not (out / "results.json").exists()
+    before = _modified(out, "drafter/*.safetensors")
+    assert main([*command, "--train-only", "base"]) == 0
+    assert main(command) == 0
+    after = _modified(out, "drafter/*.safetensors")
+    assert len(after) == 8
+    assert before.items() <= after.items()
+
+
+def test_arms_are_trained_alone_without_a_sweep_too(command: list[str], workshop: Path) -> None:
+    words = command[: command.index("--dev-num-prompts")]
+    assert main([*words, "--seeds", "1", "--train-only", "base"]) == 0
+    assert _trained(workshop / "study") == {"base/seed-0"}
+    assert not (workshop / "study" / "measurements").exists()
+
+
+def test_training_an_arm_again_trains_all_its_values_again(
+    command: list[str], workshop: Path
+) -> None:
+    assert main([*command, "--train-only", "base"]) == 0
+    before = _modified(workshop / "study", "drafter/*.safetensors")
+    assert main([*command, "--train-only", "base", "--rerun", "base"]) == 0
+    after = _modified(workshop / "study", "drafter/*.safetensors")
+    assert after.keys() == before.keys()
+    assert all(after[path] != before[path] for path in after)
+
+
+def test_a_dry_run_counts_the_sweep(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--dry-run"]) == 0
+    assert "contrast-loss-off" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--sweep", "optimizer.learning_rates=1,2"], "one of optimizer.learning_rate"),
+        (["--sweep", "optimizer.kind=1,2"], "one of optimizer.learning_rate"),
+        (["--sweep", "objective.contrast_weight=0.1,0.2"], "one of optimizer.learning_rate"),
+        (["--sweep", "batch.draws=1,2"], "one of optimizer.learning_rate"),
+        (["--sweep", "steps=1,2"], "one of optimizer.learning_rate"),
+        (["--sweep", "optimizer.learning_rate=0.1"], "two or more different numbers"),
+        (["--sweep", "optimizer.learning_rate=0.1,0.10"], "two or more different numbers"),
+        (["--sweep", "optimizer.learning_rate=0.1,high"], "two or more different numbers"),
+        (["--sweep", "optimizer.learning_rate=0.1,-1"], "greater than 0"),
+        (["--sweep", "optimizer.warmup_steps=1,1.5"], "valid integer"),
+        (["--dev-prompts", "test.jsonl"], "shares prompts with those"),
+        (["--train-only", "other"], "no such arm to train"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_is_trained(
+    command: list[str],
+    workshop: Path,
+    words: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(workshop)
+    assert main([*command, *words]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (workshop / "study" / "runs").exists()
+
+
+@pytest.mark.parametrize("missing", ["--sweep", "--dev-prompts"])
+def test_a_sweep_and_dev_prompts_need_each_other(
+    command: list[str], missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = command.index(missing)
+    assert main([*command[:place], *command[place + 2 :]]) == 2
+    assert "--sweep and --dev-prompts together" in capsys.readouterr().err
+
+
+def test_dev_prompts_are_compared_as_the_target_reads_them(
+    command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(workshop / "dev.jsonl", [{"prompt": TEXTS[4][4:16], "category": "other"}])
+    assert main(command) == 2
+    assert "1 of 1 in both" in capsys.readouterr().err
+
+
+def test_whole_numbers_stay_whole_and_every_arm_must_take_every_value(
+    sized: Callable[..., SizedArm],
+) -> None:
+    arm = sized()
+    sweep = parse_sweep("optimizer.warmup_steps=1,2", [arm])
+    changed = sweep.applied(arm, 2.0).arm.settings
+    assert changed.optimizer.warmup_steps == 2
+    assert changed.model_copy(update={"optimizer": arm.arm.settings.optimizer}) == arm.arm.settings
+    with pytest.raises(ConfigError, match="warmup_steps"):
+        parse_sweep("optimizer.warmup_steps=1,9", [arm, sized("short", steps=5)])
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [(0.02, "0.02"), (1e-5, "1e-05"), (10.0, "10"), (0.1 + 0.2, "0.30000000000000004")],
+)
+def test_a_value_has_the_shortest_name_that_means_it(value: float, name: str) -> None:
+    assert value_name(value) == name
+    assert float(name) == value
+
+
+def _document(taus: dict[str, Sequence[float]]) -> ComparisonDocument:
+    document = make_document(list(taus), (0.0, 1.0))
+    methods = tuple(
+        one.model_copy(update={"tau": taus[one.name][[0.0, 1.0].index(one.temperature)]})
+        for one in document.methods
+    )
+    return document.model_copy(update={"methods": methods})
+
+
+def test_the_highest_geometric_mean_wins_and_the_smallest_of_equals() -> None:
+    sweep = Sweep(key="any", values=(0.4, 0.1, 0.2))
+    found = choose_value("arm", sweep, _document({"0.4": (4, 1), "0.1": (2, 2), "0.2": (1, 4)}))
+    assert found.tau == ((4, 2, 1), (1, 2, 4))
+    assert found.score == pytest.approx((2, 2, 2))
+    assert found.chosen == 0.1
+    uneven = choose_value("arm", sweep, _document({"0.4": (3, 1), "0.1": (1, 1), "0.2": (2, 2)}))
+    assert uneven.chosen == 0.2

@@ -1,0 +1,177 @@
+"""A run refuses features that are not its own, or not all there, before it has a folder."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from helpers.features import offline_run, write_features
+from helpers.models import tiny_llama
+from helpers.training import TEXTS, tiny_run, write_jsonl
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from jakiro.errors import CheckpointError, ConfigError
+from training.config import TrainSettings
+from training.setup.preparation import prepare
+from training.target_states import store
+from training.target_states.index import Shard, identify, is_intact
+from training.target_states.store import open_features
+from training.train import train
+
+COMPLAINT = "are not those of this run"
+
+
+@pytest.fixture
+def settings(workshop: Path) -> TrainSettings:
+    """Of a run whose features are there."""
+    settings = offline_run(workshop, steps=2)
+    write_features(settings)
+    return settings
+
+
+def shards(settings: TrainSettings) -> list[Path]:
+    assert settings.features.folder is not None
+    return sorted(settings.features.folder.glob("*.safetensors"))
+
+
+def refuse(settings: TrainSettings, message: str, model: Any = None) -> None:
+    """Check that a run with these settings is refused before it begins."""
+    with pytest.raises(CheckpointError, match=message):
+        train(settings, model=model)
+    assert not settings.run_folder.exists()
+
+
+def test_missing_features_are_refused(workshop: Path) -> None:
+    refuse(offline_run(workshop), "expected: an index of shards; got: none; remedy: run `jakiro")
+
+
+def test_offline_needs_a_folder(workshop: Path) -> None:
+    with pytest.raises(ConfigError, match=r"features\.folder with features\.source offline"):
+        tiny_run(workshop, features={"source": "offline"})
+
+
+def test_too_few_shards_are_refused(settings: TrainSettings) -> None:
+    index = shards(settings)[0].with_name("index.json")
+    values = json.loads(index.read_text())
+    count = len(values["shards"])
+    del values["shards"][1]
+    index.write_text(json.dumps(values))
+    refuse(settings, f"expected: {count} shards; got: {count - 1}")
+
+
+def test_a_lost_or_cut_shard_is_refused(settings: TrainSettings) -> None:
+    path = shards(settings)[1]
+    content = path.read_bytes()
+    path.unlink()
+    refuse(settings, rf"bytes in {path.name}; got: no such file")
+    path.write_bytes(content[:-8])
+    refuse(settings, rf"{len(content):,} bytes in {path.name}; got: {len(content) - 8:,} bytes")
+
+
+def test_other_bytes_of_the_same_size_are_refused(settings: TrainSettings) -> None:
+    path = shards(settings)[1]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    refuse(settings, f"expected: the bytes written to {path.name}; got: others")
+
+
+def test_an_unreadable_index_is_refused(settings: TrainSettings) -> None:
+    shards(settings)[0].with_name("index.json").write_text("{")
+    refuse(settings, "the index of the features in .* cannot be read")
+
+
+def test_checksums_are_compared_once_and_again_when_a_shard_changes(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def is_intact_and_seen(folder: Path, shard: Shard) -> bool:
+        seen.append(shard.file)
+        return is_intact(folder, shard)
+
+    monkeypatch.setattr(store, "is_intact", is_intact_and_seen)
+    inputs = prepare(settings)
+    open_features(inputs)
+    assert seen == [path.name for path in shards(settings)]
+    open_features(inputs)
+    assert len(seen) == len(shards(settings))
+    os.utime(shards(settings)[2], ns=(1, 1))
+    open_features(inputs)
+    assert seen[len(shards(settings)) :] == [shards(settings)[2].name]
+
+
+def test_features_of_other_data_are_refused(settings: TrainSettings, workshop: Path) -> None:
+    write_jsonl(workshop / "texts.jsonl", [{"text": text + "more"} for text in TEXTS])
+    refuse(settings, COMPLAINT + r" \(data differs\)")
+
+
+def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: Path) -> None:
+    for changes in ({"row_length": 32}, {"held_out": 1}, {"split": "never"}):
+        said = (
+            COMPLAINT
+            + r" \(packing differs\).*remedy: set data.split, data.row_length, .* as they were"
+        )
+        refuse(offline_run(workshop, data=changes), said)
+
+
+def test_features_of_another_precision_are_refused(settings: TrainSettings, workshop: Path) -> None:
+    refuse(offline_run(workshop, "bf16"), r"\(dtype differs\); expected: bf16; got: fp32")
+    halved = offline_run(workshop, target={"dtype": "bf16"})
+    said = COMPLAINT + r" \(target_dtype differs\); expected: bfloat16; got: float32"
+    refuse(halved, said)
+
+
+def test_a_drafter_that_reads_more_of_its_target_is_refused(
+    settings: TrainSettings, workshop: Path
+) -> None:
+    fused = offline_run(workshop, drafter={"trunk": {"kind": "hybrid", "fusion_layers": [1, 3]}})
+    refuse(fused, "do not hold what this drafter reads.*expected: .*hidden.1.*write features with")
+
+
+def test_one_changed_weight_makes_another_target(settings: TrainSettings, workshop: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[40, 30] *= 1.001  # beyond the signs of a corner
+    refuse(settings, COMPLAINT + r" \(target_weights differs\)", model)
+
+
+def test_another_configuration_makes_another_target(
+    settings: TrainSettings, workshop: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(workshop / "target", rms_norm_eps=1e-3)
+    refuse(settings, COMPLAINT + r" \(target_configuration differs\)", model)
+
+
+def test_a_target_is_the_same_wherever_it_comes_from(
+    settings: TrainSettings, workshop: Path
+) -> None:
+    given = prepare(settings, tiny_llama(vocab=300, eos_token_id=0))
+    assert identify(given) == identify(prepare(settings))
+
+
+# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_its_weights_and_its_scale_make_another_target(
+    settings: TrainSettings, workshop: Path
+) -> None:
+    def adapted(alpha: int = 8) -> Any:
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=4, lora_alpha=alpha, target_modules=["q_proj"])
+        model = AutoModelForCausalLM.from_pretrained(workshop / "target")
+        return peft.get_peft_model(model, config).eval()
+
+    def identity_of(model: Any) -> Any:
+        return identify(prepare(settings, model))
+
+    scaled, changed = adapted(alpha=9), adapted()
+    for name, weight in changed.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(weight)
+    plain = identity_of(adapted())
+    assert identify(prepare(settings)).difference(plain)[0] == "target_weights"
+    assert identity_of(adapted()) == plain
+    assert plain.difference(identity_of(scaled))[0] == "target_configuration"
+    assert plain.difference(identity_of(changed))[0] == "target_weights"

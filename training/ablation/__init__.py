@@ -1,1 +1,0 @@
-"""Ablations: the same training with one thing changed, compared at equal size."""

@@ -1,0 +1,111 @@
+"""What is kept out of training, to measure on: packed rows, and prompts to be continued."""
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from inference.generation.prompt_file import Row, bench_prompt_of, is_chat, read_rows
+from inference.generation.prompts import Prompt
+from jakiro.errors import DataError
+from training.data.token_store import TokenStore
+
+Documents = npt.NDArray[np.int64]
+
+
+def choose_held_out(
+    store: TokenStore, count: int, share: float = 1.0
+) -> tuple[Documents, Documents]:
+    """Return the documents to train on and those to hold out, chosen by a hash of their tokens.
+
+    So neither the order of the data nor what else is in it decides about a document. Those of one
+    row of data, such as the answers of a conversation, stay together.
+
+    Args:
+        store: the tokens.
+        count: rows of data to hold out.
+        share: of the others, those to train on, at least one; smaller shares lie inside larger.
+
+    Raises:
+        DataError: nothing would remain to train on.
+    """
+    firsts = store.first_documents
+    if count >= len(firsts):
+        raise DataError(
+            "data.held_out leaves nothing to train on",
+            expected=f"fewer than all {len(firsts)} rows of data",
+            got=count,
+            remedy="lower data.held_out, or add data",
+        )
+    if count == 0 and share == 1:
+        return np.arange(store.num_documents), np.arange(0)
+    by_hash = np.argsort(store.hashes[firsts], kind="stable")
+    end = count + max(1, round(share * (len(by_hash) - count)))
+    trained, held_out = (
+        _documents_of(store, by_hash[part]) for part in (slice(count, end), slice(count))
+    )
+    return np.sort(trained), held_out
+
+
+def _documents_of(store: TokenStore, rows: Documents) -> Documents:
+    """Return all documents of some rows of data, row after row."""
+    ends = np.append(store.first_documents[1:], store.num_documents)
+    counts = (ends - store.first_documents)[rows]
+    begins = np.repeat(store.first_documents[rows], counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return begins + within
+
+
+def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
+    """Return the first prompts of a file as `jakiro bench` reads it; of dialogues, the first turns.
+
+    Rows of training data are prompts, too: `text` is read like `prompt`, and a conversation that
+    ends with the assistant is cut before that turn.
+
+    Raises:
+        PromptError: the file is missing, unreadable or empty, or a line is malformed.
+    """
+    rows = read_rows(path)[:max_prompts]
+    return [bench_prompt_of(_to_be_answered(row)).first for row in rows]
+
+
+def _to_be_answered(row: Row) -> Row:
+    fields = dict(row.fields)
+    if "text" in fields:
+        fields.setdefault("prompt", fields.pop("text"))
+    for key in ("prompt", "messages"):
+        turns: Any = fields.get(key)
+        while is_chat(turns) and turns[-1]["role"] == "assistant":
+            fields[key] = turns = turns[:-1]
+    return row._replace(fields=fields)
+
+
+def prompts_of(
+    store: TokenStore,
+    documents: Iterable[SupportsIndex],
+    *,
+    prompt_tokens: int,
+    longest: int,
+    count: int,
+) -> list[Prompt]:
+    """Return prompts made of the starts of documents.
+
+    Args:
+        store: the tokens.
+        documents: in order of preference.
+        prompt_tokens: start of a text; a conversation is cut before the first answer.
+        longest: tokens of the longest usable prompt.
+        count: how many prompts at most.
+    """
+    starts = (_start_of(store, index, prompt_tokens) for index in documents)
+    return list(islice((start for start in starts if 0 < len(start) <= longest), count))
+
+
+def _start_of(store: TokenStore, index: SupportsIndex, prompt_tokens: int) -> list[int]:
+    document = store.document(index)
+    first_response = int(np.argmax(document.is_response))
+    length = first_response or min(prompt_tokens, len(document.token_ids) // 2)
+    return document.token_ids[:length].tolist()

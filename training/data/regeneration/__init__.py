@@ -1,0 +1,1 @@
+"""`jakiro regenerate`: responses rewritten by the target."""

@@ -1,0 +1,1 @@
+"""DeepSpeed: processes, launchers, configuration, checkpoints."""

@@ -1,0 +1,319 @@
+"""Checkpoints from which a run goes on exactly as if it had never stopped.
+
+Nothing of a run depends on a global random state: rows, anchors and learning rate are functions of
+the seed and the step. So weights, optimizer states and the step are all there is to keep. They are
+kept whole, as safetensors, so a run may go on with another number of processes or ZeRO stage.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from jakiro.errors import CheckpointError, ResourceError
+from jakiro.utils.files import settle, write_atomically
+from training.distributed.failures import writing
+from training.distributed.processes import Processes, import_deepspeed
+
+WEIGHT, STEP = "weight", "step"
+_AVERAGES = ("exp_avg", "exp_avg_sq")  # of AdamW, the only optimizer that ZeRO shares out here
+_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+Parts = Mapping[str, Tensor]  # by the name of the parameter
+
+
+def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield what the engine has learnt, one kind after the other: fp32 weights, optimizer states.
+
+    All processes must exhaust it. Only one kind is in main memory at a time.
+
+    Args:
+        engine: between two optimizer steps.
+        is_kept: whether this process wants the tensors; the others get empty ones.
+    """
+    access = _access(engine)
+    named = _trainable(engine)
+    for kind in access.kinds():
+        parts = {}
+        for name, parameter in named.items():
+            part = access.read(parameter, kind)
+            if is_kept and part is not None:
+                parts[name] = part.detach().to("cpu", copy=True).contiguous()
+        yield kind, parts
+
+
+@torch.no_grad()
+def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
+    """Give the engine what `gather_state` returned; all processes must call it with the whole.
+
+    Args:
+        engine: before its first step.
+        state: tensors by parameter, by kind.
+
+    Raises:
+        ValueError: it is of another drafter.
+    """
+    access = _access(engine)
+    named = _trainable(engine)
+    weights = {name: _shape(parameter) for name, parameter in named.items()}
+    found = {name: part.shape for name, part in state[WEIGHT].items()}
+    if weights != found:
+        raise ValueError(f"weights of other shapes: {sorted(weights.items() ^ found.items())[:4]}")
+    access.prepare(state)
+    for kind, parts in state.items():
+        for name, part in parts.items():
+            access.write(named[name], kind, part)
+
+
+def scaler_state(engine: Any) -> dict[str, float]:
+    """Return the state of the loss scale; nothing unless gradients are fp16."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return {} if not engine.fp16_enabled() else {key: getattr(scaler, key) for key in _SCALER}
+
+
+def set_scaler_state(engine: Any, state: Mapping[str, float]) -> None:
+    """Give the loss scale what `scaler_state` returned."""
+    for key, value in state.items():
+        setattr(engine.optimizer.loss_scaler, key, value)
+
+
+class _Whole:
+    """Where every process has everything: ZeRO 0."""
+
+    def __init__(self, engine: Any) -> None:
+        self._state: Any = engine.optimizer.state
+
+    def kinds(self) -> list[str]:
+        found = {kind for state in self._state.values() for kind in state}
+        return [WEIGHT, *sorted(found)]
+
+    def read(self, parameter: Tensor, kind: str) -> Tensor | None:
+        return parameter if kind == WEIGHT else self._state.get(parameter, {}).get(kind)
+
+    def prepare(self, state: Mapping[str, Parts]) -> None:
+        """Nothing is needed."""
+
+    def write(self, parameter: Tensor, kind: str, value: Tensor) -> None:
+        if kind == WEIGHT:
+            parameter.copy_(value)
+        else:
+            self._state[parameter][kind] = value.to(parameter.device, copy=True)
+
+
+class _Shared:
+    """Where each process has a part of flat fp32 tensors: ZeRO 1 to 3."""
+
+    def __init__(self, engine: Any) -> None:
+        self._deepspeed: Any = import_deepspeed()
+        self._is_whole = engine.zero_optimization_stage() < 3
+        self._zero = engine.optimizer
+        self._state: Any = self._zero.optimizer.state
+        zero = self._zero
+        self._flat: list[Tensor] = (
+            zero.single_partition_of_fp32_groups
+            if self._is_whole
+            else zero.fp32_partitioned_groups_flat
+        )
+        self._link()
+
+    def kinds(self) -> list[str]:
+        # In fp16 every step so far may have been skipped.
+        return [WEIGHT, *((*_AVERAGES, STEP) if self._state else ())]
+
+    def read(self, parameter: Tensor, kind: str) -> Tensor | None:
+        if kind == WEIGHT:
+            return self._deepspeed.utils.safe_get_full_fp32_param(parameter)
+        if kind == STEP:
+            return self._state[self._flat[0]][STEP]
+        return self._deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
+
+    def prepare(self, state: Mapping[str, Parts]) -> None:
+        """Create the optimizer's states, which it would do itself at its first step."""
+        if STEP not in state:
+            return
+        step = torch.stack(list(state[STEP].values())).max()
+        for flat in self._flat:
+            self._state[flat][STEP] = step.to(flat.device, copy=True)
+            self._state[flat].update({kind: torch.zeros_like(flat) for kind in _AVERAGES})
+        self._link()
+
+    def write(self, parameter: Tensor, kind: str, value: Tensor) -> None:
+        if kind == WEIGHT:
+            self._write_computed(parameter, value)
+        if kind == STEP:
+            return
+        key = () if kind == WEIGHT else (kind,)
+        utils = self._deepspeed.utils
+        if self._is_whole:
+            set_whole = (
+                utils.safe_set_full_optimizer_state if key else utils.safe_set_full_fp32_param
+            )
+            set_whole(parameter, value, *key)
+        else:
+            set_part = (
+                utils.safe_set_local_optimizer_state if key else utils.safe_set_local_fp32_param
+            )
+            set_part(parameter, _own_part(parameter, value), *key)
+
+    def _link(self) -> None:
+        """Let parameters know their optimizer states; by itself ZeRO does so for one group only."""
+        if self._is_whole and self._state:
+            link = self._deepspeed.utils.lazy_init_hp_params_optimizer_state
+            for group, flat in zip(self._zero.bit16_groups, self._flat, strict=True):
+                link(group, flat, self._state)
+
+    def _write_computed(self, parameter: Tensor, value: Tensor) -> None:
+        """Set what the drafter computes with, in its own dtype."""
+        gathered = self._deepspeed.zero.GatheredParameters(
+            [parameter], modifier_rank=0, enabled=not self._is_whole
+        )
+        with gathered:
+            parameter.copy_(value)
+
+
+def _access(engine: Any) -> _Whole | _Shared:
+    return _Shared(engine) if engine.zero_optimization_stage() else _Whole(engine)
+
+
+def _trainable(engine: Any) -> dict[str, Any]:
+    return {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
+
+
+def _shape(parameter: Any) -> torch.Size:
+    """Return the shape of a parameter, also of one that is shared out and so empty itself."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _own_part(parameter: Any, value: Tensor) -> Tensor:
+    """Return this process's part of a tensor; as in ZeRO 3, zeros fill up the last ones."""
+    size = parameter.ds_tensor.numel()
+    begin = size * torch.distributed.get_rank()
+    part = value.new_zeros(size)
+    own = value.flatten()[begin : begin + size]
+    part[: len(own)] = own
+    return part
+
+
+_STATE = "state.json"
+_SUFFIX = ".safetensors"
+
+# What reading a damaged file raises.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+
+
+@dataclass
+class RunState:
+    """How far a run has come.
+
+    Attributes:
+        step: optimizer steps taken.
+        tokens: tokens read, padding not counted.
+        seconds: spent on the steps.
+        losses: the last record of the losses.
+        best_tau: the highest that an evaluation measured, if one did.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: dict[str, Any] = field(default_factory=dict)
+    best_tau: float | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run; all processes act together, the first one writes.
+
+    Args:
+        folder: where they lie, one folder for each; all processes see it.
+        keep: how many of the latest stay.
+        processes: this one among the others.
+    """
+
+    def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._processes = processes
+
+    def latest(self) -> Path | None:
+        """Return the checkpoint from which the run would go on, if there is one."""
+        return max(self._finished(), default=None)
+
+    def save(self, engine: Any, state: RunState) -> None:
+        """Write a checkpoint; an interruption leaves the earlier ones as they are.
+
+        Raises:
+            ResourceError: it cannot be written; the earlier ones are as they were.
+        """
+        partial = self._folder / ".partial"
+        with self._writing(partial) as writes:
+            if writes:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        for kind, parts in gather_state(engine, is_kept=self._processes.is_first):
+            with self._writing(partial) as writes:
+                if writes:
+                    save_file(parts, partial / f"{kind}{_SUFFIX}")
+        with self._writing(partial) as writes:
+            if writes:
+                facts = asdict(state) | {"scaler": scaler_state(engine)}
+                write_atomically(partial / _STATE, json.dumps(facts))
+                settle(partial, self._folder / f"step-{state.step:08d}")
+                self._prune()
+
+    def restore(self, engine: Any) -> RunState:
+        """Load the latest checkpoint and return its state; without one, that of a new run.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        folder = self.latest()
+        if folder is None:
+            return RunState()
+        with self._processes.together(), _reading(folder):
+            facts = json.loads((folder / _STATE).read_bytes())
+            kinds = {path.stem: load_file(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+        with self._processes.together(), _reading(folder):
+            scatter_state(engine, kinds)
+            set_scaler_state(engine, facts.pop("scaler"))
+            return RunState(**facts)
+
+    def _finished(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*"))
+
+    def _prune(self) -> None:
+        removed = self._folder / ".removed"
+        for folder in self._finished()[: -self._keep]:
+            shutil.rmtree(removed, ignore_errors=True)
+            folder.rename(removed)  # else an interruption would leave a part that looks finished
+        shutil.rmtree(removed, ignore_errors=True)
+
+    @contextmanager
+    def _writing(self, partial: Path) -> Iterator[bool]:
+        """Yield whether this process writes; where that fails, nothing is left of the attempt."""
+        try:
+            with writing("a checkpoint", self._folder, self._processes) as is_writing:
+                yield is_writing
+        except ResourceError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"cannot resume from {folder}",
+            expected="a checkpoint as it was written",
+            got=repr(error),
+            remedy="remove that folder, and the run goes on from the one before",
+        ) from error

@@ -1,0 +1,75 @@
+"""The dictionary that DeepSpeed reads, generated so that nothing is written twice."""
+
+from typing import Any
+
+from jakiro.errors import ConfigError
+from training.config import EngineSettings, TrainSettings
+from training.distributed.processes import choose_device, import_deepspeed
+
+
+def build_deepspeed_config(
+    settings: TrainSettings, num_processes: int, device: str | None = None
+) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a run.
+
+    The optimizer is built by us and handed over, also when it works in main memory: DeepSpeed's own
+    would compile an extension, and torch's fused one is vectorised there as well.
+
+    Args:
+        settings: of the run.
+        num_processes: over which the rows of a step are shared out.
+        device: "cpu" or "cuda"; None for what this process computes on.
+
+    Raises:
+        ConfigError: the rows of a step cannot be shared out evenly.
+    """
+    batch, engine = settings.batch, settings.engine
+    # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
+    # it is built, which spoils Adam's correction of its first averages.
+    stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
+    return {
+        "train_batch_size": batch.rows,
+        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "gradient_accumulation_steps": batch.accumulation(num_processes),
+        "gradient_clipping": settings.optimizer.clip,
+        "zero_optimization": {"stage": stage} | _offload(engine, device),
+        "bf16": {"enabled": engine.dtype == "bf16"},
+        "fp16": {"enabled": engine.dtype == "fp16"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+    }
+
+
+def check_precision(settings: TrainSettings) -> None:
+    """Refuse a precision in which DeepSpeed does not compute on this device.
+
+    Raises:
+        ConfigError: the drafter cannot be trained in `engine.dtype`.
+    """
+    accelerator: Any = import_deepspeed().accelerator.get_accelerator()
+    dtype = settings.engine.dtype
+    is_there = {
+        "fp16": accelerator.is_fp16_supported,
+        "bf16": accelerator.is_bf16_supported,
+        "fp32": lambda: True,
+    }
+    if not is_there[dtype]():
+        raise ConfigError(
+            f"this device cannot train in {dtype}",
+            expected="a precision that DeepSpeed supports on it",
+            got=accelerator.device_name(),
+            remedy=f"choose engine.dtype {'bf16' if dtype == 'fp16' else 'fp32'}",
+        )
+
+
+def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
+    """Return what is kept in main memory; pinned where that is another memory than the device's."""
+    kind = device or choose_device(engine.device).type
+    place = {"device": "cpu", "pin_memory": kind == "cuda"}
+    wanted = {
+        "offload_optimizer": engine.offload_optimizer,
+        "offload_param": engine.offload_parameters,
+    }
+    return {name: place for name, is_wanted in wanted.items() if is_wanted}

@@ -1,0 +1,1 @@
+"""Metrics of a run: validation losses, tau by real decoding, learning curves."""

@@ -1,0 +1,122 @@
+"""How differently experts predict, and how evenly and surely the router weighs them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from jakiro.experts import BankOutput
+from training.distributed.processes import Processes
+from training.loss.batch import Batch
+
+NUM_BINS = 20
+
+
+class Histogram:
+    """Counts the shares of several series; nothing waits for the device until they are read.
+
+    Args:
+        num_series: series that are counted side by side.
+        device: where the shares are.
+    """
+
+    def __init__(self, num_series: int, device: torch.device) -> None:
+        self.counts: Float[Tensor, "series bins"] = torch.zeros(
+            num_series, NUM_BINS, dtype=torch.float64, device=device
+        )
+
+    def add(self, shares: Float[Tensor, "n series"]) -> None:
+        """Count one share of each series for every row; 1 belongs to the last bin."""
+        bins: Int[Tensor, "series n"] = (shares.T * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+        self.counts.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))
+
+
+TOP = 4  # likeliest tokens of an expert that are compared
+_CHUNK = 2048  # laws of experts that exist at once
+
+Logits = Callable[[Tensor], Tensor]
+
+
+class Diversity:
+    """Adds up what experts have in common at the positions that are drafted; no gradients.
+
+    Args:
+        processes: whose sums are joined when read.
+        num_experts: of the drafter.
+        have_laws: whether every expert has a law of its own, as with combine "mixture".
+    """
+
+    def __init__(self, processes: Processes, num_experts: int, have_laws: bool) -> None:
+        self._processes = processes
+        self._num_experts = num_experts
+        self._have_pairs = have_laws and num_experts > 1
+        self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
+        self._gates, self._tops = (Histogram(num_experts, processes.device) for _ in range(2))
+
+    @torch.no_grad()
+    def add(self, output: BankOutput, chosen: Bool[Tensor, "batch rows"], logits: Logits) -> None:
+        """Add the chosen positions of one output of the drafter.
+
+        Args:
+            output: at every position.
+            chosen: which of them count, such as `drafted`.
+            logits: of features.
+        """
+        gate = output.gate[chosen].double()
+        self._gates.add(gate)
+        overlap = gate.new_zeros(())
+        if self._have_pairs:
+            features = output.features[:, :, 0][chosen]
+            for part in features.split(max(1, _CHUNK // self._num_experts)):
+                laws = logits(part)
+                overlap = overlap + top_overlap(laws).double().sum()
+                self._tops.add(laws.float().softmax(dim=-1).amax(dim=-1))
+        count = torch.full_like(overlap, len(gate))
+        self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
+
+    def read(self) -> dict[str, Any]:
+        """Return means over positions; all processes must call it.
+
+        `top_overlap` is the share of the 4 likeliest tokens that two experts have in common, the
+        mean over pairs of experts; None where they have no laws of their own. `router_entropy` is
+        the mean of the gates' entropies and `load_entropy` the entropy of the mean gate, in nats:
+        the first says how unsure the router is at a position, the second how evenly it loads the
+        experts. `gate_histogram` counts the gate of each expert, `top_histogram` how likely it
+        thinks its likeliest token, in equal bins from 0 to 1.
+        """
+        count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
+        gates, tops = (self._processes.sum(one.counts.clone()) for one in (self._gates, self._tops))
+        positions = max(count, 1.0)
+        mean_gate = [one / positions for one in load]
+        return {
+            "top_overlap": overlap / positions if self._have_pairs else None,
+            "router_entropy": entropies / positions,
+            "load_entropy": float(entropy(torch.tensor(mean_gate, dtype=torch.float64))),
+            "mean_gate": mean_gate,
+            "gate_histogram": gates.long().tolist(),
+            "top_histogram": tops.long().tolist() if self._have_pairs else None,
+            "positions": int(count),
+        }
+
+
+def drafted(batch: Batch) -> Iterator[Bool[Tensor, "batch rows"]]:
+    """Yield for each draw of anchors the positions that carry a loss: those that are drafted."""
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    for draw in range(batch.anchors.shape[1]):
+        yield batch.targets_exist(1) & (index > batch.anchors[:, draw])
+
+
+def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
+    """Return the share of their likeliest tokens that experts have in common, mean over pairs."""
+    best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
+    count, size = best.shape[1:]
+    first, second = torch.triu_indices(count, count, offset=1, device=best.device)
+    common = (best[:, first, :, None] == best[:, second, None, :]).flatten(2).sum(dim=-1)
+    return common.float().mean(dim=1) / size
+
+
+def entropy(probs: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """Return the entropy in nats."""
+    return torch.special.entr(probs).sum(dim=-1)

@@ -1,0 +1,133 @@
+"""What a run tells while it goes: JSON lines, the same for TensorBoard, and a progress bar."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from jakiro.utils.files import write_atomically
+
+METRICS = "metrics.jsonl"
+_HISTOGRAM = "_histogram"  # end of the name of counts in equal bins
+
+
+class Journal:
+    """Records of one run, in order; a resumed run takes back what it will do again.
+
+    Args:
+        folder: of the run.
+        first_step: steps that were done before.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        # Takes a second to import; who only evaluates or exports should not wait for it.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._path = folder / METRICS
+        # Without a checkpoint a run begins anew, with the evaluation before its first step.
+        lines = read_metrics(folder) if first_step else []
+        kept = [line for line in lines if line["step"] <= first_step]
+        write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._board: Any = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else 0
+        )
+
+    def write(self, step: int, record: Mapping[str, Any]) -> None:
+        """Record what is known after `step` steps."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **record}) + "\n")
+        for name, value in _scalars(record):
+            self._board.add_scalar(name, value, step)
+        for name, counts in _histograms(record):
+            self._board.add_histogram_raw(name, **_raw(counts), global_step=step)
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        self._board.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a run; a last line that an interruption cut off is left out."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    whole_lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in whole_lines]
+
+
+def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the evaluations of a run with the steps that they came after."""
+    lines = read_metrics(folder)
+    return [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
+
+
+@contextmanager
+def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
+    """Yield the caller's progress display, or one of our own on standard error."""
+    if given is not None:
+        yield given
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not is_shown) as progress:
+        yield progress
+
+
+def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield nested numbers under names such as `levels/1/token`."""
+    for name, value in _innermost(record):
+        if isinstance(value, int | float) and _HISTOGRAM not in name:
+            yield name, value
+
+
+def _histograms(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[int]]]:
+    """Yield lists of counts, one of each series, under names such as `experts/gate/1`."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _histograms(value, f"{prefix}{key}/")
+        elif key.endswith(_HISTOGRAM) and value is not None:
+            name = f"{prefix}{key.removesuffix(_HISTOGRAM)}"
+            yield from ((f"{name}/{place}", one) for place, one in enumerate(value, start=1))
+
+
+def _raw(counts: Sequence[int]) -> dict[str, Any]:
+    """Return what TensorBoard stores of counts in equal bins from 0 to 1."""
+    width = 1 / len(counts)
+    middles = [(place + 0.5) * width for place in range(len(counts))]
+    pairs = list(zip(middles, counts, strict=True))
+    return {
+        "min": 0.0,
+        "max": 1.0,
+        "num": sum(counts),
+        "sum": sum(middle * count for middle, count in pairs),
+        "sum_squares": sum(middle**2 * count for middle, count in pairs),
+        "bucket_limits": [middle + width / 2 for middle in middles],
+        "bucket_counts": counts,
+    }
+
+
+def _innermost(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list):
+            value = {str(place): item for place, item in enumerate(value, start=1)}
+        if isinstance(value, Mapping):
+            yield from _innermost(value, f"{name}/")
+        else:
+            yield name, value

@@ -1,1 +1,0 @@
-"""What the target says of every packed row, kept on disk: written once, read instead of it."""

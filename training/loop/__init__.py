@@ -1,0 +1,1 @@
+"""The training loop and the files of a run."""

@@ -1,0 +1,94 @@
+"""The drafter's optimizer, AdamW or Muon beside it, and the learning rate over the steps."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from training.config import OptimizerSettings
+from training.loop.muon import take_muon_step
+
+ADAMW_SHARE = 0.15  # AdamW's learning rate for what Muon leaves to it, as a share of Muon's
+
+
+class MuonBesideAdamW(AdamW):
+    """Muon for the groups marked `muon`, AdamW for the others, as one optimizer."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter from its gradient."""
+        assert closure is None, "the DeepSpeed engine computes the gradients"
+        groups = self.param_groups
+        for group in groups:
+            if group.get("muon"):
+                take_muon_step(group["params"], self.state, group["lr"])
+        try:
+            self.param_groups = [group for group in groups if not group.get("muon")]
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; AdamW would look for its own step count in that of Muon."""
+        groups = state["param_groups"]
+        super().__setstate__(
+            state | {"param_groups": [group for group in groups if not group.get("muon")]}
+        )
+        self.param_groups = groups
+
+
+def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
+    """Return the optimizer of all trainable parameters; with AdamW only matrices decay."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if settings.kind == "muon":
+        return _build_muon(module, settings)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        fused=True,
+    )
+
+
+def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
+    """Let Muon have the matrices between hidden layers; a router's few rows are no such matrix."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    hidden = [p for name, p in named if p.ndim > 1 and "router" not in name]
+    chosen = set(map(id, hidden))
+    others = [p for _, p in named if id(p) not in chosen]
+    groups = [
+        {"params": hidden, "muon": True, "share": 1.0},
+        {"params": others, "weight_decay": 0.0, "share": ADAMW_SHARE},
+    ]
+    return MuonBesideAdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+
+
+def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
+    """Return the rate of a step, counted from zero: a rise to the peak, then a fall to the floor.
+
+    It is a function of the step alone, so a resumed run needs no state of it.
+
+    Args:
+        settings: peak, shape, and floor.
+        step: counted from zero.
+        steps: of the whole run.
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    progress = (step - settings.warmup_steps) / max(1, steps - 1 - settings.warmup_steps)
+    if settings.schedule == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    return settings.learning_rate * (1 - (1 - settings.floor) * progress)
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Set the rate of all parameters, also through DeepSpeed's wrappers of an optimizer."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("share", 1.0)

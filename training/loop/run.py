@@ -1,0 +1,222 @@
+"""One run: resume, steps, records, evaluations, checkpoints, and the finished drafter."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.utils.logs import get_logger
+from training.config import anchor_rule
+from training.data.sampler import Sampler
+from training.distributed.checkpoint import Checkpoints, RunState
+from training.distributed.deepspeed_config import check_precision
+from training.distributed.failures import exhaustion_explained
+from training.distributed.processes import Processes
+from training.evaluation.evaluate import Evaluation
+from training.evaluation.metrics import Journal, progress_bar
+from training.input_settings import TORCH_DTYPES
+from training.loop.export import Publication, check_untrained
+from training.loop.run_folder import RunFolder
+from training.loop.trainer import Trainer
+from training.module import TargetReader, place_target
+from training.setup.adapters import add_adapters
+from training.setup.initialization import initialize, is_fitted
+from training.setup.preparation import Prepared
+from training.target_states.store import FeatureStore, open_features
+
+_logger = get_logger(__name__)
+
+
+class Run:
+    """Takes a prepared run to its end; all processes act together, the first one writes.
+
+    Args:
+        inputs: what was prepared.
+        processes: this one among the others.
+    """
+
+    def __init__(self, inputs: Prepared, processes: Processes) -> None:
+        self._inputs = inputs
+        self._settings = inputs.settings
+        self._processes = processes
+        self._folder = RunFolder(inputs.settings.run_folder)
+        self._publication = Publication(inputs, self._folder, processes)
+        self._state = RunState()
+        self._checkpoints = Checkpoints(
+            self._folder.checkpoints, inputs.settings.checkpoint.keep, processes
+        )
+        self._seconds_unrecorded = 0.0
+        self._journal: Journal | None = None
+        self._features: FeatureStore | None = None
+
+    def complete(self, progress: Progress | None = None) -> Path:
+        """Do what remains of the run and return the finished drafter's folder.
+
+        Raises:
+            ConfigError: the run folder cannot be used, the batch cannot be shared out, or the
+                device lacks the precision.
+            CheckpointError: a checkpoint or the target's features cannot be loaded.
+            NumericalError: a loss is not finite.
+            ResourceError: memory or disk space does not suffice.
+        """
+        self._settings.batch.accumulation(self._processes.count)
+        check_precision(self._settings)
+        if not self._folder.is_finished:
+            self._features = open_features(self._inputs)
+        is_first = self._processes.is_first
+        with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
+            self._processes.wait()
+            if self._folder.is_finished:
+                _logger.info(f"the run in {self._folder.path} is finished already")
+            else:
+                shown = progress_bar(progress, is_shown=is_first)
+                with exhaustion_explained(self._settings), shown as bar:
+                    self._train(bar)
+            self._processes.wait()
+        return self._folder.drafter
+
+    def _train(self, progress: Progress) -> None:
+        sampler = self._build_sampler()
+        drafter = self._build_drafter(sampler)
+        place_target(self._inputs.target, self._processes.device, needs_layers=self._runs_target)
+        reader = self._build_reader(drafter)
+        trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
+        evaluation = Evaluation(self._inputs, reader, self._processes)
+        try:
+            self._take_steps(trainer, evaluation, progress)
+            drafter, found = self._evaluate(trainer, evaluation)
+            self._publication.finish(drafter, trainer.copy_as_trained(), found, self._state)
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            trainer.engine.destroy()
+
+    @property
+    def _runs_target(self) -> bool:
+        """Whether the target's layers are needed, beyond what is kept of them on disk."""
+        num_tail = self._settings.drafter.tail_layers
+        return self._features is None or bool(self._inputs.prompts) or num_tail > 0
+
+    def _build_drafter(self, sampler: Sampler) -> JakiroDrafter:
+        inputs, settings = self._inputs, self._settings
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)  # the same weights on every process
+            drafter = inputs.build_drafter()
+        batches = None
+        if self._checkpoints.latest() is None and is_fitted(settings, inputs.target):
+            place_target(inputs.target, self._processes.device, needs_layers=True)
+            batches = sampler.first_batches(settings.initialize.fit_tokens)
+        initialize(drafter, settings, inputs.target, inputs.start, batches)
+        if self._settings.lora is not None:
+            add_adapters(drafter, self._settings.lora, self._settings.seed)
+        return drafter
+
+    def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
+        return TargetReader(
+            self._inputs.target,
+            drafter,
+            self._settings.data.row_length,
+            TORCH_DTYPES[self._settings.engine.dtype],
+            self._features,
+        )
+
+    def _build_sampler(self) -> Sampler:
+        return Sampler(
+            self._inputs.rows,
+            rows_per_step=self._settings.batch.rows,
+            rule=anchor_rule(self._settings),
+            seed=self._settings.seed,
+            narrow_steps=round(self._settings.batch.curriculum * self._settings.steps),
+        )
+
+    def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
+        settings, checkpoints = self._settings, self._checkpoints
+        state = self._state = checkpoints.restore(trainer.engine)
+        # What was measured since the checkpoint is measured again, and must not be beaten by less.
+        taus = [tau for tau in (state.best_tau, self._folder.best_tau) if tau is not None]
+        state.best_tau = max(taus, default=None)
+        if not state.step:
+            drafter = trainer.copy_drafter()
+            check_untrained(
+                drafter, self._inputs, self._folder.path, self._processes, self._runs_target
+            )
+        if self._processes.is_first:
+            self._journal = Journal(self._folder.path, state.step)
+        if settings.evaluation.every is not None:
+            evaluation.warn_if_blind()
+        if settings.evaluation.every is not None and not state.step:
+            self._evaluate(trainer, evaluation)
+        task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
+        while state.step < settings.steps:
+            self._take_step(trainer)
+            progress.update(task, completed=state.step, description=self._description())
+            if self._is_due(settings.evaluation.every) and state.step < settings.steps:
+                self._evaluate(trainer, evaluation)
+            if self._is_due(settings.checkpoint.every):
+                checkpoints.save(trainer.engine, state)
+
+    def _take_step(self, trainer: Trainer) -> None:
+        started, state = perf_counter(), self._state
+        rate = trainer.step(state.step)
+        state.step += 1
+        # A checkpoint closes a record, else a resumed run would record other means.
+        dues = (self._settings.log_every, self._settings.checkpoint.every)
+        is_recorded = any(self._is_due(every) for every in dues)
+        is_looked_at = is_recorded or self._is_due(self._settings.evaluation.every)
+        trainer.require_finite(self._checkpoints.latest, is_last=is_looked_at)
+        means = trainer.meter.read() if is_recorded else {}  # waits for the device
+        self._seconds_unrecorded += perf_counter() - started
+        if is_recorded:
+            self._record(means | {"learning_rate": rate} | trainer.facts)
+
+    def _evaluate(
+        self, trainer: Trainer, evaluation: Evaluation
+    ) -> tuple[JakiroDrafter, dict[str, Any]]:
+        """Record how good the drafter is now, keep it if it is the best, and return both."""
+        drafter = trainer.copy_drafter()
+        with exhaustion_explained(self._settings, evaluates=True):
+            found = evaluation.measure(drafter)
+        self._write({"evaluation": found})
+        now = self._state_now(trainer)
+        self._publication.keep_if_best(drafter, found, now)
+        self._state.best_tau = now.best_tau
+        return drafter, found
+
+    def _state_now(self, trainer: Trainer) -> RunState:
+        """Return the state with what was read since the last record."""
+        state = self._state
+        return replace(
+            state,
+            tokens=state.tokens + trainer.meter.count_tokens(),
+            seconds=state.seconds + self._seconds_unrecorded,
+        )
+
+    def _is_due(self, every: int | None) -> bool:
+        """Whether it is time for what happens every so many steps and at the end."""
+        step = self._state.step
+        return every is not None and (step % every == 0 or step == self._settings.steps)
+
+    def _record(self, facts: dict[str, Any]) -> None:
+        """Record the losses of the steps since the last record."""
+        speed = {"tokens_per_second": facts["tokens"] / self._seconds_unrecorded}
+        self._state.tokens += facts["tokens"]
+        self._state.seconds += self._seconds_unrecorded
+        self._seconds_unrecorded = 0.0
+        self._state.losses = facts | speed
+        self._write(self._state.losses)
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        if self._journal is not None:
+            self._journal.write(self._state.step, facts)
+
+    def _description(self) -> str:
+        losses = self._state.losses
+        if not losses:
+            return "drafter"
+        agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
+        return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"

@@ -1,0 +1,155 @@
+"""The optimizer steps: frozen target, drafter under the DeepSpeed engine, exact normalisation."""
+
+from collections.abc import Callable, Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from jakiro.drafter import JakiroDrafter
+from training.config import TrainSettings
+from training.data.sampler import Sampler
+from training.distributed.deepspeed_config import build_deepspeed_config
+from training.distributed.failures import FiniteWatch
+from training.distributed.processes import Processes, import_deepspeed
+from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
+from training.loss.batch import Batch
+from training.module import Meter, TargetReader, TrainingModule
+from training.setup.adapters import add_adapters, merged
+
+
+class Trainer:
+    """Takes optimizer steps; the same ones on any number of processes.
+
+    The loss is a sum over positions divided by the number of positions that carry a loss in the
+    whole step, over all micro-batches and processes, however unevenly they hold them.
+
+    Args:
+        drafter: what is trained; owned by the engine from now on.
+        reader: of the frozen target, which stays outside the engine.
+        sampler: of the training rows.
+        settings: of the run.
+        processes: this one among the others.
+    """
+
+    def __init__(
+        self,
+        drafter: JakiroDrafter,
+        reader: TargetReader,
+        sampler: Sampler,
+        settings: TrainSettings,
+        processes: Processes,
+    ) -> None:
+        self._settings = settings
+        self._sampler = sampler
+        self._processes = processes
+        self._accumulation = settings.batch.accumulation(processes.count)
+        self._reader = reader
+        self.engine = _build_engine(drafter, settings, processes)
+        self._norm: Tensor | float = 0.0
+        self._watch = FiniteWatch(sampler, settings, processes)
+        self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
+
+    def step(self, number: int) -> float:
+        """Take one optimizer step, counted from zero, and return its learning rate."""
+        batches = self._batches(number)
+        # DeepSpeed takes the mean over micro-batches and processes; what is wanted is the sum.
+        share = self._processes.count * self._accumulation / self._count_positions(batches.values())
+        rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
+        set_learning_rate(self.engine.optimizer, rate)
+        for first_row, batch in batches.items():
+            self._accumulate(first_row, batch, share)
+        self._watch.close(number, self._norm)
+        return rate
+
+    def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
+        """Raise, on all processes, if a step was not finite; see `FiniteWatch.require_finite`."""
+        self._watch.require_finite(latest, is_last=is_last)
+
+    def _accumulate(self, first_row: int, batch: Batch, share: Tensor) -> None:
+        """Add the gradient of a micro-batch; after the last one the engine takes its step."""
+        on_device = batch.to(self._processes.device)
+        terms = self.engine(self._reader.view(on_device), on_device, self._reader)
+        self._watch.add(first_row, terms.total)
+        self.engine.backward(terms.total * share)
+        self.meter.add(terms, int((batch.documents >= 0).sum()))
+        norm = self._local_norm()
+        self.engine.step()
+        global_norm = self.engine.get_global_grad_norm()
+        self._norm = norm if global_norm is None else global_norm
+
+    @property
+    def facts(self) -> dict[str, float | None]:
+        """What is known of the last step: its gradient's norm before it was clipped.
+
+        With fp16 also the loss scale; the norm is None where an overflow made the step be skipped.
+        """
+        norm = float(self._norm)
+        if not self.engine.fp16_enabled():
+            return {"gradient_norm": norm}
+        known = norm if isfinite(norm) else None
+        return {
+            "gradient_norm": known,
+            "loss_scale": float(self.engine.optimizer.loss_scaler.cur_scale),
+        }
+
+    def copy_drafter(self) -> JakiroDrafter:
+        """Return the drafter as it is now, whole on every process, however it is shared out.
+
+        Adapters are merged into its weights. All processes must call it.
+        """
+        whole: Any = merged(self.copy_as_trained())
+        return whole.to(self._processes.device, self._reader.dtype)
+
+    def copy_as_trained(self) -> JakiroDrafter:
+        """Return a copy with its adapters, if there are any, beside its weights.
+
+        All processes must call it.
+        """
+        source = self.engine.module.drafter
+        gathered = import_deepspeed().zero.GatheredParameters(
+            list(source.parameters()), enabled=self.engine.zero_optimization_stage() == 3
+        )
+        copy = JakiroDrafter(source.config)
+        if self._settings.lora is not None:
+            add_adapters(copy, self._settings.lora)
+        with gathered:
+            copy.load_state_dict({name: part.clone() for name, part in source.state_dict().items()})
+        return copy
+
+    def _local_norm(self) -> Tensor | float:
+        """Norm of the gradients that lie whole on this process; the engine knows that of others."""
+        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        return get_total_norm(gradients) if gradients else 0.0
+
+    def _batches(self, step: int) -> dict[int, Batch]:
+        """Return this process's micro-batches of a step, by the first of the step's rows."""
+        return self._sampler.micro_batches(
+            step, self._settings.batch.micro_batch, self._processes.rank, self._processes.count
+        )
+
+    def _count_positions(self, batches: Iterable[Batch]) -> Tensor:
+        count = sum(count_positions(batch) for batch in batches)
+        total = torch.tensor(float(count), device=self._processes.device)
+        return self._processes.sum(total).clamp(min=1.0)
+
+
+def count_positions(batch: Batch) -> int:
+    """Return the number of positions that carry a loss, over all draws; see `gather_examples`."""
+    distance = torch.arange(batch.token_ids.shape[1]) - batch.anchors
+    return int((batch.targets_exist(1)[:, None] & (distance >= 1)).sum())
+
+
+def _build_engine(drafter: JakiroDrafter, settings: TrainSettings, processes: Processes) -> Any:
+    recompute = settings.engine.activation_checkpointing
+    module = TrainingModule(drafter, settings.objective, recompute).to(processes.device)
+    engine, *_ = import_deepspeed().initialize(
+        model=module,
+        optimizer=build_optimizer(module, settings.optimizer),
+        config=build_deepspeed_config(settings, processes.count),
+        dist_init_required=False,
+    )
+    return engine

@@ -1,0 +1,1 @@
+"""Anchors, the drafter's passes over packed sequences, and the training objective."""

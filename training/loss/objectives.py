@@ -1,0 +1,183 @@
+"""What a drafter is trained for: the target's laws, its features, and telling features apart."""
+
+from typing import NamedTuple
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize, smooth_l1_loss
+
+from jakiro.experts import BankOutput
+from jakiro.utils.settings import Settings
+from training.loss.batch import Batch
+from training.loss.positions import Examples, gather_examples
+from training.loss.vocab_losses import Heads, Laws, TokenLoss, compare_laws
+
+
+def contrastive_loss(
+    predicted: Float[Tensor, "n hidden"],
+    goal: Float[Tensor, "n hidden"],
+    target_best: Int[Tensor, " n"],
+    valid: Bool[Tensor, " n"],
+    row_sizes: tuple[int, ...],
+    temperature: float,
+) -> Float[Tensor, " n"]:
+    """Return InfoNCE of each position (arXiv 1807.03748) on unit vectors.
+
+    The positive is the position's own target feature; negatives are those of the valid positions
+    of the same packed row whose target prefers another token.
+
+    Args:
+        predicted: drafter features.
+        goal: target features.
+        target_best: the target's most likely next token at each position.
+        valid: positions whose target feature exists; the loss of others is meaningless.
+        row_sizes: how many consecutive positions belong to each packed row.
+        temperature: divides the cosine similarities.
+    """
+    pieces = [part.split(row_sizes) for part in (predicted, goal, target_best, valid)]
+    rows = zip(*pieces, strict=True)
+    return torch.cat([_row_loss(p, g, b, v, temperature) for p, g, b, v in rows])
+
+
+def _row_loss(
+    predicted: Tensor, goal: Tensor, target_best: Tensor, valid: Tensor, temperature: float
+) -> Tensor:
+    similarity = normalize(predicted, dim=-1) @ normalize(goal, dim=-1).mT / temperature
+    own = torch.eye(len(goal), dtype=torch.bool, device=goal.device)
+    excluded = ((target_best[:, None] == target_best) | ~valid) & ~own
+    return -similarity.masked_fill(excluded, float("-inf")).log_softmax(dim=-1).diagonal()
+
+
+class Goals(NamedTuple):
+    """What the drafter shall predict at every position.
+
+    With target layer inference the features come out of the target's last layers, and the state at
+    the input of these is regressed instead of them.
+    """
+
+    features: Float[Tensor, "batch rows hidden"]
+    state: Float[Tensor, "batch rows hidden"] | None = None
+    predicted: Float[Tensor, "batch rows hidden"] | None = None  # of the drafter, for `state`
+
+
+class ObjectiveSettings(Settings):
+    """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project)."""
+
+    token_weight: float = Field(0.1, ge=0)
+    token_loss: TokenLoss = "cross_entropy"
+    feature_weight: float = Field(1.0, ge=0)
+    contrast_weight: float = Field(0.1, ge=0)
+    balance_weight: float = Field(0.01, ge=0)
+    parallel_weight: float = Field(0.5, ge=0)  # of every level after the first
+    distance_decay: float = Field(1.0, gt=0, le=1)  # gamma^(d - 1)
+    contrast_temperature: float = Field(0.1, gt=0)
+    chunk_rows: int = Field(256, ge=1)  # positions whose vocabulary-wide laws exist at once
+
+
+class LossTerms(NamedTuple):
+    """Sums over positions, to be divided by counts once those of all processes are known."""
+
+    total: Float[Tensor, ""]
+    token: Float[Tensor, " levels"]
+    feature: Float[Tensor, " levels"]
+    contrast: Float[Tensor, " levels"]
+    balance: Float[Tensor, ""]
+    correct: Float[Tensor, " levels"]  # positions where drafter and target agree on the best token
+    level_count: Float[Tensor, " levels"]
+    num_positions: Float[Tensor, ""]  # positions that carry a loss
+
+
+def drafter_loss(
+    output: BankOutput,
+    goals: Goals,
+    batch: Batch,
+    draw: int,
+    heads: Heads,
+    settings: ObjectiveSettings,
+) -> LossTerms:
+    """Return the loss of one draw of anchors, as sums over positions.
+
+    Args:
+        output: of the drafter at every position.
+        goals: of the frozen target, at every position.
+        batch: the packed rows.
+        draw: which of the batch's anchors the output was made with.
+        heads: of target and drafter.
+        settings: weights of the terms.
+    """
+    examples = gather_examples(output, goals.features, batch, draw, settings.distance_decay)
+    importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
+    importance = importance * _level_weights(examples, settings)
+    token, laws = compare_laws(
+        examples, importance, heads, settings.token_loss, settings.chunk_rows
+    )
+    features = examples.features.float()
+    blended = einsum(laws.weights, features, "n l c, n l c h -> n l h")
+    targets = examples.targets.float()
+    contrast = [
+        contrastive_loss(
+            blended[:, level],
+            targets[:, level],
+            laws.target_best[:, level],
+            examples.valid[:, level],
+            examples.row_sizes,
+            settings.contrast_temperature,
+        )
+        for level in range(targets.shape[1])
+    ]
+    regressed, regressand = blended, targets
+    if goals.state is not None and goals.predicted is not None:
+        pair = (goals.predicted, goals.state)
+        regressed, regressand = (
+            part.flatten(0, 1)[examples.places].float().unsqueeze(1) for part in pair
+        )
+    feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
+    return _weighted(examples, laws, token, feature, torch.stack(contrast, dim=1), settings)
+
+
+def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Tensor, " levels"]:
+    level = torch.arange(examples.valid.shape[1], device=examples.valid.device)
+    return torch.where(level > 0, settings.parallel_weight, 1.0)
+
+
+def _weighted(
+    examples: Examples,
+    laws: Laws,
+    token: Tensor,
+    feature: Tensor,
+    contrast: Tensor,
+    settings: ObjectiveSettings,
+) -> LossTerms:
+    def total_of(term: Tensor) -> Tensor:
+        return torch.where(examples.valid, term * examples.weight[:, None], 0.0).sum(dim=0)
+
+    features, contrasts, balance = total_of(feature), total_of(contrast), _imbalance(examples)
+    per_level = settings.feature_weight * features + settings.contrast_weight * contrasts
+    state = (per_level * _level_weights(examples, settings)).sum()
+    return LossTerms(
+        total=settings.token_weight * token + state + settings.balance_weight * balance,
+        token=total_of(laws.token_loss),
+        feature=features.detach(),
+        contrast=contrasts.detach(),
+        balance=balance.detach(),
+        correct=(laws.correct & examples.valid).sum(dim=0).float(),
+        level_count=examples.valid.sum(dim=0).float(),
+        num_positions=examples.valid[:, 0].sum().float(),
+    )
+
+
+def _imbalance(examples: Examples) -> Tensor:
+    """Return E * sum_e load_e^2 of each packed row, 1 when experts share its load evenly, weighted.
+
+    Taken per row, the sum does not depend on which rows share a micro-batch.
+    """
+    total = examples.weight.new_zeros(())
+    gates, weights = (part.split(examples.row_sizes) for part in (examples.gate, examples.weight))
+    for gate, weight in zip(gates, weights, strict=True):
+        if len(weight):
+            load = gate.float().mean(dim=0)
+            total = total + load.square().sum() * gate.shape[-1] * weight.sum()
+    return total

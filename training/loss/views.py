@@ -1,0 +1,79 @@
+"""One pass of the frozen target over a packed batch, and what a drafter may read of it."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
+from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetState
+from jakiro.target.tail import KeptRows, TargetTail
+from training.loss.batch import Batch
+
+
+class TargetView(NamedTuple):
+    """What the frozen target says of a batch."""
+
+    features: Float[Tensor, "batch rows hidden"]
+    state: TargetState
+    embeddings: Float[Tensor, "batch rows hidden"]
+    tail_input: Float[Tensor, "batch rows hidden"] | None = None  # with target layer inference
+    tail_rows: KeptRows = ()
+
+    def to(self, dtype: torch.dtype) -> "TargetView":
+        """Return the view in another dtype; rows of the target's layers stay in its own."""
+        return self._replace(
+            features=self.features.to(dtype),
+            state=self.state.to(dtype),
+            embeddings=self.embeddings.to(dtype),
+            tail_input=None if self.tail_input is None else self.tail_input.to(dtype),
+        )
+
+
+@torch.no_grad()  # not inference_mode: these tensors are saved for the drafter's backward
+def look_at_target(
+    target: TargetAdapter,
+    batch: Batch,
+    sources: StateSources,
+    cache: SlotCache,
+    tail: TargetTail | None = None,
+) -> TargetView:
+    """Run the target over the packed rows and read features and per-layer state.
+
+    Args:
+        target: the frozen target.
+        batch: rows of at most `cache.capacity` tokens.
+        sources: the drafter's `state_sources`.
+        cache: a cache of the batch's size that keeps the hidden states of `states_kept`; it is
+            overwritten.
+        tail: the target's last layers, if the drafter's output goes through them.
+    """
+    output = read_rows(target, batch, cache)
+    slots = output.step.slots
+    state = sources.read(cache, slots)
+    view = TargetView(output.features, state, target.embed(batch.token_ids))
+    if tail is None:
+        return view
+    tail_input = cache.state(slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
+    return view._replace(tail_input=tail_input, tail_rows=tail.rows(cache, slots))
+
+
+def read_rows(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
+    """Run the target over the packed rows; what it leaves in the cache lies at `step.slots`."""
+    slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    step = StepInput(
+        token_ids=batch.token_ids,
+        positions=batch.positions,
+        slots=slots.expand_as(batch.token_ids),
+        lengths=torch.zeros_like(batch.token_ids[:, 0]),
+        highest_slot=batch.token_ids.shape[1] - 1,
+        documents=batch.documents,
+    )
+    return target.forward(step, cache)
+
+
+def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ...]:
+    """Return the hidden states that a cache must keep for `look_at_target`."""
+    wanted = {*sources.hidden_states, *(() if tail is None else (tail.input_state,))}
+    return tuple(sorted(wanted))

@@ -1,0 +1,197 @@
+"""Laws of target and drafter over the vocabulary, and their distances, chunk by chunk."""
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from jakiro.draft_head import DraftHead
+from jakiro.experts import joint_log_probs, posterior_log_weights
+from training.loss.positions import Examples
+
+TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation"]
+
+
+def token_losses(
+    kind: TokenLoss,
+    target: Float[Tensor, "n vocab"],
+    draft: Float[Tensor, "n vocab"],
+) -> Float[Tensor, " n"]:
+    """Return the loss of each draft law q against the target's law p.
+
+    - "cross_entropy": `-sum p log q`
+    - "kl": `sum p (log p - log q)`: the same gradients, but 0 when the laws are equal
+    - "reverse_kl": `sum q (log q - log p)`: seeks a mode instead of covering all
+    - "total_variation": `sum |p - q| / 2`: the share of single drafts that would be rejected
+
+    Where only some tokens are drafted the sums run over these, and what p gives to the others
+    counts as rejected only. With m what p gives to those drafted, "kl" is then at least m log m,
+    and "reverse_kl" -log m.
+
+    Args:
+        kind: which of them.
+        target: log-probabilities p of the drafted tokens, which need not sum to 1.
+        draft: log-probabilities q.
+    """
+    match kind:
+        case "cross_entropy":
+            return -(target.exp() * draft).sum(dim=-1)
+        case "kl":
+            return (target.exp() * (target - draft)).sum(dim=-1)
+        case "reverse_kl":
+            return (draft.exp() * (draft - target)).sum(dim=-1)
+        case "total_variation":
+            outside = (1 - target.exp().sum(dim=-1)).clamp(min=0)
+            return ((target.exp() - draft.exp()).abs().sum(dim=-1) + outside) / 2
+
+
+Logits = Callable[[Tensor], Tensor]
+
+# Of log-probabilities: where a head's logits are -inf, a probability of 0 times this is still 0.
+_LOWEST = torch.finfo(torch.float32).min
+
+
+class Heads(NamedTuple):
+    """Features to logits: of the target over all tokens, of the drafter over those it drafts."""
+
+    target: Logits
+    draft: Logits
+    token_ids: Int[Tensor, " drafted"] | None = None  # ascending; None: all
+
+    @classmethod
+    def of(cls, head: DraftHead) -> "Heads":
+        """Return both heads of a target."""
+        whole = DraftHead(head.target, None)
+        return cls(whole.logits, head.logits, head.token_ids)
+
+
+class Laws(NamedTuple):
+    """Per-position results of one pass over the vocabulary."""
+
+    token_loss: Float[Tensor, "n levels"]
+    target_best: Int[Tensor, "n levels"]
+    correct: Bool[Tensor, "n levels"]
+    weights: Float[Tensor, "n levels components"]  # prior at level 0, posterior afterwards
+
+
+def compare_laws(
+    examples: Examples,
+    importance: Float[Tensor, "n levels"],
+    heads: Heads,
+    kind: TokenLoss,
+    chunk_rows: int,
+) -> tuple[Float[Tensor, ""], Laws]:
+    """Return the sum of all token losses, and what was seen of each position, without gradients.
+
+    The gradient of a chunk is taken as soon as its laws are there, so that those of one chunk exist
+    at a time and none is computed again.
+
+    Args:
+        examples: the positions.
+        importance: of each loss in the sum; where it is 0 the loss is not looked at.
+        heads: of target and drafter.
+        kind: of loss.
+        chunk_rows: positions of a chunk.
+    """
+    features, log_weights = examples.features, examples.log_weights
+    parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
+    chunks = zip(*(part.detach().split(chunk_rows) for part in parts), strict=True)
+    learns = torch.is_grad_enabled() and features.requires_grad
+    totals, laws, slopes = zip(*(_chunk(heads, kind, learns, *one) for one in chunks), strict=True)
+    total = torch.stack(totals).sum()
+    if learns:
+        known = (torch.cat(column) for column in zip(*slopes, strict=True))
+        total = _WithGradients.apply(total, features, log_weights, *known)
+    return total, Laws(*(torch.cat(column) for column in zip(*laws, strict=True)))
+
+
+class _WithGradients(torch.autograd.Function):
+    """Gives a sum the gradients for features and their weights that are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, total: Tensor, _features: Tensor, _weights: Tensor, *known: Tensor
+    ) -> Any:
+        ctx.save_for_backward(*known)
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> Any:
+        return None, *(known * above[0] for known in ctx.saved_tensors), None, None
+
+
+class _Blended(torch.autograd.Function):
+    """`joint.logsumexp(dim=1)`, at least `_LOWEST`.
+
+    Several times faster than that where few components have large laws.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, joint: Tensor) -> Tensor:
+        law = reduce(torch.logaddexp, joint.unbind(dim=1)).clamp(min=_LOWEST)
+        ctx.save_for_backward(joint, law)
+        return law
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> Tensor:
+        joint, law = ctx.saved_tensors
+        return (joint - law.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
+
+
+def _chunk(
+    heads: Heads,
+    kind: TokenLoss,
+    learns: bool,
+    features: Tensor,
+    log_weights: Tensor,
+    targets: Tensor,
+    next_tokens: Tensor,
+    importance: Tensor,
+) -> tuple[Tensor, Laws, tuple[Tensor, ...]]:
+    inputs = (features.requires_grad_(learns), log_weights.requires_grad_(learns))
+    laws = _laws(heads, kind, *inputs, targets, next_tokens)
+    total = torch.where(importance > 0, laws.token_loss * importance, 0.0).sum()
+    slopes = torch.autograd.grad(total, inputs) if learns else ()
+    return total.detach(), Laws(*(part.detach() for part in laws)), slopes
+
+
+def _laws(
+    heads: Heads,
+    kind: TokenLoss,
+    features: Tensor,
+    log_weights: Tensor,
+    targets: Tensor,
+    next_tokens: Tensor,
+) -> Laws:
+    weights = log_weights.float()
+    levels: list[tuple[Tensor, ...]] = []
+    for level in range(features.shape[1]):
+        with torch.no_grad():
+            target_law = heads.target(targets[:, level]).float().log_softmax(dim=-1)
+            target_law = target_law.clamp_(min=_LOWEST)
+            best = target_law.argmax(dim=-1)
+        joint = joint_log_probs(heads.draft(features[:, level]), weights)
+        law = _Blended.apply(joint)
+        guess, drafted = law.argmax(dim=-1), heads.token_ids
+        if drafted is not None:
+            target_law, guess = target_law[:, drafted], drafted[guess]
+        loss = token_losses(kind, target_law, law)
+        levels.append((loss, best, best == guess, weights.exp()))
+        if level + 1 < features.shape[1]:
+            at_token = _at_token(joint, next_tokens[:, level], drafted)
+            weights = posterior_log_weights(at_token, weights)
+    return Laws(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
+
+
+def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
+    """Return `log(w_e p_e(t))` of one token per position; -inf for one that is never drafted."""
+    places = tokens
+    if drafted is not None:
+        places = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
+    found = joint.gather(2, places[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
+    if drafted is None:
+        return found
+    return torch.where((drafted[places] == tokens)[:, None], found, float("-inf"))

@@ -1,0 +1,143 @@
+"""Bytes of parameters, gradients and optimizer states on one process, as DeepSpeed keeps them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training.config import TrainSettings
+from training.distributed.deepspeed_config import build_deepspeed_config
+from training.distributed.processes import Kind, choose_device
+from training.loop.optimizer import build_optimizer
+from training.module import TrainingModule
+
+_MASTER = 4  # bytes of a master weight, and of a moment
+_ALIGNMENT = 2  # elements to which ZeRO 1 and 2 fill up each process's part
+# DeepSpeed's own defaults, in elements.
+_BUCKET, _PERSISTENT, _LIVE, _SUBGROUP = 500_000_000, 100_000, 1_000_000_000, 1_000_000_000
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """What one process keeps for the drafter.
+
+    Attributes:
+        parameters: in the dtype that it computes in.
+        gradients: at the end of a backward pass, and as the optimizer reads them.
+        optimizer: master weights, if they are kept apart, and moments.
+        buffers: for gradients on their way, and for parameters that are gathered to be used.
+        host: of all these, what lies in main memory instead of the device's.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int = 0
+    host: int = 0
+
+    @property
+    def device(self) -> int:
+        """What lies in the device's memory."""
+        return self.parameters + self.gradients + self.optimizer + self.buffers - self.host
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters that ZeRO joins: how many elements each has, and moments of an element."""
+
+    sizes: tuple[int, ...]
+    moments: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+
+def state_bytes(
+    module: TrainingModule,
+    settings: TrainSettings,
+    num_processes: int,
+    device: Kind | None = None,
+) -> StateBytes:
+    """Return what one process keeps for a module; nothing is allocated.
+
+    Args:
+        module: with the drafter, also on the meta device.
+        settings: of the run.
+        num_processes: over which it is shared out.
+        device: that the run is planned for; None for that of this machine.
+
+    Raises:
+        ConfigError: the rows of a step cannot be shared out evenly.
+    """
+    kind = device or choose_device(settings.engine.device).type
+    config = build_deepspeed_config(settings, num_processes, kind)
+    groups = _groups(build_optimizer(module, settings.optimizer).param_groups)
+    width = 2 if config["bf16"]["enabled"] or config["fp16"]["enabled"] else 4
+    total = sum(group.total for group in groups)
+    zero = config["zero_optimization"]
+    bucket = zero.get("reduce_bucket_size", _BUCKET)
+    if kind == "cpu":
+        bucket = min(bucket, total)  # what is never written to takes no room there
+    if zero["stage"] == 3:
+        return _partitioned(groups, zero, width, num_processes, bucket)
+    frozen = width * sum(one.numel() for one in module.parameters() if not one.requires_grad)
+    if zero["stage"]:
+        trained = _flattened(groups, zero, width, num_processes, bucket)
+        return replace(trained, parameters=trained.parameters + frozen)
+    moments = sum(group.moments * group.total for group in groups)
+    return StateBytes(width * total + frozen, width * total, _MASTER * moments)
+
+
+def _flattened(
+    groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
+) -> StateBytes:
+    """ZeRO 1 and 2: parameters whole, one flat part of masters and moments for each process."""
+    padded = [_filled(group.total, _ALIGNMENT * num_processes) for group in groups]
+    pairs = list(zip(groups, padded, strict=True))
+    own = sum(padded) // num_processes
+    optimizer = sum(_MASTER * (1 + group.moments) * size for group, size in pairs) // num_processes
+    kept = own if zero["stage"] == 2 else sum(group.total for group in groups)
+    gradients = width * kept + _MASTER * own
+    is_away = "offload_optimizer" in zero
+    return StateBytes(
+        parameters=width * sum(padded),
+        gradients=gradients,
+        optimizer=optimizer,
+        buffers=width * bucket,
+        host=optimizer + _MASTER * own if is_away else 0,
+    )
+
+
+def _partitioned(
+    groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
+) -> StateBytes:
+    """ZeRO 3: a part of every parameter for each process; small parameters whole beside it."""
+    parts = [
+        (-(-size // num_processes), size, group.moments) for group in groups for size in group.sizes
+    ]
+    own = sum(part for part, *_ in parts)
+    threshold = zero.get("stage3_param_persistence_threshold", _PERSISTENT)
+    persistent = sum(size for _, size, _ in parts if size <= threshold and num_processes > 1)
+    optimizer = sum(_MASTER * (1 + moments) * part for part, _, moments in parts)
+    gathered = min(sum(size for _, size, _ in parts), _LIVE)
+    updated = _MASTER * min(own, _SUBGROUP)
+    host = (optimizer + updated) * ("offload_optimizer" in zero)
+    return StateBytes(
+        parameters=width * (own + persistent),
+        gradients=width * own + updated,
+        optimizer=optimizer,
+        buffers=width * (bucket + gathered),
+        host=host + width * own * ("offload_param" in zero),
+    )
+
+
+def _groups(param_groups: Sequence[Mapping[str, Any]]) -> list[_Group]:
+    # Muon keeps one moment of its matrices, AdamW two of everything.
+    return [
+        _Group(tuple(one.numel() for one in group["params"]), 1 if group.get("muon") else 2)
+        for group in param_groups
+    ]
+
+
+def _filled(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

@@ -1,0 +1,85 @@
+"""A drafter that starts at the weights of another one: a new run, not one that goes on."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from jakiro.config import DrafterSettings, JakiroConfig
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import flattened
+from training.config import TrainSettings
+
+# How far drafting and its training go; the weights are the same ones.
+_FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"rollout_steps"}}
+
+_logger = get_logger(__name__)
+
+
+def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
+    """Return the drafter at whose weights a new one starts, or None if it starts otherwise.
+
+    It may have been made for another target, of the same shape: one that was tuned since.
+
+    Args:
+        settings: of the run.
+        config: of the new drafter.
+
+    Raises:
+        CheckpointError: there is no drafter.
+        ConfigError: its settings or its weights' shapes are not those of the new one.
+    """
+    name = settings.initialize.drafter
+    if name is None:
+        return None
+    start = JakiroDrafter.from_pretrained(name)
+    _require_same_settings(name, start.config.settings, config.settings)
+    _require_same_shapes(name, start, config)
+    if start.config.target_record.fingerprint != config.target_record.fingerprint:
+        _logger.warning(
+            f"the drafter in {name} was made for another target, "
+            f"{start.config.target_record.name_or_path}; training starts there all the same"
+        )
+    return start
+
+
+def weights_fingerprint(drafter: JakiroDrafter) -> str:
+    """Return a hash of all weights, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, part in sorted(drafter.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(part.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_same_settings(name: str, found: DrafterSettings, wanted: DrafterSettings) -> None:
+    both = (one.model_dump(mode="json", exclude=_FREE) for one in (found, wanted))
+    theirs, ours = (dict(flattened(one)) for one in both)
+    for key, expected in ours.items():
+        if theirs[key] != expected:
+            raise ConfigError(
+                f"the drafter in {name} has another setting drafter.{key}",
+                expected=str(expected),
+                got=theirs[key],
+                remedy="repeat the settings of that drafter, or leave initialize.drafter out",
+            )
+
+
+def _require_same_shapes(name: str, start: JakiroDrafter, config: JakiroConfig) -> None:
+    with torch.device("meta"):
+        wanted = _shapes(JakiroDrafter(config))
+    found = _shapes(start)
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"the drafter in {name} fits a target of another shape ({key} differs)",
+                expected=wanted.get(key, "nothing"),
+                got=found.get(key, "nothing"),
+                remedy="use a drafter that was made for a target of this size",
+            )
+
+
+def _shapes(drafter: JakiroDrafter) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(part.shape) for name, part in drafter.state_dict().items()}

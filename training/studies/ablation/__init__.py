@@ -1,0 +1,1 @@
+"""Ablation studies: arms of equal size, paired intervals, tables."""

@@ -1,0 +1,208 @@
+"""A study from its files to its table."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from jakiro.utils.files import ensure_writable_folder, write_atomically
+from jakiro.utils.logs import get_logger
+from jakiro.utils.provenance import provenance
+from training.config import TrainSettings
+from training.setup.loading import load_model, load_tokenizer
+from training.setup.preparation import check_arm, prepare
+from training.studies.ablation.analysis import ArmFacts, analyse
+from training.studies.ablation.arms import SizedArm, equally_sized, read_arms
+from training.studies.ablation.estimate import estimate, render
+from training.studies.ablation.evaluation import Measurement, choose_values
+from training.studies.ablation.plot import plot
+from training.studies.ablation.results import StudyResults, SweepResults
+from training.studies.ablation.runs import ArmRun, forget, runs_of, train_runs
+from training.studies.ablation.settings import StudyPrompts, StudySettings
+from training.studies.ablation.sweep import parse_sweep
+from training.studies.ablation.tables import to_csv, to_markdown, to_terminal
+from training.studies.ablation.trees import parse_trees, prompts_to_choose_on
+
+_logger = get_logger(__name__)
+
+
+class Study:
+    """Everything between the files and the table.
+
+    Args:
+        settings: what is studied.
+
+    Raises:
+        ConfigError: arms cannot be compared, or there is nothing to measure them on.
+        JakiroError: target, data or prompts cannot be used.
+    """
+
+    def __init__(self, settings: StudySettings) -> None:
+        self.settings = settings
+        self.folder = settings.out.expanduser().absolute()
+        arms = read_arms(settings.base, settings.config, settings.overrides, settings.max_steps)
+        base = arms[0].settings
+        model, tokenizer = load_model(base.target), load_tokenizer(base.target)
+        spec = TargetAdapter(model.eval()).spec
+        self.arms = equally_sized(arms, record_target(spec, base.target.name_or_path, tokenizer))
+        for arm in self.arms:
+            _logger.info(_size_of(arm))
+        self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
+        self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
+        self.trees = parse_trees(settings.trees, settings.candidates)
+        reserved = prompts_to_choose_on(self.trees)
+        own = 0 if settings.prompts else settings.num_prompts + reserved
+        with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
+        self.inputs = prepare(with_prompts, model, tokenizer)
+        for arm in self.arms:  # the base's inputs serve all arms
+            check_arm(arm.arm.settings, self.inputs)
+        self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
+
+    def estimate(self) -> None:
+        """Say what it would take; nothing is written."""
+        settings = self.settings
+        per_prompt = settings.max_new_tokens * len(settings.temperatures) * settings.repeats
+        num_values = 0 if self.sweep is None else len(self.sweep.values)
+        estimates = estimate(
+            self.arms,
+            self.inputs,
+            seeds=settings.seeds,
+            evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
+            sweep_runs=max(0, num_values - 1),  # the chosen one is that of the first seed
+            sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
+        )
+        Console().print(render(estimates))
+
+    def complete(self, rerun: str | None = None) -> StudyResults:
+        """Train what is not trained yet, measure what is not measured yet, and write the results.
+
+        Args:
+            rerun: an arm to be trained again.
+
+        Raises:
+            JakiroError: a run or a measurement failed.
+        """
+        names = [arm.name for arm in self.arms]
+        runs, sweep = self._trained(names, rerun)
+        measurement = replace(
+            self._measurement(self.prompts.test_file(self.folder), "measurements"),
+            trees=self.trees,
+        )
+        documents = {
+            seed: measurement.of_seed([run for run in runs if run.seed == seed])
+            for seed in sorted({run.seed for run in runs})
+        }
+        facts = [_facts(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
+        results = analyse(documents, facts, self.trees).model_copy(update={"sweep": sweep})
+        self._write(results)
+        return results
+
+    def train(self, names: Sequence[str], rerun: str | None = None) -> None:
+        """Train some arms as far as `complete` would, and measure nothing on test prompts.
+
+        Other processes may train other arms at the same time.
+
+        Args:
+            names: of the arms.
+            rerun: an arm to be trained again.
+
+        Raises:
+            ConfigError: there is no such arm, or another process is training it.
+            JakiroError: a run failed, or a measurement on dev prompts.
+        """
+        for name in names:
+            self._require_arm(name, "there is no such arm to train")
+        self._trained(names, rerun)
+
+    def _trained(
+        self, names: Sequence[str], rerun: str | None
+    ) -> tuple[list[ArmRun], SweepResults | None]:
+        """Return the arms' finished runs with all seeds, and how their values were chosen."""
+        ensure_writable_folder(self.folder)
+        if rerun is not None:
+            self._require_arm(rerun, "there is no such arm to run again")
+            forget(self.runs, rerun)
+        for run in self.runs:  # before any work
+            run.folder.check(run.settings, self.inputs.facts)
+        runs = [run for run in self.runs if run.arm in names]
+        if self.sweep is None:
+            self._train(runs)
+            return runs, None
+        first = [run for run in runs if run.seed == self.runs[0].seed]
+        self._train(first)
+        chosen = choose_values(self.sweep, first, self._dev_measurement())
+        runs = [run for run in runs if run.value == chosen.chosen(run.arm)]
+        self._train(runs)
+        return runs, chosen
+
+    def _train(self, runs: Sequence[ArmRun]) -> None:
+        model, tokenizer = self.inputs.target.model, self.inputs.tokenizer
+        train_runs(runs, self.settings.launcher, model, tokenizer)
+
+    def _require_arm(self, name: str, message: str) -> None:
+        names = [one.name for one in self.arms]
+        if name not in names:
+            raise ConfigError(message, expected=f"one of {', '.join(names)}", got=name)
+
+    def _dev_measurement(self) -> Measurement:
+        assert self.settings.dev_prompts is not None
+        measurement = self._measurement(self.settings.dev_prompts, "measurements/dev")
+        return replace(measurement, num_prompts=self.settings.num_dev_prompts)
+
+    def _measurement(self, prompts: Path, place: str) -> Measurement:
+        settings = self.settings
+        return Measurement(
+            prompts=prompts,
+            num_prompts=settings.num_prompts,
+            max_new_tokens=settings.max_new_tokens,
+            temperatures=settings.temperatures,
+            trees=parse_trees((), settings.candidates),
+            repeats=settings.repeats,
+            folder=self.folder / place,
+        )
+
+    def _write(self, results: StudyResults) -> None:
+        """Store the results in every form, and print the table."""
+        texts = {
+            "results.json": results.model_dump_json(indent=1) + "\n",
+            "results.csv": to_csv(results),
+            "results.md": to_markdown(results),
+            "study.json": json.dumps(
+                {"settings": self.settings.model_dump(mode="json"), "provenance": provenance()},
+                indent=1,
+            ),
+        }
+        for name, text in texts.items():
+            write_atomically(self.folder / name, text)
+        plot(results, self.folder / "results.png")
+        Console().print(to_terminal(results))
+
+
+def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
+    """Return the base's settings with as many prompts of held-out data as are needed."""
+    changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
+    return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
+
+
+def _facts(sized: SizedArm, runs: Sequence[ArmRun]) -> ArmFacts:
+    agreements = [run.held_out_agreement for run in runs]
+    return ArmFacts(
+        name=sized.name,
+        settings=sized.arm.settings,
+        parameters=sized.parameters,
+        training_tokens=tuple(run.training_tokens for run in runs),
+        held_out_agreement=tuple(one for one in agreements if one is not None),
+        experts=tuple(one for run in runs if (one := run.experts) is not None),
+    )
+
+
+def _size_of(arm: SizedArm) -> str:
+    width = f"experts of width {arm.width}"
+    if arm.width != arm.width_before:
+        width += f" instead of {arm.width_before}, to be as large as the base"
+    return f"{arm.name}: {arm.parameters:,} parameters, {width}"

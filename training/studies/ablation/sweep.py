@@ -1,0 +1,101 @@
+"""A setting that every arm is given its own best value of, such as the learning rate."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+
+from jakiro.errors import ConfigError
+from jakiro.utils.settings import Settings, merge, validate_settings
+from training.config import TrainSettings
+from training.studies.ablation.arms import SizedArm, is_open
+
+# What all arms share whatever is swept, and what a study sets by itself.
+_FIXED = ("data.", "evaluation.", "checkpoint.", "steps", "seed", "log_every")
+
+
+class Sweep(Settings):
+    """One setting and the values to try.
+
+    Attributes:
+        key: with dots, such as `optimizer.learning_rate`.
+        values: in the order they were given.
+    """
+
+    key: str
+    values: tuple[float, ...] = Field(min_length=2)
+
+    def applied(self, sized: SizedArm, value: float) -> SizedArm:
+        """Return an arm with one of the values; its size stays.
+
+        Raises:
+            ConfigError: the value does not fit the arm's other settings.
+        """
+        settings = sized.arm.settings.model_dump()
+        laid: Any = int(value) if value.is_integer() and self._is_whole(settings) else value
+        for part in reversed(self.key.split(".")):
+            laid = {part: laid}
+        source = f"--sweep {self.key}={value_name(value)}"
+        changed = validate_settings(TrainSettings, merge(settings, laid), source=source)
+        return replace(sized, arm=replace(sized.arm, settings=changed))
+
+    def _is_whole(self, settings: Mapping[str, Any]) -> bool:
+        return isinstance(dict(_numbers(settings))[self.key], int)
+
+
+def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
+    """Return the sweep that a caller wrote as `key.path=VALUE,VALUE,...`.
+
+    Args:
+        text: as it was given.
+        arms: all of them must be able to take every value.
+
+    Raises:
+        ConfigError: the text is malformed, the setting is no number that all arms share, or a value
+            cannot be used.
+    """
+    key, _, listed = text.partition("=")
+    known = [name for name, _ in _numbers(arms[0].arm.settings.model_dump())]
+    allowed = [name for name in known if not is_open(name) and not name.startswith(_FIXED)]
+    if key not in allowed:
+        raise ConfigError(
+            f"--sweep {text} cannot be used",
+            expected=f"a number that neither arms nor seeds change: one of {', '.join(allowed)}",
+            got=key,
+            remedy="sweep one of these; give what all arms share with --set",
+        )
+    sweep = Sweep(key=key, values=_parsed(listed, text))
+    for sized in arms:
+        for value in sweep.values:
+            sweep.applied(sized, value)
+    return sweep
+
+
+def value_name(value: float) -> str:
+    """Return the shortest text that stands for a value, such as `0.02`."""
+    return repr(int(value)) if value.is_integer() else repr(value)
+
+
+def _parsed(listed: str, text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(one) for one in listed.split(","))
+    except ValueError:
+        values = ()
+    if len(values) < 2 or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
+        raise ConfigError(
+            f"--sweep {text} cannot be used",
+            expected="key.path=VALUE,VALUE,... with two or more different numbers",
+            got=listed or "no value",
+        )
+    return values
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield all settings that are numbers, by their dotted names."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", value

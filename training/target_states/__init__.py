@@ -1,0 +1,1 @@
+"""Target states on disk: what the target computes for the training data, written once."""

@@ -1,0 +1,112 @@
+"""Which of the target's states shards keep, and how a batch's view is made of them again.
+
+A part is one state of every position of a row: `features`, `hidden.3` (behind layer 3), or
+`layer.5` (keys, then values, of layer 5). A drafter finds what it needs by these names.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from jakiro.config import JakiroConfig, state_sources
+from jakiro.target.adapter import StepOutput, TargetSpec
+from jakiro.target.cache import HeadShape, SlotCache, StateSource, StateSources, TargetState
+from jakiro.target.tail import KeptRows, TargetTail
+from training.loss.views import TargetView
+
+FEATURES = "features"
+
+Parts = Mapping[str, Float[Tensor, "batch rows width"]]
+
+
+class States(NamedTuple):
+    """What is kept beside the features: hidden states, and layers' keys and values."""
+
+    hidden: tuple[int, ...]
+    layers: tuple[int, ...]
+
+    @classmethod
+    def needed_by(cls, config: JakiroConfig) -> "States":
+        """Return what a drafter reads of its target, so that it can be trained without it."""
+        record, num_tail = config.target_record, config.settings.tail_layers
+        last = None if record.num_hidden_states is None else record.num_hidden_states - 1
+        sources = state_sources(config.settings, record)
+        hidden, layers = set(sources.hidden_states), set[int]()
+        if sources.memory is not None and sources.memory.kind == "kv":
+            layers |= set(sources.memory.layers)
+        if num_tail:
+            count = len(record.kv_widths)
+            hidden.add(count - num_tail)
+            layers |= set(range(count - num_tail, count))
+        # The last hidden state is the feature, which is kept anyway.
+        return cls(tuple(sorted(hidden - {last})), tuple(sorted(layers)))
+
+    def widths(self, spec: TargetSpec) -> dict[str, int]:
+        """Return the numbers of each part for one position."""
+        hidden = {f"hidden.{state}": spec.hidden_size for state in self.hidden}
+        layers = {f"layer.{layer}": spec.kv_widths[layer] for layer in self.layers}
+        return {FEATURES: spec.hidden_size} | hidden | layers
+
+    def taken_from(self, output: StepOutput) -> dict[str, Tensor]:
+        """Return the parts of a batch that the target has just read."""
+        cache, slots = output.cache, output.step.slots
+        parts = {FEATURES: output.features}
+        for state in self.hidden:
+            parts[f"hidden.{state}"] = _only(cache, slots, StateSource("hidden", (state,)))
+        for layer in self.layers:
+            parts[f"layer.{layer}"] = _only(cache, slots, StateSource("kv", (layer,)))
+        return parts
+
+
+def view_of(
+    parts: Parts,
+    embeddings: Float[Tensor, "batch rows hidden"],
+    sources: StateSources,
+    tail: TargetTail | None,
+) -> TargetView:
+    """Return what `look_at_target` says of a batch, made of its parts.
+
+    Args:
+        parts: of the batch, at least those that the drafter needs.
+        embeddings: of its tokens.
+        sources: the drafter's `state_sources`.
+        tail: the target's last layers, if the drafter's output goes through them.
+    """
+    state = TargetState(*(None if one is None else _state(parts, one) for one in sources))
+    view = TargetView(parts[FEATURES], state, embeddings)
+    if tail is None:
+        return view
+    rows = (
+        part
+        for number, shape in enumerate(tail.shapes, tail.input_state)
+        for part in _heads(parts[f"layer.{number}"], shape)
+    )
+    return view._replace(tail_input=_hidden(parts, tail.input_state), tail_rows=tuple(rows))
+
+
+def _only(cache: SlotCache, slots: Tensor, source: StateSource) -> Tensor:
+    return cache.state(slots, source)[:, :, 0]
+
+
+def _hidden(parts: Parts, state: int) -> Tensor:
+    return parts.get(f"hidden.{state}", parts[FEATURES])
+
+
+def _state(parts: Parts, source: StateSource) -> Tensor:
+    """Return one source's states side by side; narrower ones are filled up with zeros."""
+    if source.kind == "hidden":
+        return torch.stack([_hidden(parts, state) for state in source.layers], dim=2)
+    layers = [parts[f"layer.{layer}"] for layer in source.layers]
+    widest = max(layer.shape[-1] for layer in layers)
+    return torch.stack([pad(layer, (0, widest - layer.shape[-1])) for layer in layers], dim=2)
+
+
+def _heads(layer: Tensor, shape: HeadShape) -> KeptRows:
+    """Return keys and values of a layer by heads, as a cache has them."""
+    count = shape.num_kv_heads
+    pair = layer.split([count * shape.key_dim, count * shape.value_dim], dim=-1)
+    return tuple(part.unflatten(-1, (count, -1)).transpose(1, 2) for part in pair)
