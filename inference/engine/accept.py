@@ -40,7 +40,7 @@ class Walk(NamedTuple):
     next_law: Float[Tensor, " vocab"]
 
 
-def walk(tree: TreeRow, target_law: TargetLaw, accept: Callable[[float], bool]) -> Walk:
+def walk(tree: TreeRow, target_law: TargetLaw, decide: Callable[[float], bool]) -> Walk:
     """Return the accepted path and the law of the token after it.
 
     Args:
@@ -53,7 +53,7 @@ def walk(tree: TreeRow, target_law: TargetLaw, accept: Callable[[float], bool]) 
     while True:
         residual = target_law(node)
         for trial in trials(tree, node, residual):
-            if accept(trial.accept_prob):
+            if decide(trial.accept_prob):
                 node = trial.node
                 path.append(node)
                 break

@@ -23,7 +23,7 @@ def test_other_ranks_are_silent(
 
 def test_loggers_lie_below_one_root() -> None:
     assert get_logger("jakiro.target.adapter").name == "jakiro.target.adapter"
-    assert get_logger("inference.engine.loop").name == "jakiro.inference.engine"
+    assert get_logger("inference.engine.loop").name == "jakiro.inference.engine.loop"
 
 
 def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
