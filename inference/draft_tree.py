@@ -20,7 +20,7 @@ class CandidateKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class SparseLaw:
+class SparseDistribution:
     """Draft laws cut to their m likeliest tokens and renormalised; children are drawn from that."""
 
     ids: Int[Tensor, "batch parents m"]
@@ -43,7 +43,7 @@ class DraftTree:
     max_depth: int
     max_siblings: int  # most candidates under one parent
     round_id: int = 0
-    laws: SparseLaw | None = (
+    draft_probs: SparseDistribution | None = (
         None  # of ROOT at 0 and of node n at n + 1; zero where nothing was drawn
     )
 
@@ -92,7 +92,7 @@ class DraftTree:
             [row[place * count : (place + 1) * count] for place in range(NUM_FIELDS)]
             for row in packed
         ]
-        rows = [TreeRow.build(one, self.laws, index) for index, one in enumerate(columns)]
+        rows = [TreeRow.build(one, self.draft_probs, index) for index, one in enumerate(columns)]
         return rows, [row[NUM_FIELDS * count :] for row in packed]
 
     def row(self, index: int = 0) -> "TreeRow":
@@ -112,11 +112,13 @@ class TreeRow:
     sampled: dict[int, list[int]]  # parent -> children in draw order
     deterministic: dict[int, list[int]]  # parent -> children
     children: dict[int, list[int]]  # parent -> all of them
-    laws: SparseLaw | None = None
+    draft_probs: SparseDistribution | None = None
     index: int = 0
 
     @classmethod
-    def build(cls, columns: list[list[int]], laws: SparseLaw | None, index: int) -> "TreeRow":
+    def build(
+        cls, columns: list[list[int]], draft_probs: SparseDistribution | None, index: int
+    ) -> "TreeRow":
         """Sort the valid candidates by parent and kind.
 
         Args:
@@ -135,13 +137,15 @@ class TreeRow:
         for siblings in sampled.values():
             siblings.sort(key=rank.__getitem__)
         kinds = (sampled, deterministic, children)
-        return cls(token_ids, parent, depth, rank, proposer_id, *kinds, laws, index)
+        return cls(token_ids, parent, depth, rank, proposer_id, *kinds, draft_probs, index)
 
-    def draft_law(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
+    def draft_distribution(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
         """Return ids and probabilities of the law that sampled children of `parent` came from."""
-        if self.laws is None:
+        if self.draft_probs is None:
             raise ValueError(f"sampled candidates under node {parent} come without their draft law")
-        return self.laws.ids[self.index, parent + 1], self.laws.probs[self.index, parent + 1]
+        return self.draft_probs.ids[self.index, parent + 1], self.draft_probs.probs[
+            self.index, parent + 1
+        ]
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
         """Return the nodes that tokens lead to from the root, as far as there are any."""

@@ -108,7 +108,9 @@ class VerifyResult:
     accepted_length: list[int]
     next_token: list[int]  # the last that was emitted: drafted, where a sequence ended before
     finished: list[bool]
-    laws: Callable[[int, int], Float[Tensor, " vocab"]]  # (sequence, visited node) -> target's law
+    target_probs: Callable[
+        [int, int], Float[Tensor, " vocab"]
+    ]  # (sequence, visited node) -> target's law
     # (sequence, nodes) -> the target's own logits after them, before any processor
     logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
 

@@ -59,22 +59,22 @@ class Sampling:
         """Whether no processor looks at the tokens before the law that it shapes."""
         return all(type(one) in PREFIX_FREE for one in self.processors)
 
-    def shape(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    def processed_probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return the probabilities that prefix-free processors make of logits.
 
         In float32 or better; at temperature 0 a point mass.
         """
         no_prefix = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
         scores: Tensor = self.processors(no_prefix, widened(logits))  # type: ignore[arg-type]
-        return self.law(scores)
+        return self.probs(scores)
 
-    def law(self, scores: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    def probs(self, scores: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return the probabilities that tokens are drawn from, given processed scores."""
         if self.do_sample:
             return scores.softmax(dim=-1)
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=-1, keepdim=True), 1.0)
 
-    def shape_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return draft laws after the same warpers that shape the target's, renormalised.
 
         At temperature 0 the draft law is kept as it is: it only ranks candidates there. What is not
@@ -84,11 +84,11 @@ class Sampling:
         if not self.do_sample or not warpers:
             return log_probs
         no_prefix = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
-        is_law = log_probs.amax(dim=-1, keepdim=True).isfinite()
-        log_probs = log_probs.where(is_law, 0.0)
+        is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
+        log_probs = log_probs.where(is_finite, 0.0)
         for warper in warpers:
             log_probs = warper(no_prefix, log_probs)
-        return log_probs.log_softmax(dim=-1).where(is_law, -torch.inf)
+        return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
     def uniforms(self, round_id: int, count: int) -> Float[Tensor, " count"]:
         """Return numbers in [0, 1), on the CPU, that depend on (seed, row, turn, round) alone."""
@@ -108,7 +108,7 @@ def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
-class ProcessedLaw:
+class ProcessedDistribution:
     """The target's law after each visited node, under processors that see that node's own path.
 
     Args:
@@ -137,14 +137,14 @@ class ProcessedLaw:
         Raises:
             NumericalError: the target's logits or their processors leave no law.
         """
-        law = self.sampling.law(self.scores(node)[None])[0]
-        check_law(law, self.raw(node), position=self.position(node))
-        return law
+        probs = self.sampling.probs(self.scores(node)[None])[0]
+        check_finite(probs, self.raw(node), position=self.position(node))
+        return probs
 
     def best(self, node: int) -> int:
         """Return the likeliest token after `node` (or ROOT)."""
         scores, token = self.scores(node).max(dim=-1)
-        check_law(scores, self.raw(node), position=self.position(node))
+        check_finite(scores, self.raw(node), position=self.position(node))
         return int(token)
 
     def position(self, node: int) -> int:
@@ -168,7 +168,7 @@ class ProcessedLaw:
         return torch.tensor([[*self.emitted[: self.length], *drafted]], device=self.logits.device)
 
 
-def check_law(law: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
+def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
     """Refuse what is not a law, and say whether the target or the processors are at fault.
 
     Args:
@@ -179,7 +179,7 @@ def check_law(law: Tensor, logits: Float[Tensor, " vocab"], position: int) -> No
     Raises:
         NumericalError: the law's largest entry is not a finite number.
     """
-    if bool(law.max().isfinite()):
+    if bool(values.max().isfinite()):
         return
     if bool(logits.isnan().any() | logits.isposinf().any() | logits.isneginf().all()):
         raise NumericalError(

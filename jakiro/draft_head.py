@@ -37,11 +37,13 @@ class DraftHead:
 
     def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return log-probabilities of all tokens in float32, those never drafted at -inf."""
-        law = self.logits(features).float().log_softmax(dim=-1)
+        log_probs = self.logits(features).float().log_softmax(dim=-1)
         if self.token_ids is None:
-            return law
-        whole = law.new_full((*law.shape[:-1], self.target.spec.vocab_size), float("-inf"))
-        whole[..., self.token_ids] = law
+            return log_probs
+        whole = log_probs.new_full(
+            (*log_probs.shape[:-1], self.target.spec.vocab_size), float("-inf")
+        )
+        whole[..., self.token_ids] = log_probs
         return whole
 
     def _rows_of(self, head: nn.Linear) -> tuple[Tensor, Tensor | None]:

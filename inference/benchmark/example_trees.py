@@ -6,7 +6,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from inference.benchmark.document import ExampleTree, TreeNode
-from inference.benchmark.methods import Law, OwnDecoding
+from inference.benchmark.methods import SamplingOptions, OwnDecoding
 from inference.draft_tree import ROOT, TreeRow
 from inference.engine.policy import RoundPolicy
 from inference.protocol import Budget
@@ -41,7 +41,11 @@ class _Watched:
 
 
 def example_tree(
-    method: OwnDecoding, prompt: list[int], law: Law, seed: int, tokenizer: PreTrainedTokenizerBase
+    method: OwnDecoding,
+    prompt: list[int],
+    sampling: SamplingOptions,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> ExampleTree | None:
     """Return a round's tree of which as much was accepted as is typical; None if none was drafted.
 
@@ -52,7 +56,7 @@ def example_tree(
         seed: of the draws.
         tokenizer: to show tokens with.
     """
-    token_ids, rounds = _decoded(method, prompt, law, seed)
+    token_ids, rounds = _decoded(method, prompt, sampling, seed)
     if not rounds:
         return None
     mean = sum(len(one.path) for one in rounds) / len(rounds)
@@ -64,7 +68,7 @@ def example_tree(
 
     return ExampleTree(
         method=method.name,
-        temperature=law.temperature,
+        temperature=sampling.temperature,
         context=text(context),
         root=text([token_ids[chosen.root]]),
         nodes=_nodes(chosen, tokenizer),
@@ -73,9 +77,9 @@ def example_tree(
 
 
 def _decoded(
-    method: OwnDecoding, prompt: list[int], law: Law, seed: int
+    method: OwnDecoding, prompt: list[int], sampling: SamplingOptions, seed: int
 ) -> tuple[list[int], list[_Round]]:
-    run = method.start([prompt], law, seed)
+    run = method.start([prompt], sampling, seed)
     watched = run.policy = _Watched(run.policy)
     rounds: list[_Round] = []
     for (one,) in run:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from inference.benchmark.document import ComparisonSettings
-from inference.benchmark.methods import Law, Method
+from inference.benchmark.methods import SamplingOptions, Method
 from inference.benchmark.samples import Continuation, Measured, Sample, Take
 from inference.benchmark.timing import now, peak_memory
 from inference.generation.prompt_file import BenchPrompt
@@ -86,7 +86,7 @@ class Harness:
         return rounds * len(self.methods) * len(self.settings.temperatures)
 
     def samples(
-        self, method: Method, group: Sequence[BenchPrompt], law: Law, seed: int
+        self, method: Method, group: Sequence[BenchPrompt], sampling: SamplingOptions, seed: int
     ) -> tuple[list[Sample], dict[str, float]]:
         """Return what one method makes of a group of prompts, and where its seconds went."""
         turns: list[list[Continuation]] = [[] for _ in group]
@@ -96,7 +96,7 @@ class Harness:
             live = [place for place, prompt in enumerate(group) if prompt.num_turns > turn]
             ids = [self._encoded(group[place], turns[place]) for place in live]
             started = now()
-            decoded = method.decode(ids, law, seed + turn)
+            decoded = method.decode(ids, sampling, seed + turn)
             share = (now() - started) / len(live)
             for place, continuation in zip(live, decoded.continuations, strict=True):
                 turns[place].append(continuation)
@@ -106,16 +106,16 @@ class Harness:
         rows = zip(group, turns, seconds, strict=True)
         return [Sample(prompt, 0, 0, own, taken) for prompt, own, taken in rows], parts
 
-    def law(self, temperature: float) -> Law:
+    def sampling(self, temperature: float) -> SamplingOptions:
         """Return how tokens are chosen at a temperature."""
         settings = self.settings
-        return Law(temperature, settings.max_new_tokens, settings.top_p, settings.top_k)
+        return SamplingOptions(temperature, settings.max_new_tokens, settings.top_p, settings.top_k)
 
     def _measure_at(
         self, temperature: float, groups: list[list[BenchPrompt]], results: Results
     ) -> None:
-        law = self.law(temperature)
-        self._warm_up(groups[0], law)
+        sampling = self.sampling(temperature)
+        self._warm_up(groups[0], sampling)
         for method in self.methods:
             results[method.name, temperature] = Measured(method.name, temperature)
         for repeat, number, method in self._turns(len(groups)):
@@ -124,14 +124,14 @@ class Harness:
             # The same seed for all methods: where they draw alike, they write alike.
             seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
             with peak_memory(self.device) as peak:
-                samples, parts = self.samples(method, groups[number], law, seed)
+                samples, parts = self.samples(method, groups[number], sampling, seed)
             numbered = [replace(one, repeat=repeat, group=number) for one in samples]
             results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
             self.advance()
 
-    def _warm_up(self, group: list[BenchPrompt], law: Law) -> None:
+    def _warm_up(self, group: list[BenchPrompt], sampling: SamplingOptions) -> None:
         for method in self.methods:
-            self.samples(method, group, law, self.settings.seed)
+            self.samples(method, group, sampling, self.settings.seed)
             method.reset()
             self.advance()
 

@@ -13,7 +13,7 @@ from inference.engine.loop import DecodeRun
 from inference.trees.shape import TreeShape
 
 
-class Law(NamedTuple):
+class SamplingOptions(NamedTuple):
     """How tokens are chosen, and how many."""
 
     temperature: float
@@ -37,7 +37,7 @@ class Method(Protocol):
     kind: str
     note: str
 
-    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together."""
         ...
 
@@ -71,10 +71,10 @@ class OwnDecoding:
         self.decoder = decoder
         self.note = note
 
-    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together."""
         started = time.perf_counter()
-        run = self.start(prompts, law, seed)
+        run = self.start(prompts, sampling, seed)
         arrivals: list[list[Arrival]] = [[] for _ in prompts]
         for rounds in run:
             seconds = time.perf_counter() - started
@@ -86,14 +86,14 @@ class OwnDecoding:
         ]
         return Decoded(continuations, run.seconds)
 
-    def start(self, prompts: list[list[int]], law: Law, seed: int) -> DecodeRun:
+    def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
         """Return a run that has yet to begin."""
         return self.decoder.start(
             prompts,
-            temperature=law.temperature,
+            temperature=sampling.temperature,
             seed=seed,
-            max_new_tokens=law.max_new_tokens,
-            **law.limits,
+            max_new_tokens=sampling.max_new_tokens,
+            **sampling.limits,
         )
 
     def reset(self) -> None:

@@ -183,14 +183,16 @@ class Comparison:
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
-        law = harness.law(0.0)
-        every = [harness.samples(method, [prompt], law, 0)[0][0] for prompt in self.prompts]
+        sampling = harness.sampling(0.0)
+        every = [harness.samples(method, [prompt], sampling, 0)[0][0] for prompt in self.prompts]
         return {one.prompt.identity: one.token_ids for one in every}
 
     def _trees(self, harness: Harness) -> list[ExampleTree]:
         ids = self.texts.encode(self.prompts[0].first)
         trees = (
-            example_tree(method, ids, harness.law(temperature), self.settings.seed, self.tokenizer)
+            example_tree(
+                method, ids, harness.sampling(temperature), self.settings.seed, self.tokenizer
+            )
             for method in self.methods
             if isinstance(method, OwnDecoding) and method.kind != PLAIN
             for temperature in self.settings.temperatures

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from inference.benchmark.method_names import TRANSFORMERS
-from inference.benchmark.methods import Law
+from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.engine.stats import DecodeStats
 from inference.trees.shape import TreeShape
@@ -49,20 +49,20 @@ class TransformersDecoding:
         self._assistant = how.get("assistant_model")
         self._before = self._state()
 
-    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+    def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together, padded on the left."""
         input_ids, mask = self._padded(prompts)
-        sampling = {"do_sample": True, "temperature": law.temperature, **law.limits}
+        sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
         with _watched(self._model) as watch:
             tokens = generate(
                 input_ids,
                 attention_mask=mask,
-                max_new_tokens=law.max_new_tokens,
+                max_new_tokens=options.max_new_tokens,
                 streamer=watch,
                 pad_token_id=0,
-                **(sampling if law.temperature else {"do_sample": False}),
+                **(sampling if options.temperature else {"do_sample": False}),
                 **self._how,
             )
         rows = tokens[:, input_ids.shape[1] :].tolist()

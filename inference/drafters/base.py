@@ -35,11 +35,11 @@ class Guesser(Protocol):
         ...
 
     @property
-    def reads_laws(self) -> bool:
+    def reads_logits(self) -> bool:
         """Whether it wants to see the target's logits."""
         ...
 
-    def read_laws(self, token_ids: Tokens, logits: Float[Tensor, "laws vocab"]) -> None:
+    def read_logits(self, token_ids: Tokens, logits: Float[Tensor, "laws vocab"]) -> None:
         """Take in the target's raw logits after each of the last tokens."""
         ...
 
@@ -134,9 +134,9 @@ class TokenSession:
             accepted: tokens after the root.
             logits: after the root and each of them.
         """
-        if self.guessers[place].reads_laws:
+        if self.guessers[place].reads_logits:
             context = np.concatenate((self._known(place), np.array(accepted, np.int64)))
-            self.guessers[place].read_laws(context, logits())
+            self.guessers[place].read_logits(context, logits())
 
     def conclude(self, place: int, token_ids: Sequence[int]) -> None:
         """Let a sequence's guesser read what has come since it last did."""

@@ -62,7 +62,7 @@ class LookupGuesser:
         settings: of the matches.
     """
 
-    reads_laws = False
+    reads_logits = False
 
     def __init__(self, settings: LookupSettings) -> None:
         self.settings = settings
@@ -87,7 +87,7 @@ class LookupGuesser:
         rows = continuations(token_ids, best.ends, depth)
         return merged(rows.tolist(), weights.tolist(), own.discount).best(num_nodes)
 
-    def read_laws(
+    def read_logits(
         self, token_ids: Int64[np.ndarray, " tokens"], logits: Float[Tensor, "laws vocab"]
     ) -> None:
         """Never asked."""

@@ -310,8 +310,8 @@ class RepeatingSession:
         def verified(place: int, node: int) -> int:
             return node if node == ROOT else result.path[place][paths[place].index(node)]
 
-        def laws(place: int, node: int) -> Float[Tensor, " vocab"]:
-            return result.laws(place, verified(place, node))
+        def target_probs(place: int, node: int) -> Float[Tensor, " vocab"]:
+            return result.target_probs(place, verified(place, node))
 
         def logits(place: int, nodes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
             return result.logits(place, [verified(place, node) for node in nodes])
@@ -321,7 +321,7 @@ class RepeatingSession:
             path=paths,
             accepted_length=[len(own) for own in paths],
             next_token=next_token,
-            laws=laws,
+            target_probs=target_probs,
             logits=logits,
         )
 

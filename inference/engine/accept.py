@@ -22,7 +22,7 @@ from torch import Tensor
 from inference.draft_tree import ROOT, TreeRow
 from jakiro.errors import DraftError
 
-TargetLaw = Callable[[int], Float[Tensor, " vocab"]]
+TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
 
 class Trial(NamedTuple):
@@ -37,10 +37,10 @@ class Walk(NamedTuple):
     """The accepted nodes, from the first level down, and the law of the token that follows them."""
 
     path: list[int]
-    next_law: Float[Tensor, " vocab"]
+    next_probs: Float[Tensor, " vocab"]
 
 
-def walk(tree: TreeRow, target_law: TargetLaw, decide: Callable[[float], bool]) -> Walk:
+def walk(tree: TreeRow, target_probs: TargetProbs, decide: Callable[[float], bool]) -> Walk:
     """Return the accepted path and the law of the token after it.
 
     Args:
@@ -51,7 +51,7 @@ def walk(tree: TreeRow, target_law: TargetLaw, decide: Callable[[float], bool]) 
     node = ROOT
     path: list[int] = []
     while True:
-        residual = target_law(node)
+        residual = target_probs(node)
         for trial in trials(tree, node, residual):
             if decide(trial.accept_prob):
                 node = trial.node
@@ -99,25 +99,25 @@ def greedy_walk(tree: TreeRow, best_token: Callable[[int], int]) -> tuple[list[i
         path.append(node)
 
 
-def draw(law: Float[Tensor, " vocab"], uniform: float) -> int:
+def draw(probs: Float[Tensor, " vocab"], uniform: float) -> int:
     """Return the token at quantile `uniform` in [0, 1) of a law, by inversion in float64."""
-    cumulative = law.double().cumsum(dim=0)
+    cumulative = probs.double().cumsum(dim=0)
     threshold = uniform * cumulative[-1]
     token = int(torch.searchsorted(cumulative, threshold, right=True))
-    return min(token, int(law.nonzero()[-1]))
+    return min(token, int(probs.nonzero()[-1]))
 
 
 def _multi_round(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial]:
     siblings = tree.sampled.get(parent, [])
     if not siblings:
         return
-    ids, draft_probs = tree.draft_law(parent)
+    ids, draft_probs = tree.draft_distribution(parent)
     draft_probs = draft_probs.to(residual.dtype)
-    is_law = bool(draft_probs.sum().isfinite() & (draft_probs >= 0).all())
+    is_distribution = bool(draft_probs.sum().isfinite() & (draft_probs >= 0).all())
     for node in siblings:
         is_token = ids == tree.token_ids[node]
         draft_prob = float((draft_probs * is_token).sum())
-        if not (is_law and draft_prob > 0):  # NaN is not above 0 either
+        if not (is_distribution and draft_prob > 0):  # NaN is not above 0 either
             raise DraftError(
                 f"sampled candidate {node} has no probability under its draft law",
                 expected="siblings drawn without replacement from the recorded law",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
 
-RowsLaw = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
+BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
 
 
 class RowsWalk(NamedTuple):
@@ -27,7 +27,7 @@ class RowsWalk(NamedTuple):
 
 
 def walk_rows(
-    tree: DraftTree, target_law: RowsLaw, uniforms: Float[Tensor, "batch trials"]
+    tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Float[Tensor, "batch trials"]
 ) -> RowsWalk:
     """Return each sequence's accepted path and next token.
 
@@ -37,7 +37,7 @@ def walk_rows(
         uniforms: as many as nodes and one more; used in the order of the trials, then for the
             next token.
     """
-    walk = _Walk(tree, target_law, uniforms)
+    walk = _Walk(tree, target_probs, uniforms)
     path = [walk.descend() for _ in range(tree.max_depth)]
     next_token = _draw_rows(walk.residual, walk.uniform())
     columns = torch.stack(path, dim=1) if path else next_token.new_empty(len(next_token), 0)
@@ -54,14 +54,14 @@ class _Trial(NamedTuple):
 
 
 @dataclass
-class _DraftLaw:
+class _DraftDistribution:
     """The draft law at each sequence's node, without the candidates tried so far."""
 
     ids: Int[Tensor, "batch m"]
     probs: Float[Tensor, "batch m"]
 
     @property
-    def is_law(self) -> Bool[Tensor, " batch"]:
+    def is_distribution(self) -> Bool[Tensor, " batch"]:
         """Whether these are probabilities at all."""
         return self.probs.sum(dim=-1).isfinite() & (self.probs >= 0).all(dim=-1)
 
@@ -78,9 +78,9 @@ class _DraftLaw:
 class _Walk:
     """Where each sequence stands, and what is left of the target's law there."""
 
-    def __init__(self, tree: DraftTree, target_law: RowsLaw, uniforms: Tensor) -> None:
+    def __init__(self, tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Tensor) -> None:
         self.tree = tree
-        self.target_law = target_law
+        self.target_probs = target_probs
         self.uniforms = uniforms
         self.every = torch.arange(len(uniforms), device=uniforms.device)
         self.at = torch.full_like(self.every, ROOT)
@@ -88,7 +88,7 @@ class _Walk:
         self.is_walking = torch.ones_like(self.every, dtype=torch.bool)
         self.is_sound = self.is_walking
         self.children = _children(tree)
-        self.residual = target_law(self.at)
+        self.residual = target_probs(self.at)
         # What is no token is the caller's to refuse, once it can look.
         self.token_ids = tree.token_ids.clamp(0, self.residual.shape[1] - 1)
         self._check(self.residual)
@@ -102,7 +102,7 @@ class _Walk:
         if self._is_over():
             return torch.full_like(self.at, ROOT)
         candidates = self.children[self.every, self.at + 1]
-        draft = self._draft_law()
+        draft = self._draft_distribution()
         chosen = torch.full_like(self.at, ROOT)
         for place in range(self.tree.max_siblings):
             trial = self._trial(candidates[:, place], self.is_walking & (chosen == ROOT))
@@ -111,18 +111,18 @@ class _Walk:
         self.is_walking = chosen != ROOT
         self.at = torch.where(self.is_walking, chosen, self.at)
         if not self._is_over():
-            law = self.target_law(self.at)
-            self._check(law)
-            self.residual = torch.where(self.is_walking[:, None], law, self.residual)
+            probs = self.target_probs(self.at)
+            self._check(probs)
+            self.residual = torch.where(self.is_walking[:, None], probs, self.residual)
         return chosen
 
-    def _decide(self, trial: _Trial, draft: _DraftLaw | None) -> Bool[Tensor, " batch"]:
+    def _decide(self, trial: _Trial, draft: _DraftDistribution | None) -> Bool[Tensor, " batch"]:
         """Accept some of the candidates, and leave the residual of the others."""
         probability = self.residual[self.every, trial.token].double()
         after = self.residual.scatter(1, trial.token[:, None], 0.0)
         if draft is not None:
             drafted = draft.probability(trial.token).double()
-            is_possible = draft.is_law & (drafted > 0)  # NaN is not above 0 either
+            is_possible = draft.is_distribution & (drafted > 0)  # NaN is not above 0 either
             self.is_sound = self.is_sound & (is_possible | ~(trial.is_tried & trial.is_sampled))
             probability = torch.where(trial.is_sampled, probability / drafted, probability)
             excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
@@ -145,15 +145,15 @@ class _Walk:
             may_try & (node != ROOT),
         )
 
-    def _draft_law(self) -> _DraftLaw | None:
-        laws = self.tree.laws
-        if laws is None:
+    def _draft_distribution(self) -> _DraftDistribution | None:
+        recorded = self.tree.draft_probs
+        if recorded is None:
             return None
-        probs = laws.probs[self.every, self.at + 1].to(self.residual.dtype)
-        return _DraftLaw(laws.ids[self.every, self.at + 1], probs)
+        probs = recorded.probs[self.every, self.at + 1].to(self.residual.dtype)
+        return _DraftDistribution(recorded.ids[self.every, self.at + 1], probs)
 
-    def _check(self, law: Tensor) -> None:
-        self.is_sound = self.is_sound & (law.sum(dim=-1).isfinite() | ~self.is_walking)
+    def _check(self, probs: Tensor) -> None:
+        self.is_sound = self.is_sound & (probs.sum(dim=-1).isfinite() | ~self.is_walking)
 
     def _is_over(self) -> bool:
         """Whether nothing is left to do; asked on the CPU only, where looking is free."""
@@ -178,13 +178,13 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
     return table.unflatten(1, (count + 1, -1))[:, :, : tree.max_siblings]
 
 
-def _draw_rows(law: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
+def _draw_rows(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
     """Return each law's token at quantile `uniform`, as `accept.draw` does."""
-    cumulative = law.double().cumsum(dim=-1)
+    cumulative = probs.double().cumsum(dim=-1)
     threshold = (uniform * cumulative[:, -1])[:, None]
     token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    places = torch.arange(law.shape[1], device=law.device)
-    last = torch.where(law != 0, places, 0).amax(dim=-1)
+    places = torch.arange(probs.shape[1], device=probs.device)
+    last = torch.where(probs != 0, places, 0).amax(dim=-1)
     return torch.minimum(token, last)
 
 

@@ -11,7 +11,7 @@ from inference.draft_tree import ROOT, DraftTree, TreeRow
 from inference.engine.accept import draw, greedy_walk, walk
 from inference.engine.accept_batched import walk_rows
 from inference.engine.request import Progress
-from inference.sampling import ProcessedLaw
+from inference.sampling import ProcessedDistribution
 from jakiro.errors import DraftError
 
 
@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
     row: TreeRow
     path: list[int]  # accepted nodes, from the first level down
     next_token: int  # supplied by the target itself
-    law: ProcessedLaw  # at visited nodes
+    distribution: ProcessedDistribution  # at visited nodes
 
     @property
     def visited(self) -> list[int]:
@@ -62,15 +62,15 @@ def judge(
 def _greedily(tree: DraftTree, logits: Tensor, sequences: Sequence[Progress]) -> list[Verdict]:
     highest, best = logits.max(dim=-1)
     rows, extra = tree.rows(torch.cat((best, highest.isfinite().long()), dim=1))
-    laws = _laws(rows, logits, sequences)
-    each = zip(rows, laws, extra, strict=True)
-    return [_greedy(row, law, facts) for row, law, facts in each]
+    distributions = _distributions(rows, logits, sequences)
+    each = zip(rows, distributions, extra, strict=True)
+    return [_greedy(row, distribution, facts) for row, distribution, facts in each]
 
 
-def _greedy(row: TreeRow, law: ProcessedLaw, facts: list[int]) -> Verdict:
+def _greedy(row: TreeRow, distribution: ProcessedDistribution, facts: list[int]) -> Verdict:
     """Return a greedy verdict, given each query's best token and whether its logit is finite."""
     best_tokens, is_finite = facts[: len(facts) // 2], facts[len(facts) // 2 :]
-    verdict = Verdict(row, *greedy_walk(row, lambda node: best_tokens[node + 1]), law)
+    verdict = Verdict(row, *greedy_walk(row, lambda node: best_tokens[node + 1]), distribution)
     if not all(is_finite[node + 1] for node in verdict.visited):
         _explain(verdict)
     return verdict
@@ -85,15 +85,17 @@ def _together(
     uniforms = [one.request.sampling.uniforms(round_id, count) for one in sequences]
     walked = walk_rows(
         tree,
-        lambda nodes: sampling.shape(logits[every, nodes + 1]),
+        lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
         torch.stack(uniforms).to(logits.device),
     )
     ends = torch.stack((walked.next_token, walked.is_sound.long()), dim=1)
     rows, extra = tree.rows(torch.cat((walked.path, ends), dim=1))
     verdicts = []
-    for row, law, facts in zip(rows, _laws(rows, logits, sequences), extra, strict=True):
+    for row, distribution, facts in zip(
+        rows, _distributions(rows, logits, sequences), extra, strict=True
+    ):
         *path, next_token, is_sound = facts
-        verdict = Verdict(row, [node for node in path if node != ROOT], next_token, law)
+        verdict = Verdict(row, [node for node in path if node != ROOT], next_token, distribution)
         if not is_sound:
             _explain(verdict)
         verdicts.append(verdict)
@@ -106,27 +108,27 @@ def _one_by_one(
     """Judge sequence by sequence: for processors that look at each node's own path."""
     rows, _ = tree.rows(tree.token_ids[:, :0])
     return [
-        _alone(row, law, round_id)
-        for row, law in zip(rows, _laws(rows, logits, sequences), strict=True)
+        _alone(row, distribution, round_id)
+        for row, distribution in zip(rows, _distributions(rows, logits, sequences), strict=True)
     ]
 
 
-def _alone(row: TreeRow, law: ProcessedLaw, round_id: int) -> Verdict:
-    sampling = law.sampling
+def _alone(row: TreeRow, distribution: ProcessedDistribution, round_id: int) -> Verdict:
+    sampling = distribution.sampling
     if not sampling.do_sample:
-        return Verdict(row, *greedy_walk(row, law.best), law)
+        return Verdict(row, *greedy_walk(row, distribution.best), distribution)
     uniforms = iter(sampling.uniforms(round_id, len(row.token_ids) + 1).tolist())
-    path, next_law = walk(row, law, lambda probability: next(uniforms) < probability)
-    return Verdict(row, path, draw(next_law, next(uniforms)), law)
+    path, next_probs = walk(row, distribution, lambda probability: next(uniforms) < probability)
+    return Verdict(row, path, draw(next_probs, next(uniforms)), distribution)
 
 
-def _laws(
+def _distributions(
     rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[Progress]
-) -> list[ProcessedLaw]:
+) -> list[ProcessedDistribution]:
     for row in rows:
         _check_tokens(row, vocab=logits.shape[-1])
     return [
-        ProcessedLaw(own, one.token_ids, row, one.request.sampling)
+        ProcessedDistribution(own, one.token_ids, row, one.request.sampling)
         for row, own, one in zip(rows, logits, sequences, strict=True)
     ]
 
@@ -145,7 +147,7 @@ def _check_tokens(row: TreeRow, vocab: int) -> None:
 def _explain(verdict: Verdict) -> None:
     """Raise the error that makes a verdict worthless."""
     for node in verdict.visited:
-        verdict.law.best(node)
+        verdict.distribution.best(node)
     raise DraftError(
         "a drawn candidate has no probability under the draft law that is said to be its own",
         expected="siblings drawn without replacement from the recorded law",

@@ -43,11 +43,17 @@ def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
         emitted: the first tokens of its path, or all of them and the next token.
     """
     visited = verdict.visited[: len(emitted)]
-    scores = [verdict.law.scores(node) for node in visited] if record.scores else []
-    logits = [widened(verdict.law.raw(node)[None])[0] for node in visited] if record.logits else []
+    scores = [verdict.distribution.scores(node) for node in visited] if record.scores else []
+    logits = (
+        [widened(verdict.distribution.raw(node)[None])[0] for node in visited]
+        if record.logits
+        else []
+    )
     log_probs = []
     if record.log_probs:
         pairs = zip(visited, emitted, strict=True)
-        laws = [(verdict.law.scores(node).log_softmax(dim=-1), token) for node, token in pairs]
-        log_probs = [float(law[token]) for law, token in laws]
+        pairs_of_log_probs = [
+            (verdict.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
+        ]
+        log_probs = [float(log_probs_at[token]) for log_probs_at, token in pairs_of_log_probs]
     return Details(log_probs, scores, logits)

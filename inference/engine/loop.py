@@ -240,19 +240,21 @@ class DecodeRun:
     def _tell(self, tree: DraftTree, verdicts: list[Verdict], rounds: list[Round]) -> None:
         if self.context.session is None:
             return
-        laws = [verdict.law for verdict in verdicts]
+        distributions = [verdict.distribution for verdict in verdicts]
         # What was accepted behind the end of a sequence is none of its text.
         pairs = zip(verdicts, rounds, strict=True)
         paths = [verdict.path[: len(one.token_ids) - 1] for verdict, one in pairs]
         result = VerifyResult(
             round_id=tree.round_id,
-            base_length=[law.length - 1 for law in laws],
+            base_length=[distribution.length - 1 for distribution in distributions],
             path=paths,
             accepted_length=[len(path) for path in paths],
             next_token=[one.token_ids[-1] for one in rounds],
             finished=[one.finished for one in rounds],
-            laws=lambda sequence, node: laws[sequence](node),
-            logits=lambda sequence, nodes: laws[sequence].logits[[node + 1 for node in nodes]],
+            target_probs=lambda sequence, node: distributions[sequence](node),
+            logits=lambda sequence, nodes: distributions[sequence].logits[
+                [node + 1 for node in nodes]
+            ],
         )
         self.context.session.feedback(result)
 

@@ -6,7 +6,7 @@ from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
     FALSE_ALARM,
-    LAW_TESTS,
+    DISTRIBUTION_TESTS,
     Check,
     Difference,
     GreedyCheck,
@@ -111,7 +111,7 @@ def _checks(
     yield check_greedy(decoder, prompts, settings.max_new_tokens)
     sampled = prompts[: settings.sampled_prompts]
     for number, prompt_ids in enumerate(sampled, start=1):
-        threshold = FALSE_ALARM / (LAW_TESTS * len(sampled))
+        threshold = FALSE_ALARM / (DISTRIBUTION_TESTS * len(sampled))
         yield from check_sampled(decoder, prompt_ids, settings, number, threshold)
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from jakiro.utils.settings import Settings
 
 FALSE_ALARM = 0.001  # chance that a correct decoder fails one of the tests of its law
-LAW_TESTS = 2  # of each prompt
+DISTRIBUTION_TESTS = 2  # of each prompt
 
 
 class VerifySettings(Settings):
@@ -95,7 +95,7 @@ class GreedyCheck(_Record):
         )
 
 
-class LawCheck(_Record):
+class DistributionCheck(_Record):
     """A chi-square test of sampled continuations against the target's exact law."""
 
     name: Literal["sequence law", "token ranks"]
@@ -144,7 +144,7 @@ class SupportCheck(_Record):
         )
 
 
-Check = GreedyCheck | LawCheck | SupportCheck
+Check = GreedyCheck | DistributionCheck | SupportCheck
 
 
 class Verdict(_Record):

@@ -47,7 +47,9 @@ class Reference:
         output = self._generate([prefix], 1, do_sample=False)
         return output.scores[0][0]
 
-    def laws(self, prefixes: Sequence[Tokens]) -> Iterator[tuple[Tokens, Float[Tensor, " vocab"]]]:
+    def distributions(
+        self, prefixes: Sequence[Tokens]
+    ) -> Iterator[tuple[Tokens, Float[Tensor, " vocab"]]]:
         """Yield each prefix of new tokens and the processed law of the token that follows it."""
         for _, group in groupby(sorted(prefixes, key=len), key=len):
             same_length = list(group)

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.decoder import SpeculativeDecoder
-from inference.losslessness.records import LawCheck, SupportCheck, VerifySettings
+from inference.losslessness.records import DistributionCheck, SupportCheck, VerifySettings
 from inference.losslessness.reference import Reference, Tokens
 
 MIN_EXPECTED = 5.0  # a cell that expects less is joined with others
@@ -58,8 +58,8 @@ class SequenceCells:
         growing: dict[Tokens, float] = {(): float(samples)}
         for depth in range(1, length + 1):
             likely: dict[Tokens, float] = {}
-            for prefix, law in reference.laws(list(growing)):
-                likely |= self._split(prefix, growing[prefix] * law)
+            for prefix, probs in reference.distributions(list(growing)):
+                likely |= self._split(prefix, growing[prefix] * probs)
             self._likely |= likely.keys()
             done = {
                 key: value
@@ -159,7 +159,7 @@ def check_sampled(
     settings: VerifySettings,
     number: int,
     threshold: float,
-) -> tuple[LawCheck, LawCheck, SupportCheck]:
+) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
     """Draw continuations of one prompt and test them; see the module.
 
     Args:
@@ -183,8 +183,8 @@ def check_sampled(
     by_cell = cells.compare(sequences)._asdict()
     by_rank = compare_with_uniform(places.ranks, BINS)._asdict()
     return (
-        LawCheck(name="sequence law", counted=len(samples), **shared, **by_cell),
-        LawCheck(name="token ranks", counted=len(places.ranks), **shared, **by_rank),
+        DistributionCheck(name="sequence law", counted=len(samples), **shared, **by_cell),
+        DistributionCheck(name="token ranks", counted=len(places.ranks), **shared, **by_rank),
         SupportCheck(
             prompt=number,
             tokens=sum(map(len, sequences)),
@@ -210,19 +210,19 @@ def _place(reference: Reference, sequences: list[Tokens], seed: int) -> _Places:
     generator = torch.Generator().manual_seed(seed)
     ranks: list[float] = []
     excluded: Counter[bool] = Counter()
-    for prefix, law in reference.laws(list(following)):
+    for prefix, probs in reference.distributions(list(following)):
         for token, count in following[prefix].items():
-            if law[token] == 0:
+            if probs[token] == 0:
                 excluded[reference.is_at_the_cut(prefix, token)] += count
             elif prefix:
                 parts = torch.rand(count, dtype=torch.float64, generator=generator).tolist()
-                likelier, own = _shares(law, token)
+                likelier, own = _shares(probs, token)
                 ranks += [likelier + own * part for part in parts]
     return _Places(ranks, impossible=excluded[False], at_the_cut=excluded[True])
 
 
-def _shares(law: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
+def _shares(probs: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
     """Return the probability of all tokens before one in the order of the law, and its own."""
-    own = law[token]
-    ties_before = law[:token][law[:token] == own].sum()
-    return float(law[law > own].sum() + ties_before), float(own)
+    own = probs[token]
+    ties_before = probs[:token][probs[:token] == own].sum()
+    return float(probs[probs > own].sum() + ties_before), float(own)

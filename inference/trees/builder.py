@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
+from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
@@ -19,7 +19,7 @@ class Level(NamedTuple):
 
     fields: Int[Tensor, "batch 3 n"]  # token, parent (index into all levels, or ROOT), proposer
     score: Float[Tensor, "batch n"]
-    law: SparseLaw | None  # of the expanded parents
+    distribution: SparseDistribution | None  # of the expanded parents
     expanded: Int[Tensor, "batch f"]  # index of each expanded parent, or ROOT
 
     @property
@@ -64,7 +64,7 @@ def assemble(
         max_depth=len(levels),
         max_siblings=max(level.children for level in levels),
         round_id=round_id,
-        laws=_recorded(levels, score.shape[1]) if shape.sampled else None,
+        draft_probs=_recorded(levels, score.shape[1]) if shape.sampled else None,
     )
 
 
@@ -104,21 +104,21 @@ def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "
     return kept
 
 
-def _recorded(levels: list[Level], num_nodes: int) -> SparseLaw:
+def _recorded(levels: list[Level], num_nodes: int) -> SparseDistribution:
     """Lay the laws of the expanded nodes out by node, ROOT first."""
-    first = levels[0].law
+    first = levels[0].distribution
     assert first is not None
     shape = (first.ids.shape[0], num_nodes + 1, first.ids.shape[2])
     ids, probs = first.ids.new_zeros(shape), first.probs.new_zeros(shape)
     for level in levels:
-        assert level.law is not None
-        places = (level.expanded + 1)[:, :, None].expand_as(level.law.ids)
-        ids.scatter_(1, places, level.law.ids)
-        probs.scatter_(1, places, level.law.probs)
-    return SparseLaw(ids, probs)
+        assert level.distribution is not None
+        places = (level.expanded + 1)[:, :, None].expand_as(level.distribution.ids)
+        ids.scatter_(1, places, level.distribution.ids)
+        probs.scatter_(1, places, level.distribution.probs)
+    return SparseDistribution(ids, probs)
 
 
-LAW_SIZE = 256  # tokens kept of a draft law that children are sampled from
+DISTRIBUTION_SIZE = 256  # tokens kept of a draft law that children are sampled from
 
 
 class Frontier(NamedTuple):
@@ -129,7 +129,7 @@ class Frontier(NamedTuple):
 
 
 @runtime_checkable
-class LawSource(Protocol):
+class JointPredictor(Protocol):
     """Whatever predicts: the drafter's session, or a table in a test."""
 
     def joint(self, depth: int, frontier: Frontier | None) -> Float[Tensor, "batch f comp vocab"]:
@@ -157,7 +157,7 @@ class TreeBuilder:
     generators: Sequence[torch.Generator] = ()
 
     def build(
-        self, source: LawSource, base_length: Int[Tensor, " batch"], round_id: int = 0
+        self, source: JointPredictor, base_length: Int[Tensor, " batch"], round_id: int = 0
     ) -> DraftTree:
         """Return the tree that `source` predicts below the root at position `base_length`."""
         levels: list[Level] = []
@@ -181,9 +181,13 @@ class TreeBuilder:
     def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> Level:
         """Choose or draw the children of every parent."""
         # Two by two: several times faster than logsumexp over a short axis.
-        log_law = self._shaped(reduce(torch.logaddexp, joint.unbind(dim=2)))
-        law = _sparse(log_law) if self.shape.sampled else None
-        picked = _top(log_law, children) if law is None else self._drawn(law, children)
+        log_distribution = self._processed(reduce(torch.logaddexp, joint.unbind(dim=2)))
+        distribution = _sparse(log_distribution) if self.shape.sampled else None
+        picked = (
+            _top(log_distribution, children)
+            if distribution is None
+            else self._drawn(distribution, children)
+        )
         token_ids, log_probs = picked
         at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1))
         fields = (token_ids, parents[:, :, None].expand_as(token_ids), at_token.argmax(dim=2))
@@ -191,37 +195,41 @@ class TreeBuilder:
             fields=torch.stack(fields, dim=1).flatten(2),
             # A law sums to 1 up to rounding; above 0 a child would outrank its parent.
             score=(score[:, :, None] + log_probs.clamp(max=0)).flatten(1),
-            law=law,
+            distribution=distribution,
             expanded=parents,
         )
 
-    def _shaped(self, log_law: Tensor) -> Tensor:
-        return self.sampling.shape_draft(log_law.flatten(0, 1)).unflatten(0, log_law.shape[:2])
+    def _processed(self, log_probs: Tensor) -> Tensor:
+        return self.sampling.processed_draft(log_probs.flatten(0, 1)).unflatten(
+            0, log_probs.shape[:2]
+        )
 
-    def _drawn(self, law: SparseLaw, children: int) -> tuple[Tensor, Tensor]:
+    def _drawn(self, distribution: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
         """Draw children without replacement: Gumbel-top-k, whose order is the draw order."""
-        noise = torch.empty(law.probs.shape, dtype=torch.float64)
+        noise = torch.empty(distribution.probs.shape, dtype=torch.float64)
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
-        noise = noise.to(law.probs)
-        log_probs = law.probs.log()
-        keys, places = (log_probs - noise.log()).topk(min(children, law.ids.shape[2]), dim=-1)
+        noise = noise.to(distribution.probs)
+        log_probs = distribution.probs.log()
+        keys, places = (log_probs - noise.log()).topk(
+            min(children, distribution.ids.shape[2]), dim=-1
+        )
         drawn = torch.where(keys.isneginf(), keys, log_probs.gather(2, places))
-        return law.ids.gather(2, places), drawn
+        return distribution.ids.gather(2, places), drawn
 
 
-def _top(log_law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _top(log_distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the likeliest tokens of laws; all of one that is not finite have probability 0."""
-    log_probs, token_ids = log_law.topk(min(count, log_law.shape[-1]), dim=-1)
+    log_probs, token_ids = log_distribution.topk(min(count, log_distribution.shape[-1]), dim=-1)
     # NaN ranks first: where there is any, or nothing is possible, the first is not finite.
-    is_law = log_probs[..., :1].isfinite()
-    return token_ids, log_probs.masked_fill(~is_law, -torch.inf)
+    is_distribution = log_probs[..., :1].isfinite()
+    return token_ids, log_probs.masked_fill(~is_distribution, -torch.inf)
 
 
-def _sparse(log_law: Tensor) -> SparseLaw:
-    token_ids, log_probs = _top(log_law, LAW_SIZE)
+def _sparse(log_distribution: Tensor) -> SparseDistribution:
+    token_ids, log_probs = _top(log_distribution, DISTRIBUTION_SIZE)
     # A softmax of nothing but -inf is NaN.
-    return SparseLaw(token_ids, log_probs.softmax(dim=-1).nan_to_num(nan=0.0))
+    return SparseDistribution(token_ids, log_probs.softmax(dim=-1).nan_to_num(nan=0.0))
 
 
 def _frontier(level: Level, chosen: Tensor) -> Frontier:

@@ -8,14 +8,14 @@ import torch
 from scipy.stats import chisquare
 from transformers import PreTrainedModel
 
-Law = dict[tuple[int, ...], float]
+Probabilities = dict[tuple[int, ...], float]
 
 
-def law_of_continuations(
+def probs_of_continuations(
     model: PreTrainedModel, prompt: Sequence[int], length: int, **sampling: Any
-) -> Law:
+) -> Probabilities:
     """Return the exact law of continuations, from transformers' own processed scores."""
-    law: Law = {(): 1.0}
+    law: Probabilities = {(): 1.0}
     for _ in range(length):
         longer = {}
         prefixes = list(law)
@@ -37,7 +37,7 @@ def law_of_continuations(
     return law
 
 
-def p_value(counts: Counter[tuple[int, ...]], law: Law) -> float:
+def p_value(counts: Counter[tuple[int, ...]], law: Probabilities) -> float:
     """Return the p-value of counts; cells that expect fewer than 5 are joined."""
     runs = counts.total()
     common = [key for key, probability in law.items() if probability * runs >= 5]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.chi_square import probs_of_continuations, p_value
 from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
@@ -40,7 +40,7 @@ def assert_follows_law(
         )
     ]
     counts = Counter(tuple(output.new_token_ids) for output in outputs)
-    law = law_of_continuations(model, prompt, LENGTH, **sampling)
+    law = probs_of_continuations(model, prompt, LENGTH, **sampling)
     assert set(counts) <= set(law)
     assert p_value(counts, law) > LEAST_P_VALUE
     return DecodeStats.pooled(output.stats for output in outputs)

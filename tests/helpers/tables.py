@@ -9,9 +9,9 @@ from helpers.branching import Chooser, law_of
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from inference.draft_tree import DraftTree, SparseLaw
+from inference.draft_tree import DraftTree, SparseDistribution
 from inference.engine import accept
-from inference.sampling import ProcessedLaw, Sampling
+from inference.sampling import ProcessedDistribution, Sampling
 from inference.trees.builder import Frontier, TreeBuilder
 from inference.trees.shape import TreeShape
 
@@ -68,7 +68,7 @@ class BranchingBuilder(TreeBuilder):
 
     chooser: Chooser
 
-    def _drawn(self, law: SparseLaw, children: int) -> tuple[Tensor, Tensor]:
+    def _drawn(self, law: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
         parents = law.probs.shape[1]
         drawn = [self._drawn_at(law.ids[0, i], law.probs[0, i], children) for i in range(parents)]
         tokens, log_probs = zip(*drawn, strict=True)
@@ -125,7 +125,7 @@ def _walked(
         for node in range(-1, len(row.token_ids))
     ]
     logits = torch.stack([tables.target_logits(prefix + path) for path in paths])
-    processed = ProcessedLaw(logits, list(prefix), row, sampling)
+    processed = ProcessedDistribution(logits, list(prefix), row, sampling)
     law = cache(processed.__call__)
 
     def experiment(chooser: Chooser) -> Prefix:
@@ -139,7 +139,9 @@ def _walked(
 def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
     """Return the target's processed law after a prefix."""
     row = DraftTree.empty(torch.tensor([len(prefix)])).row()
-    return ProcessedLaw(tables.target_logits(prefix)[None], list(prefix), row, sampling)(-1)
+    return ProcessedDistribution(tables.target_logits(prefix)[None], list(prefix), row, sampling)(
+        -1
+    )
 
 
 def two_round_error(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.chi_square import probs_of_continuations, p_value
 from helpers.losslessness import LEAST_P_VALUE
 from helpers.models import tiny_drafter, tiny_llama
 
@@ -52,7 +52,7 @@ def test_a_second_request_with_the_same_seed_follows_the_law(
         teach(decoder, seed)
         judged = decoder.generate(PROMPT, seed=seed, **SAMPLING)
         counts[tuple(judged.new_token_ids[:2])] += 1
-    law = law_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
+    law = probs_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
     assert p_value(counts, law) > LEAST_P_VALUE
 
 

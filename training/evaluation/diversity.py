@@ -48,10 +48,10 @@ class Diversity:
         have_laws: whether every expert has a law of its own, as with combine "mixture".
     """
 
-    def __init__(self, processes: Processes, num_experts: int, have_laws: bool) -> None:
+    def __init__(self, processes: Processes, num_experts: int, have_logits: bool) -> None:
         self._processes = processes
         self._num_experts = num_experts
-        self._have_pairs = have_laws and num_experts > 1
+        self._have_pairs = have_logits and num_experts > 1
         self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
         self._gates, self._tops = (Histogram(num_experts, processes.device) for _ in range(2))
 
@@ -70,9 +70,9 @@ class Diversity:
         if self._have_pairs:
             features = output.features[:, :, 0][chosen]
             for part in features.split(max(1, _CHUNK // self._num_experts)):
-                laws = logits(part)
-                overlap = overlap + top_overlap(laws).double().sum()
-                self._tops.add(laws.float().softmax(dim=-1).amax(dim=-1))
+                found = logits(part)
+                overlap = overlap + top_overlap(found).double().sum()
+                self._tops.add(found.float().softmax(dim=-1).amax(dim=-1))
         count = torch.full_like(overlap, len(gate))
         self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
 

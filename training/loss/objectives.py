@@ -13,7 +13,7 @@ from jakiro.experts import BankOutput
 from jakiro.utils.settings import Settings
 from training.loss.batch import Batch
 from training.loss.positions import Examples, gather_examples
-from training.loss.vocab_losses import Heads, Laws, TokenLoss, compare_laws
+from training.loss.vocab_losses import Heads, TokenResults, TokenLoss, compare_distributions
 
 
 def contrastive_loss(
@@ -111,17 +111,17 @@ def drafter_loss(
     examples = gather_examples(output, goals.features, batch, draw, settings.distance_decay)
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
     importance = importance * _level_weights(examples, settings)
-    token, laws = compare_laws(
+    token, results = compare_distributions(
         examples, importance, heads, settings.token_loss, settings.chunk_rows
     )
     features = examples.features.float()
-    blended = einsum(laws.weights, features, "n l c, n l c h -> n l h")
+    blended = einsum(results.weights, features, "n l c, n l c h -> n l h")
     targets = examples.targets.float()
     contrast = [
         contrastive_loss(
             blended[:, level],
             targets[:, level],
-            laws.target_best[:, level],
+            results.target_best[:, level],
             examples.valid[:, level],
             examples.row_sizes,
             settings.contrast_temperature,
@@ -135,7 +135,7 @@ def drafter_loss(
             part.flatten(0, 1)[examples.places].float().unsqueeze(1) for part in pair
         )
     feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
-    return _weighted(examples, laws, token, feature, torch.stack(contrast, dim=1), settings)
+    return _weighted(examples, results, token, feature, torch.stack(contrast, dim=1), settings)
 
 
 def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Tensor, " levels"]:
@@ -145,7 +145,7 @@ def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Ten
 
 def _weighted(
     examples: Examples,
-    laws: Laws,
+    results: TokenResults,
     token: Tensor,
     feature: Tensor,
     contrast: Tensor,
@@ -159,11 +159,11 @@ def _weighted(
     state = (per_level * _level_weights(examples, settings)).sum()
     return LossTerms(
         total=settings.token_weight * token + state + settings.balance_weight * balance,
-        token=total_of(laws.token_loss),
+        token=total_of(results.token_loss),
         feature=features.detach(),
         contrast=contrasts.detach(),
         balance=balance.detach(),
-        correct=(laws.correct & examples.valid).sum(dim=0).float(),
+        correct=(results.correct & examples.valid).sum(dim=0).float(),
         level_count=examples.valid.sum(dim=0).float(),
         num_positions=examples.valid[:, 0].sum().float(),
     )

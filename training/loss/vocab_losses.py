@@ -68,7 +68,7 @@ class Heads(NamedTuple):
         return cls(whole.logits, head.logits, head.token_ids)
 
 
-class Laws(NamedTuple):
+class TokenResults(NamedTuple):
     """Per-position results of one pass over the vocabulary."""
 
     token_loss: Float[Tensor, "n levels"]
@@ -77,13 +77,13 @@ class Laws(NamedTuple):
     weights: Float[Tensor, "n levels components"]  # prior at level 0, posterior afterwards
 
 
-def compare_laws(
+def compare_distributions(
     examples: Examples,
     importance: Float[Tensor, "n levels"],
     heads: Heads,
     kind: TokenLoss,
     chunk_rows: int,
-) -> tuple[Float[Tensor, ""], Laws]:
+) -> tuple[Float[Tensor, ""], TokenResults]:
     """Return the sum of all token losses, and what was seen of each position, without gradients.
 
     The gradient of a chunk is taken as soon as its laws are there, so that those of one chunk exist
@@ -100,12 +100,14 @@ def compare_laws(
     parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
     chunks = zip(*(part.detach().split(chunk_rows) for part in parts), strict=True)
     learns = torch.is_grad_enabled() and features.requires_grad
-    totals, laws, slopes = zip(*(_chunk(heads, kind, learns, *one) for one in chunks), strict=True)
+    totals, results, slopes = zip(
+        *(_chunk(heads, kind, learns, *one) for one in chunks), strict=True
+    )
     total = torch.stack(totals).sum()
     if learns:
         known = (torch.cat(column) for column in zip(*slopes, strict=True))
         total = _WithGradients.apply(total, features, log_weights, *known)
-    return total, Laws(*(torch.cat(column) for column in zip(*laws, strict=True)))
+    return total, TokenResults(*(torch.cat(column) for column in zip(*results, strict=True)))
 
 
 class _WithGradients(torch.autograd.Function):
@@ -131,14 +133,14 @@ class _Blended(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, joint: Tensor) -> Tensor:
-        law = reduce(torch.logaddexp, joint.unbind(dim=1)).clamp(min=_LOWEST)
-        ctx.save_for_backward(joint, law)
-        return law
+        blended = reduce(torch.logaddexp, joint.unbind(dim=1)).clamp(min=_LOWEST)
+        ctx.save_for_backward(joint, blended)
+        return blended
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Tensor:
-        joint, law = ctx.saved_tensors
-        return (joint - law.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
+        joint, blended = ctx.saved_tensors
+        return (joint - blended.unsqueeze(1)).exp_().mul_(above[0].unsqueeze(1))
 
 
 def _chunk(
@@ -150,40 +152,40 @@ def _chunk(
     targets: Tensor,
     next_tokens: Tensor,
     importance: Tensor,
-) -> tuple[Tensor, Laws, tuple[Tensor, ...]]:
+) -> tuple[Tensor, TokenResults, tuple[Tensor, ...]]:
     inputs = (features.requires_grad_(learns), log_weights.requires_grad_(learns))
-    laws = _laws(heads, kind, *inputs, targets, next_tokens)
-    total = torch.where(importance > 0, laws.token_loss * importance, 0.0).sum()
+    results = _token_results(heads, kind, *inputs, targets, next_tokens)
+    total = torch.where(importance > 0, results.token_loss * importance, 0.0).sum()
     slopes = torch.autograd.grad(total, inputs) if learns else ()
-    return total.detach(), Laws(*(part.detach() for part in laws)), slopes
+    return total.detach(), TokenResults(*(part.detach() for part in results)), slopes
 
 
-def _laws(
+def _token_results(
     heads: Heads,
     kind: TokenLoss,
     features: Tensor,
     log_weights: Tensor,
     targets: Tensor,
     next_tokens: Tensor,
-) -> Laws:
+) -> TokenResults:
     weights = log_weights.float()
     levels: list[tuple[Tensor, ...]] = []
     for level in range(features.shape[1]):
         with torch.no_grad():
-            target_law = heads.target(targets[:, level]).float().log_softmax(dim=-1)
-            target_law = target_law.clamp_(min=_LOWEST)
-            best = target_law.argmax(dim=-1)
+            target_probs = heads.target(targets[:, level]).float().log_softmax(dim=-1)
+            target_probs = target_probs.clamp_(min=_LOWEST)
+            best = target_probs.argmax(dim=-1)
         joint = joint_log_probs(heads.draft(features[:, level]), weights)
-        law = _Blended.apply(joint)
-        guess, drafted = law.argmax(dim=-1), heads.token_ids
+        blended = _Blended.apply(joint)
+        guess, drafted = blended.argmax(dim=-1), heads.token_ids
         if drafted is not None:
-            target_law, guess = target_law[:, drafted], drafted[guess]
-        loss = token_losses(kind, target_law, law)
+            target_probs, guess = target_probs[:, drafted], drafted[guess]
+        loss = token_losses(kind, target_probs, blended)
         levels.append((loss, best, best == guess, weights.exp()))
         if level + 1 < features.shape[1]:
             at_token = _at_token(joint, next_tokens[:, level], drafted)
             weights = posterior_log_weights(at_token, weights)
-    return Laws(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
+    return TokenResults(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
 
 
 def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:

@@ -31,8 +31,10 @@ class AdedSettings(Settings):
     window: int = Field(16, ge=3)  # of the last tokens, whose trigrams are met in every round
     decay: float = Field(1.0, gt=0, le=1)  # of a bigram's weights whenever it is met
     # Likeliest tokens of each of the target's laws to learn from, at most as many as `successors`.
-    law_tokens: int = Field(0, ge=0)
-    law_step: float = Field(0.04, gt=0, le=1e6)  # what a token of probability 1 gains by that
+    distribution_tokens: int = Field(0, ge=0)
+    distribution_step: float = Field(
+        0.04, gt=0, le=1e6
+    )  # what a token of probability 1 gains by that
     reset_per_request: bool = False  # every request learns for itself and forgets it at its end
 
 
@@ -90,7 +92,7 @@ class TrigramGuesser:
     def __init__(self, table: TrigramTable, settings: AdedSettings) -> None:
         self.table = table
         self.settings = settings
-        self.reads_laws = settings.law_tokens > 0
+        self.reads_logits = settings.distribution_tokens > 0
 
     def begin(self) -> bool:
         """Forget what earlier requests of a conversation have taught, if each is for itself."""
@@ -116,17 +118,17 @@ class TrigramGuesser:
         first, second = token_ids[-2:].tolist()
         return search(self.table, first, second, num_nodes, depth, self.settings.search)
 
-    def read_laws(
+    def read_logits(
         self, token_ids: Int64[np.ndarray, " tokens"], logits: Float[Tensor, "laws vocab"]
     ) -> None:
         """Learn what the target holds likely after each of the last tokens."""
         count = min(len(logits), len(token_ids) - 1)
-        kept = min(self.settings.law_tokens, self.settings.successors, logits.shape[1])
+        kept = min(self.settings.distribution_tokens, self.settings.successors, logits.shape[1])
         if count < 1:
             return
         probs, ids = logits[-count:].float().softmax(dim=-1).topk(kept, dim=-1)
         # One copy from the device: fp32 holds every id, which has at most TOKEN_BITS.
         found = torch.stack((probs, ids)).cpu().numpy()
         tokens = token_ids[-count - 1 :]
-        amounts = found[0] * np.float32(self.settings.law_step)
+        amounts = found[0] * np.float32(self.settings.distribution_step)
         self.table.add_rows(packed(tokens[:-1], tokens[1:]), found[1].astype(np.int64), amounts)

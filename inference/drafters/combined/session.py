@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw, TreeRow
+from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution, TreeRow
 from inference.drafters.base import TokenSession
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, drawn_budget
@@ -41,7 +41,7 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
     count = max(len(one.nodes) for one in rows)
     if count == 0:
         return DraftTree.empty(first.base_length, first.round_id)
-    is_drawn = first.laws is not None
+    is_drawn = first.draft_probs is not None
     columns = np.stack([_columns(one, is_drawn, second_id, count) for one in rows], axis=1)
     score = np.stack([_scores(one, count) for one in rows])
     device = first.base_length.device
@@ -61,7 +61,7 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
         max_depth=int(columns[2].max()),
         max_siblings=max(int(np.bincount(one + 1).max()) for one in columns[1]),
         round_id=first.round_id,
-        laws=_laws(first.laws, count),
+        draft_probs=_padded(first.draft_probs, count),
     )
 
 
@@ -106,16 +106,16 @@ def _scores(one: Kept, count: int) -> Float[np.ndarray, " nodes"]:
     return scores
 
 
-def _laws(laws: SparseLaw | None, count: int) -> SparseLaw | None:
+def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistribution | None:
     """Return laws of ROOT and `count` nodes; nothing was drawn below those that came later."""
-    if laws is None:
+    if draft_probs is None:
         return None
-    more: int = count + 1 - laws.ids.shape[1]
+    more: int = count + 1 - draft_probs.ids.shape[1]
 
     def longer(rows: Tensor) -> Tensor:
         return pad(rows, (0, 0, 0, more))
 
-    return SparseLaw(longer(laws.ids), longer(laws.probs))
+    return SparseDistribution(longer(draft_probs.ids), longer(draft_probs.probs))
 
 
 KnowledgeOf = Callable[[bool, bool], Knowledge]  # tokens are drawn, candidates are drawn

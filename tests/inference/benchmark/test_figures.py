@@ -10,7 +10,7 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark import harness as harness_module
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings, MethodFigures
-from inference.benchmark.methods import Law, OwnDecoding
+from inference.benchmark.methods import SamplingOptions, OwnDecoding
 from inference.benchmark.run import Comparison
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.transformers_methods import TransformersDecoding
@@ -51,7 +51,7 @@ class Steady:
         self.clock, self.portions, self.pace = clock, portions, pace
         self.seeds: list[int] = []
 
-    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+    def decode(self, prompts: list[list[int]], law: SamplingOptions, seed: int) -> Decoded:
         """Deliver."""
         self.seeds.append(seed)
         self.clock.seconds += self.pace * len(self.portions)
@@ -149,7 +149,7 @@ def test_methods_draw_with_the_same_numbers_and_repeats_with_others(clock: Clock
 class Interrupted(Steady):
     """A method at which somebody loses patience."""
 
-    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+    def decode(self, prompts: list[list[int]], law: SamplingOptions, seed: int) -> Decoded:
         """Deliver, but not for long."""
         if len(self.seeds) == 4:
             raise KeyboardInterrupt
@@ -176,7 +176,7 @@ def test_an_interruption_before_there_is_anything_is_one(clock: Clock) -> None:
 def test_what_ends_early_in_a_batch_is_counted_without_its_padding() -> None:
     model = tiny_llama(vocab=61)
     method = TransformersDecoding("transformers", "transformers", model)
-    law = Law(0.0, 12)
+    law = SamplingOptions(0.0, 12)
     prompts = [[5, 6, 7], [9, 3, 2, 8, 1]]
     alone = [method.decode([prompt], law, 0).continuations[0].token_ids for prompt in prompts]
     end = next(token for token in alone[0] if token not in alone[1])
@@ -194,7 +194,7 @@ def test_tokens_that_come_with_the_prompt_are_not_decoded_ones() -> None:
     method = TransformersDecoding(
         "assisted", "transformers-assisted", model, assistant_model=tiny_llama(vocab=61)
     )
-    (one,) = method.decode([[5, 6, 7]], Law(0.0, 24), 0).continuations
+    (one,) = method.decode([[5, 6, 7]], SamplingOptions(0.0, 24), 0).continuations
     first = one.arrivals[0].num_tokens
     assert first > 1
     assert one.stats.decoded == 24 - first
@@ -210,7 +210,7 @@ def test_nothing_is_left_on_the_target_after_a_failure(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(model, "generate", fail)
     with pytest.raises(RuntimeError, match="out of luck"):
-        method.decode([[5]], Law(0.0, 4), 0)
+        method.decode([[5]], SamplingOptions(0.0, 4), 0)
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
 

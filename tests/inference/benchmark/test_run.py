@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.method_names import parse_methods
-from inference.benchmark.methods import Law
+from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.run import Comparison, prompts_for, trial_for
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.subject import build_methods, load_target
@@ -251,7 +251,7 @@ class Learner:
         self.log = log
         self.seen = 0
 
-    def decode(self, prompts: list[list[int]], law: Law, seed: int) -> Decoded:
+    def decode(self, prompts: list[list[int]], law: SamplingOptions, seed: int) -> Decoded:
         """Note the first token of the first prompt, and how many prompts were seen before."""
         self.log.append((self.name, prompts[0][0], self.seen))
         self.seen += len(prompts)
@@ -312,7 +312,7 @@ def test_few_prompts_come_from_all_categories(folder: Path) -> None:
 def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> None:
     model, _ = subject
     method = TransformersDecoding("transformers", "transformers", model)
-    law = Law(0.0, NEW_TOKENS)
+    law = SamplingOptions(0.0, NEW_TOKENS)
     (whole,) = method.decode([[5, 6, 7]], law, 0).continuations
     before = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = whole.token_ids[3]

@@ -31,7 +31,9 @@ from jakiro.errors import ConfigError
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
 DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
     "aded": lambda: AdedDrafter(AdedSettings(num_nodes=12, depth=5)),
-    "aded with laws": lambda: AdedDrafter(AdedSettings(law_tokens=4, decay=0.9, num_nodes=12)),
+    "aded with laws": lambda: AdedDrafter(
+        AdedSettings(distribution_tokens=4, decay=0.9, num_nodes=12)
+    ),
     "aded by request": lambda: AdedDrafter(AdedSettings(max_bigrams=64, reset_per_request=True)),
     "lookup": lambda: LookupDrafter(LookupSettings(num_nodes=12, depth=5)),
 }
@@ -91,7 +93,7 @@ def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> No
     session.advance(_committed(tokens))
     tree = session.propose(Budget(6, 2), [])
     assert tree.num_nodes >= 3
-    assert tree.laws is None
+    assert tree.draft_probs is None
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
 
     def ours(other: DraftTree) -> DraftTree:
@@ -150,7 +152,7 @@ def test_what_was_learnt_is_kept_until_it_is_reset() -> None:
 
 def test_the_targets_laws_teach_what_was_not_written() -> None:
     model = tiny_llama(vocab=11)
-    aded = AdedDrafter(AdedSettings(law_tokens=3))
+    aded = AdedDrafter(AdedSettings(distribution_tokens=3))
     SpeculativeDecoder(model, aded).generate([1, 2, 3], max_new_tokens=8)
     assert any(len(row) >= 3 for _, row in aded.table.frozen().items())
 
@@ -162,15 +164,15 @@ def _taught(settings: AdedSettings, rounds: int = 1) -> AdedDrafter:
     draw = torch.Generator().manual_seed(3)
     for _ in range(rounds):
         tokens = torch.randint(40, (31,), generator=draw).numpy()
-        guesser.read_laws(tokens, torch.randn(30, 40, generator=draw))
+        guesser.read_logits(tokens, torch.randn(30, 40, generator=draw))
     return drafter
 
 
 def test_laws_teach_each_tokens_probability() -> None:
-    drafter = AdedDrafter(AdedSettings(law_tokens=2, law_step=0.5))
+    drafter = AdedDrafter(AdedSettings(distribution_tokens=2, distribution_step=0.5))
     guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
     laws = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
-    guesser.read_laws(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), laws)).log())
+    guesser.read_logits(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), laws)).log())
     known = dict(drafter.table.frozen().items())
     assert known.keys() == {(3, 1), (1, 2)}  # the first two laws are of places without a bigram
     assert known[3, 1] == pytest.approx({2: 0.3, 1: 0.1})
@@ -178,7 +180,7 @@ def test_laws_teach_each_tokens_probability() -> None:
 
 
 def test_laws_never_teach_more_than_the_table_may_hold() -> None:
-    settings = AdedSettings(law_tokens=5, successors=3, max_bigrams=16)
+    settings = AdedSettings(distribution_tokens=5, successors=3, max_bigrams=16)
     drafter = _taught(settings, rounds=12)
     assert drafter.table.num_bigrams == 16
     assert drafter.table.num_bytes == AdedDrafter(settings).table.num_bytes
@@ -188,7 +190,11 @@ def test_laws_never_teach_more_than_the_table_may_hold() -> None:
 def test_more_tokens_of_a_law_than_successors_or_tokens_are_none_more() -> None:
     for most, more in ((3, 9), (40, 99)):
         rows = [
-            dict(_taught(AdedSettings(law_tokens=count, successors=most)).table.frozen().items())
+            dict(
+                _taught(AdedSettings(distribution_tokens=count, successors=most))
+                .table.frozen()
+                .items()
+            )
             for count in (most, more)
         ]
         assert rows[0] == rows[1]
@@ -245,7 +251,7 @@ def test_nothing_behind_the_end_of_a_request_is_learnt() -> None:
     prompt, count = [1, 2, 3], 24
     whole = greedy_by_transformers(model, prompt, count)
     for end in range(4, count):
-        aded = AdedDrafter(AdedSettings(law_tokens=1, law_step=1e-6))
+        aded = AdedDrafter(AdedSettings(distribution_tokens=1, distribution_step=1e-6))
         decoder = SpeculativeDecoder(model, aded)
         aded.table.add(*trigrams_of(np.array(whole)), np.full(count + 1, 2.0, np.float32))
         before = dict(aded.table.frozen().items())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.chi_square import probs_of_continuations, p_value
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def _trained(model: LlamaForCausalLM, sampled: bool = False) -> TrainedDrafter:
 
 DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
     "trained": _trained,
-    "aded with laws": lambda _: AdedDrafter(AdedSettings(num_nodes=8, law_tokens=3)),
+    "aded with laws": lambda _: AdedDrafter(AdedSettings(num_nodes=8, distribution_tokens=3)),
     "combined": lambda model: CombinedDrafter(_trained(model), LookupDrafter()),
 }
 
@@ -128,7 +128,7 @@ def test_sampled_sequences_follow_the_target_law() -> None:
     for seed in range(2):
         outputs = decoder.generate_batch([prompt] * 400, seed=seed, max_new_tokens=3, **sampling)
         counts.update(tuple(output.new_token_ids) for output in outputs)
-    law = law_of_continuations(model, prompt, 3, **sampling)
+    law = probs_of_continuations(model, prompt, 3, **sampling)
     assert set(counts) <= set(law)
     assert p_value(counts, law) > 0.0005
 

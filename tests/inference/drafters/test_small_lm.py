@@ -131,13 +131,13 @@ def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:
     drafter = SmallLMDrafter(small, model)
     warm = Sampling(LogitsProcessorList([TemperatureLogitsWarper(0.5)]), do_sample=True)
     tree = _proposed(drafter, [1, 2, 3, 4, 5], warm, Budget(28))
-    assert tree.laws is not None
+    assert tree.draft_probs is not None
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.SAMPLED}
     row = tree.row()
     assert sorted({len(row.path(node)) for node in row.sampled}) == [0, 1, 2]
     for node in row.sampled:  # the root, and the nodes that were expanded
         path = [row.token_ids[index] for index in row.path(node)]
-        ids, probs = row.draft_law(node)
+        ids, probs = row.draft_distribution(node)
         logits = small(torch.tensor([[1, 2, 3, 4, 5, *path]])).logits[0, -1]
         expected = (logits / 0.5).softmax(-1)[ids]
         torch.testing.assert_close(probs, expected, atol=1e-5, rtol=1e-4)

@@ -8,10 +8,10 @@ import torch
 from helpers.tables import Tables, TableSource, no_processors
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseLaw
+from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.engine.accept import draw, walk
 from inference.engine.accept_batched import walk_rows
-from inference.sampling import ProcessedLaw, Sampling
+from inference.sampling import ProcessedDistribution, Sampling
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreeShape
 from jakiro.errors import DraftError
@@ -41,10 +41,10 @@ def _joined(trees: Sequence[DraftTree]) -> DraftTree:
 
     names = ("token_ids", "parent", "depth", "score", "kind", "rank", "proposer_id")
     fields = {name: cat(name) for name in (*names, "is_valid", "base_length")}
-    laws = [tree.laws for tree in trees if tree.laws is not None]
+    laws = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
     sparse = None
     if laws:
-        sparse = SparseLaw(
+        sparse = SparseDistribution(
             torch.cat([one.ids for one in laws]), torch.cat([one.probs for one in laws])
         )
     return replace(trees[0], **fields, laws=sparse)
@@ -90,11 +90,11 @@ def test_both_walks_take_the_same_path_to_the_same_token(
     )
     every = torch.arange(ROWS)
     got = walk_rows(
-        _joined(trees), lambda nodes: sampling.shape(logits[every, nodes + 1]), uniforms
+        _joined(trees), lambda nodes: sampling.processed_probs(logits[every, nodes + 1]), uniforms
     )
     lengths = set()
     for row, tree in enumerate(rows):
-        law = ProcessedLaw(logits[row], [0], tree, sampling)
+        law = ProcessedDistribution(logits[row], [0], tree, sampling)
         numbers = iter(uniforms[row].tolist())
         path, next_law = walk(tree, law, lambda p, numbers=numbers: next(numbers) < p)
         assert [node for node in got.path[row].tolist() if node != ROOT] == path
@@ -107,9 +107,9 @@ def test_both_walks_take_the_same_path_to_the_same_token(
 def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> None:
     tables = Tables(VOCAB, components=1, seed=2)
     tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
-    assert tree.laws is not None
-    impossible = tree.laws.probs * (tree.laws.ids != tree.token_ids[0, 0])
-    tree = replace(tree, laws=SparseLaw(tree.laws.ids, impossible))
+    assert tree.draft_probs is not None
+    impossible = tree.draft_probs.probs * (tree.draft_probs.ids != tree.token_ids[0, 0])
+    tree = replace(tree, laws=SparseDistribution(tree.draft_probs.ids, impossible))
     law = torch.full((1, VOCAB), 1 / VOCAB)
     uniforms = torch.full((1, tree.num_nodes + 1), 0.999, dtype=torch.float64)
     assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
@@ -120,12 +120,12 @@ def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> N
 def test_no_walk_accepts_by_a_draft_law_that_is_none(place: str, wrong: float) -> None:
     tables = Tables(VOCAB, components=1, seed=2)
     tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
-    assert tree.laws is not None
-    is_first = tree.laws.ids[0, 0] == tree.row().token_ids[tree.row().sampled[ROOT][0]]
+    assert tree.draft_probs is not None
+    is_first = tree.draft_probs.ids[0, 0] == tree.row().token_ids[tree.row().sampled[ROOT][0]]
     planted = {"candidate": is_first, "another token": ~is_first, "all": is_first | ~is_first}
-    probs = tree.laws.probs.clone()
+    probs = tree.draft_probs.probs.clone()
     probs[0, 0, planted[place]] = wrong
-    tree = replace(tree, laws=SparseLaw(tree.laws.ids, probs))
+    tree = replace(tree, laws=SparseDistribution(tree.draft_probs.ids, probs))
     law = torch.full((1, VOCAB), 1 / VOCAB)
     for uniform in (0.0, 0.5, 0.999):
         uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)

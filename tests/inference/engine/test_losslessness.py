@@ -20,7 +20,7 @@ from transformers import (
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.engine import accept
 from inference.protocol import Budget
-from inference.sampling import ProcessedLaw, Sampling
+from inference.sampling import ProcessedDistribution, Sampling
 from inference.trees.shape import TreeShape
 
 EXACT = 1e-9
@@ -124,10 +124,10 @@ def test_pruning_drawn_candidates_by_score_is_caught() -> None:
 
 
 def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_drafts(law: ProcessedLaw, node: int) -> Tensor:
+    def without_drafts(law: ProcessedDistribution, node: int) -> Tensor:
         return torch.tensor([law.emitted])
 
-    monkeypatch.setattr(ProcessedLaw, "_prefix", without_drafts)
+    monkeypatch.setattr(ProcessedDistribution, "_prefix", without_drafts)
     error = two_round_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))
     assert error > CLEARLY_WRONG
 
@@ -157,8 +157,8 @@ def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_law() ->
 
 def _most_likely_instead_of_drawn(tree: DraftTree) -> DraftTree:
     """Feed the rule for drawn candidates with the best ones (total variation .28 to .40)."""
-    assert tree.laws is not None
-    best = tree.laws.ids[0, tree.parent[0] + 1, tree.rank[0]]
+    assert tree.draft_probs is not None
+    best = tree.draft_probs.ids[0, tree.parent[0] + 1, tree.rank[0]]
     return replace(tree, token_ids=best[None])
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.chi_square import probs_of_continuations, p_value
 from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor
 
@@ -50,7 +50,7 @@ def _model() -> torch.nn.Module:
 @pytest.mark.parametrize("sampling", SETTINGS[:-1], ids=str)
 def test_sampled_sequences_follow_the_target_law(name: str, sampling: dict[str, float]) -> None:
     counts = _counts(TREES[name], sampling, RUNS)
-    law = law_of_continuations(_model(), PROMPT, 3, **sampling)
+    law = probs_of_continuations(_model(), PROMPT, 3, **sampling)
     assert set(counts) <= set(law)
     assert p_value(counts, law) > THRESHOLD
 
@@ -59,7 +59,7 @@ def test_sampled_sequences_follow_the_target_law(name: str, sampling: dict[str, 
 @pytest.mark.parametrize("name", TREES)
 def test_sequences_under_a_repetition_penalty_follow_the_target_law(name: str) -> None:
     counts = _counts(TREES[name], SETTINGS[-1], RUNS)
-    law = law_of_continuations(_model(), PROMPT, 3, **SETTINGS[-1])
+    law = probs_of_continuations(_model(), PROMPT, 3, **SETTINGS[-1])
     assert set(counts) <= set(law)
     assert p_value(counts, law) > THRESHOLD
 
@@ -68,7 +68,7 @@ def test_sequences_under_a_repetition_penalty_follow_the_target_law(name: str) -
 def test_a_planted_bias_of_two_percent_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Sampling.shape
+    original = Sampling.processed_probs
 
     def biased(sampling: Sampling, logits: Tensor) -> Tensor:
         law = original(sampling, logits)
@@ -77,4 +77,4 @@ def test_a_planted_bias_of_two_percent_is_caught(
 
     monkeypatch.setattr(Sampling, "shape", biased)
     counts = _counts(TREES[name], SETTINGS[1], RUNS)
-    assert p_value(counts, law_of_continuations(_model(), PROMPT, 3, **SETTINGS[1])) < THRESHOLD
+    assert p_value(counts, probs_of_continuations(_model(), PROMPT, 3, **SETTINGS[1])) < THRESHOLD

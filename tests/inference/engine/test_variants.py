@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.chi_square import law_of_continuations, p_value
+from helpers.chi_square import probs_of_continuations, p_value
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import FEEDBACK, GRID, HYBRID
@@ -170,7 +170,7 @@ def assert_law_is_the_targets(name: str, sampled: bool, batches: int, threshold:
     # More tokens than are drafted, and laws wide enough for drafts to be rejected, too.
     model, sampling = tiny_llama(vocab=13, initializer_range=0.15), {"temperature": 1.0, "top_k": 0}
     decoder = _decoder(model, KINDS[name], sampled)
-    law = law_of_continuations(model, [1, 2], 3, **sampling)
+    law = probs_of_continuations(model, [1, 2], 3, **sampling)
     outputs = [
         output
         for seed in range(batches)

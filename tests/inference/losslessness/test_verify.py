@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
-from inference.draft_tree import SparseLaw
+from inference.draft_tree import SparseDistribution
 from inference.losslessness import Check, Verdict, VerifySettings, verify_losslessness
 from inference.losslessness.check import check_greedy
 from inference.losslessness.records import SupportCheck
@@ -83,7 +83,7 @@ def test_decoding_that_ends_early_or_cuts_the_law_passes_too() -> None:
     assert verdict.checks[3].tokens < 50 * 3  # some did end
 
 
-def _choose(builder: TreeBuilder, law: SparseLaw, children: int) -> tuple[Tensor, Tensor]:
+def _choose(builder: TreeBuilder, law: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
     """Take the likeliest candidates for drawn ones."""
     return law.ids[:, :, :children], law.probs.log()[:, :, :children]
 
@@ -213,7 +213,7 @@ def _drawn(reference: Reference, settings: VerifySettings, bias: float) -> list[
     generator = torch.Generator().manual_seed(settings.seed)
     sequences: list[Tokens] = [()] * settings.samples
     for place in range(4):
-        laws = dict(reference.laws(sorted(set(sequences))))
+        laws = dict(reference.distributions(sorted(set(sequences))))
         for index, sequence in enumerate(sequences):
             law = laws[sequence]
             if place and float(torch.rand(1, generator=generator)) < bias:
@@ -246,7 +246,7 @@ def test_cells_are_a_partition_of_all_continuations() -> None:
     for depth in range(1, 4):
         longer = {
             (*prefix, token): growing[prefix] * float(share)
-            for prefix, law in reference.laws(list(growing))
+            for prefix, law in reference.distributions(list(growing))
             for token, share in enumerate(law)
         }
         done = {key for key in longer if depth == 3 or key[-1] == 3}

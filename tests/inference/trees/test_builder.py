@@ -63,7 +63,7 @@ def test_sampled_trees_record_the_law_of_every_expanded_node() -> None:
     assert tree.num_nodes == shape.max_nodes == 2 + 4 + 4
     row = tree.row()
     for parent, children in row.sampled.items():
-        ids, probs = row.draft_law(parent)
+        ids, probs = row.draft_distribution(parent)
         assert probs.sum().item() == pytest.approx(1.0)
         assert {row.token_ids[child] for child in children} <= set(ids.tolist())
 
@@ -122,7 +122,7 @@ def test_where_a_law_is_not_finite_there_are_no_candidates(
     tree = builder.build(HoledSource(tables, (0,), fault, after=4), torch.tensor([1]))
     row = tree.row()
     assert not tree.score.isnan().any()
-    assert tree.laws is None or bool(tree.laws.probs.isfinite().all())
+    assert tree.draft_probs is None or bool(tree.draft_probs.probs.isfinite().all())
     reachable = {node for siblings in row.children.values() for node in siblings}
     spoilt = [node for node in reachable if row.token_ids[node] == 4]
     assert spoilt

@@ -60,7 +60,7 @@ def identify(
         # Before the weights, which are others in another one.
         "target_dtype": str(target.dtype).removeprefix("torch."),
         "target_weights": hash_weights(target.model),
-        "generation_config": _law_of(target.model.generation_config),
+        "generation_config": _sampling_of(target.model.generation_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "template": template_fingerprint(tokenizer),
         "data": [source.fingerprint() for source in sources],
@@ -83,7 +83,7 @@ def _version_of(drafter: Drafter | None) -> str | None:
     return None if drafter is None else drafter.version
 
 
-def _law_of(config: Any) -> dict[str, Any]:
+def _sampling_of(config: Any) -> dict[str, Any]:
     known = {} if config is None else config.to_diff_dict()
     return {name: value for name, value in known.items() if name != "transformers_version"}
 

@@ -51,7 +51,7 @@ def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
 
 DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
     "trained and aded": lambda model: CombinedDrafter(
-        _trained(model), AdedDrafter(AdedSettings(law_tokens=2)), SIZES
+        _trained(model), AdedDrafter(AdedSettings(distribution_tokens=2)), SIZES
     ),
     "chosen and aded": lambda model: CombinedDrafter(
         _trained(model, TREE.model_copy(update={"sampled": False})), AdedDrafter(), SIZES
@@ -138,8 +138,8 @@ def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampl
             assert parent < min(siblings)
             assert len({row.token_ids[node] for node in siblings}) == len(siblings)
             assert tree.max_siblings >= len(siblings)
-    if tree.laws is not None:
-        assert tree.laws.ids.shape[1] == tree.num_nodes + 1
+    if tree.draft_probs is not None:
+        assert tree.draft_probs.ids.shape[1] == tree.num_nodes + 1
 
 
 def test_guesses_go_on_below_the_candidates_of_the_first_drafter() -> None:
