@@ -148,7 +148,7 @@ def choose_plan(
     *,
     temperature: float = 1.0,
     max_new_tokens: int = 48,
-    drawn: bool = True,
+    sampled: bool = True,
     costs: Costs | None = None,
 ) -> PlanChoice:
     """Return the trees of highest expected speed on this machine.
@@ -168,10 +168,10 @@ def choose_plan(
     """
     costs = costs or measure_costs(target, model, timed_passes(model))
     runs = _Runs(target, model, prompts, max_new_tokens)
-    random = runs.drawn_taus(temperature) if drawn else runs.chosen_taus(temperature)
+    random = runs.sampled_taus(temperature) if sampled else runs.deterministic_taus(temperature)
     return PlanChoice(
         costs=costs,
-        greedy=_fastest(runs.chosen_taus(0.0), costs),
+        greedy=_fastest(runs.deterministic_taus(0.0), costs),
         sampling=_fastest(random, costs),
     )
 
@@ -197,7 +197,7 @@ class _Runs:
         self.max_new_tokens = max_new_tokens
         self.levels = model.config.settings.schedule.parallel_levels
 
-    def chosen_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
+    def deterministic_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
         """Yield every tree of chosen candidates up to the largest ones, and its tau."""
         for passes in range(1, timed_passes(self.model) + 1):
             shape = TreeShape(
@@ -213,7 +213,7 @@ class _Runs:
                 smaller = shape.model_copy(update={"num_nodes": num_nodes})
                 yield smaller, expected_tau(recorder.records, num_nodes)
 
-    def drawn_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
+    def sampled_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
         """Yield every tree of drawn candidates that is worth trying, and its tau."""
         for shape in _sampled_shapes(timed_passes(self.model), self.levels):
             drafter = TrainedDrafter(self.model, self.target, shape)
@@ -293,8 +293,8 @@ def trees_of_size(
     width = isqrt(num_nodes * 5 // 3)
     sizes = {"children": max(4, width), "breadth": max(3, width), "num_nodes": num_nodes}
     wide = validate_settings(TreeShape, schedule | sizes, source="the trees")
-    drawn = wide.model_copy(update={"sampled": True})
-    shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, drawn)]
+    sampled = wide.model_copy(update={"sampled": True})
+    shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, sampled)]
     greedy, sampling = (shape for shape in shapes if shape is not None)
     return TreePlan(greedy=greedy, sampling=sampling)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from inference.benchmark.document import ExampleTree, TreeNode
-from inference.benchmark.methods import SamplingOptions, OwnDecoding
+from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.draft_tree import ROOT, TreeRow
 from inference.engine.policy import RoundPolicy
 from inference.protocol import Budget

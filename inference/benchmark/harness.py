@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from inference.benchmark.document import ComparisonSettings
-from inference.benchmark.methods import SamplingOptions, Method
+from inference.benchmark.methods import Method, SamplingOptions
 from inference.benchmark.samples import Continuation, Measured, Sample, Take
 from inference.benchmark.timing import now, peak_memory
 from inference.generation.prompt_file import BenchPrompt

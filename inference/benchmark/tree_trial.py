@@ -84,7 +84,7 @@ class Trial:
             [encode_prompt(one.first, tokenizer, vocab_size) for one in self.prompts],
             temperature=self.temperature,
             max_new_tokens=min(_LONGEST, self.max_new_tokens),
-            drawn=name.tree != "chosen" and self.temperature > 0,
+            sampled=name.tree != "chosen" and self.temperature > 0,
             costs=known_costs(target, drafter),
         ).plan
 

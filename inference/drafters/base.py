@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.drafters.candidates import Candidates, chosen_tree
+from inference.drafters.candidates import Candidates, deterministic_tree
 from inference.protocol import Budget, Committed, MemoryRows, Turns, VerifyResult
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
@@ -102,7 +102,7 @@ class TokenSession:
                 for place, guesser in enumerate(self.guessers)
             ]
         base_length = torch.tensor(self.lengths, device=self._device)
-        return chosen_tree(self._proposed, base_length, self._round_id)
+        return deterministic_tree(self._proposed, base_length, self._round_id)
 
     def feedback(self, result: VerifyResult) -> None:
         """Show the target's logits along each accepted path to those who learn from them."""

@@ -45,7 +45,7 @@ class Candidates(NamedTuple):
         )
 
 
-def chosen_tree(
+def deterministic_tree(
     rows: Sequence[Candidates],
     base_length: Int[Tensor, " batch"],
     round_id: int,

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, TreeRow
-from inference.drafters.candidates import Candidates, chosen_tree
+from inference.drafters.candidates import Candidates, deterministic_tree
 from inference.drafters.combined.session import CombinedSession
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
@@ -219,7 +219,7 @@ class RepeatingSession:
     """
 
     def __init__(self, session: DraftSession, settings: RepeatSettings, num_nodes: int) -> None:
-        _refuse_drawn(session)
+        _refuse_sampled(session)
         self.session = session
         self.settings = settings
         self.num_nodes = num_nodes
@@ -249,7 +249,7 @@ class RepeatingSession:
         proposers = [
             [row.drafted.proposer_id[node] for node in row.repeated.origins] for row in self._rows
         ]
-        return chosen_tree(candidates, tree.base_length, tree.round_id, proposers)
+        return deterministic_tree(candidates, tree.base_length, tree.round_id, proposers)
 
     def feedback(self, result: VerifyResult) -> None:
         """Pass on what is known of the tree that was drafted."""
@@ -273,7 +273,7 @@ class RepeatingSession:
     def adopt(self, sampling: Sampling) -> None:
         """Pass on; errors as for `RepeatingDrafter.open`."""
         self.session.adopt(sampling)
-        _refuse_drawn(self.session)
+        _refuse_sampled(self.session)
 
     def reserve(self, capacity: int) -> None:
         """Pass on."""
@@ -326,7 +326,7 @@ class RepeatingSession:
         )
 
 
-def _refuse_drawn(session: DraftSession) -> None:
+def _refuse_sampled(session: DraftSession) -> None:
     shaped = TrainedSession | SmallLMSession | CombinedSession
     if isinstance(session, shaped) and session.shape.sampled:
         raise ConfigError(

@@ -27,7 +27,7 @@ class SmallLMSettings(Settings):
     children: int = Field(4, ge=1)  # candidates under each expanded node
     breadth: int = Field(3, ge=1)  # nodes expanded per level
     num_nodes: int | None = Field(None, ge=1)  # best candidates that are verified; None: all
-    drawn: bool = True  # draw candidates where tokens are drawn, else always choose the likeliest
+    sampled: bool = True  # draw candidates where tokens are drawn, else always choose the likeliest
 
     def shape(self, sampled: bool) -> TreeShape:
         """Return the shape of trees."""
@@ -64,7 +64,7 @@ class SmallLMDrafter(WithoutMemory):
         self.vocab_size = min(self.model.spec.vocab_size, vocab_size)
         self.version = "lm"
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
-        self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.drawn)]
+        self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.sampled)]
         self.max_nodes = max(one.max_nodes for one in self.shapes)
         self.max_depth = max(one.depth for one in self.shapes)
 

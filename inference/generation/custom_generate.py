@@ -18,8 +18,8 @@ from inference.engine.request import Request
 from inference.generation.preparation import (
     Prepared,
     capture,
-    drawn_seed,
     prepare,
+    random_seed,
     share_processors,
 )
 from inference.generation.prompts import check_ids, unpadded
@@ -78,7 +78,7 @@ class Handover:
             check_ids(row, target.spec.vocab_size)
         self._check_positions(inputs.get("position_ids"), rows)
         refuse_several(len(rows), self.processors)
-        key = drawn_seed() if seed is None else seed
+        key = random_seed() if seed is None else seed
         limit = target.spec.max_position
         each = self._each(rows)
         return share_processors([one.request(key, limit, n) for n, one in enumerate(each)])

@@ -128,7 +128,7 @@ def prepare_requests(
     prepared = {ids: prepare(model, ids, **arguments) for ids in distinct}
     each = [prepared[tuple(ids)] for ids in prompts]
     refuse_several(len(each), each[0].processors)
-    key = drawn_seed() if seed is None else seed
+    key = random_seed() if seed is None else seed
     shared = key if isinstance(key, int) else 0
     requests = [one.request(shared, max_position, row) for row, one in enumerate(each)]
     if not isinstance(key, int):
@@ -161,7 +161,7 @@ def share_processors(requests: list[Request]) -> list[Request]:
     ]
 
 
-def drawn_seed() -> int:
+def random_seed() -> int:
     """Return a seed from torch's own generator, which `torch.manual_seed` makes repeatable."""
     return int(torch.randint(1 << 62, (1,)))
 

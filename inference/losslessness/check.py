@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
-    FALSE_ALARM,
     DISTRIBUTION_TESTS,
+    FALSE_ALARM,
     Check,
     Difference,
     GreedyCheck,

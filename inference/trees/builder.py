@@ -186,7 +186,7 @@ class TreeBuilder:
         picked = (
             _top(log_distribution, children)
             if distribution is None
-            else self._drawn(distribution, children)
+            else self._sample(distribution, children)
         )
         token_ids, log_probs = picked
         at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1))
@@ -204,7 +204,7 @@ class TreeBuilder:
             0, log_probs.shape[:2]
         )
 
-    def _drawn(self, distribution: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
+    def _sample(self, distribution: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
         """Draw children without replacement: Gumbel-top-k, whose order is the draw order."""
         noise = torch.empty(distribution.probs.shape, dtype=torch.float64)
         for row, generator in zip(noise, self.generators, strict=True):
@@ -214,8 +214,8 @@ class TreeBuilder:
         keys, places = (log_probs - noise.log()).topk(
             min(children, distribution.ids.shape[2]), dim=-1
         )
-        drawn = torch.where(keys.isneginf(), keys, log_probs.gather(2, places))
-        return distribution.ids.gather(2, places), drawn
+        sampled = torch.where(keys.isneginf(), keys, log_probs.gather(2, places))
+        return distribution.ids.gather(2, places), sampled
 
 
 def _top(log_distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from helpers.chi_square import probs_of_continuations, p_value
+from helpers.chi_square import p_value, probs_of_continuations
 from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
-from helpers.chi_square import probs_of_continuations, p_value
+from helpers.chi_square import p_value, probs_of_continuations
 from helpers.losslessness import LEAST_P_VALUE
 from helpers.models import tiny_drafter, tiny_llama
 

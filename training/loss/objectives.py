@@ -13,7 +13,7 @@ from jakiro.experts import BankOutput
 from jakiro.utils.settings import Settings
 from training.loss.batch import Batch
 from training.loss.positions import Examples, gather_examples
-from training.loss.vocab_losses import Heads, TokenResults, TokenLoss, compare_distributions
+from training.loss.vocab_losses import Heads, TokenLoss, TokenResults, compare_distributions
 
 
 def contrastive_loss(

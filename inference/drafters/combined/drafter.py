@@ -64,14 +64,14 @@ class CombinedDrafter:
             self.max_depth,
         )
 
-    def knowledge(self, do_sample: bool, is_drawn: bool) -> Knowledge:
+    def knowledge(self, do_sample: bool, is_sampled: bool) -> Knowledge:
         """Return what was learnt where tokens, and perhaps candidates, are drawn or not.
 
         Whoever lets a shared second drafter count from 0 again lets this one forget, too.
         """
         if self.turns.num_resets != self._num_resets:
             self._forget()
-        return self._knowledge[do_sample + is_drawn]
+        return self._knowledge[do_sample + is_sampled]
 
     def encode(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None

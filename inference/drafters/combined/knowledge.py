@@ -20,7 +20,7 @@ DOUBT = 6.0  # rounds that a place is imagined to have won half of
 MEMORY = 256.0  # rounds after which an observation weighs 1/e
 
 
-class DrawnPlaces:
+class SampledNodes:
     """Running estimates for every place of a tree; those of a smaller one are among them.
 
     Places are as many as a tree has nodes, so that memory is bounded; threads may share them.
@@ -51,8 +51,8 @@ class DrawnPlaces:
             self._counts.clear()
 
 
-def drawn_budget(
-    places: DrawnPlaces,
+def sampled_budget(
+    places: SampledNodes,
     shape: TreeShape,
     budget: Budget,
     gains: Sequence[Sequence[float]],
@@ -128,7 +128,7 @@ class Knowledge:
         self.candidates = Calibration((1.0, trust, 1.0), doubt, memory)  # by who has them
         # Of the second source, before anything is drawn: see MATCH and GAIN.
         self.guesses = Calibration((trust, trust / 2), doubt, memory)
-        self.places = DrawnPlaces()
+        self.places = SampledNodes()
 
     def clear(self) -> None:
         """Forget everything."""
@@ -139,7 +139,7 @@ class Knowledge:
         """Take in the tokens that followed a root, and what they make of its candidates."""
         _learn(self.candidates, pool, pool.outcomes(emitted))
 
-    def learn_drawn(
+    def learn_sampled(
         self,
         row: TreeRow,
         pool: Pool,

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution, TreeRow
 from inference.drafters.base import TokenSession
 from inference.drafters.candidates import Candidates
-from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, drawn_budget
+from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, sampled_budget
 from inference.drafters.combined.pool import FIRST, Pool
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
@@ -41,8 +41,8 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
     count = max(len(one.nodes) for one in rows)
     if count == 0:
         return DraftTree.empty(first.base_length, first.round_id)
-    is_drawn = first.draft_probs is not None
-    columns = np.stack([_columns(one, is_drawn, second_id, count) for one in rows], axis=1)
+    is_sampled = first.draft_probs is not None
+    columns = np.stack([_columns(one, is_sampled, second_id, count) for one in rows], axis=1)
     score = np.stack([_scores(one, count) for one in rows])
     device = first.base_length.device
     token_ids, parent, depth, kind, rank, proposer_id, is_valid = torch.from_numpy(columns).to(
@@ -66,7 +66,7 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
 
 
 def _columns(
-    one: Kept, is_drawn: bool, second_id: int, count: int
+    one: Kept, is_sampled: bool, second_id: int, count: int
 ) -> Int64[np.ndarray, "fields nodes"]:
     """Return token, parent, depth, kind, rank, proposer and validity; padding stands at ROOT."""
     pool, nodes = one.pool, one.nodes
@@ -81,19 +81,19 @@ def _columns(
     kept[0] = np.array(pool.token_ids, np.int64)[nodes]
     kept[1] = place[np.array(pool.parents, np.int64)[nodes]]
     kept[2] = np.array(pool.depths, np.int64)[nodes]
-    drawn = is_first & is_drawn
-    kept[3] = np.where(drawn, int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC))
-    kept[4] = _ranks(one, drawn)
+    sampled = is_first & is_sampled
+    kept[3] = np.where(sampled, int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC))
+    kept[4] = _ranks(one, sampled)
     kept[5] = proposers[nodes]
     kept[6] = np.array(pool.is_valid, np.int64)[nodes]
     return fields
 
 
-def _ranks(one: Kept, drawn: Bool[np.ndarray, " kept"]) -> Int64[np.ndarray, " kept"]:
+def _ranks(one: Kept, sampled: Bool[np.ndarray, " kept"]) -> Int64[np.ndarray, " kept"]:
     """Return the draw order of drawn candidates, the order by value of the others."""
     ranks = np.zeros(len(one.nodes), np.int64)
-    ranks[drawn] = np.array(one.row.rank, np.int64)[one.nodes[drawn]]
-    chosen = np.flatnonzero(~drawn)
+    ranks[sampled] = np.array(one.row.rank, np.int64)[one.nodes[sampled]]
+    chosen = np.flatnonzero(~sampled)
     order = np.argsort(-one.values[one.nodes[chosen]], kind="stable")
     ranks[chosen[order]] = np.arange(len(chosen))
     return ranks
@@ -184,7 +184,7 @@ class CombinedSession:
         tree = self.first.propose(self._share(limit), generators)
         scores = tree.score.tolist()
         views = tree.rows(tree.token_ids[:, :0])[0]
-        self._kept = [self._chosen(row, views[row], scores[row], limit) for row in rows]
+        self._kept = [self._pooled(row, views[row], scores[row], limit) for row in rows]
         return mixed_tree(self._kept, tree, self.second_id)
 
     def feedback(self, result: VerifyResult) -> None:
@@ -197,9 +197,9 @@ class CombinedSession:
             emitted = [*accepted, result.next_token[row]]
             self.knowledge.learn(one.pool, emitted)
             if self.shape.sampled:
-                drawn = [n for n in one.pool.follow(emitted) if n < one.pool.num_first]
+                sampled = [n for n in one.pool.follow(emitted) if n < one.pool.num_first]
                 guess = self._guesses[row]
-                self.knowledge.learn_drawn(one.row, one.pool, guess, drawn, emitted)
+                self.knowledge.learn_sampled(one.row, one.pool, guess, sampled, emitted)
             visited = [ROOT, *result.path[row]]
             self.second.learn(row, accepted, partial(result.logits, row, visited))
 
@@ -242,10 +242,10 @@ class CombinedSession:
         if not self.shape.sampled:
             return limit
         gains = [self.knowledge.gains(guess) for guess in self._guesses]
-        share = drawn_budget(self.knowledge.places, self.shape, limit, gains)
+        share = sampled_budget(self.knowledge.places, self.shape, limit, gains)
         return Budget(share, limit.depth)
 
-    def _chosen(self, row: int, view: TreeRow, scores: list[float], limit: Budget) -> Kept:
+    def _pooled(self, row: int, view: TreeRow, scores: list[float], limit: Budget) -> Kept:
         """Return what stays of both drafters' candidates of a sequence."""
         pool = Pool(view, scores)
         assert limit.depth is not None

@@ -10,7 +10,7 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark import harness as harness_module
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings, MethodFigures
-from inference.benchmark.methods import SamplingOptions, OwnDecoding
+from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.benchmark.run import Comparison
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.transformers_methods import TransformersDecoding

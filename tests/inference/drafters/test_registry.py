@@ -21,7 +21,7 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.aded.index import trigrams_of
-from inference.drafters.candidates import chosen_tree
+from inference.drafters.candidates import deterministic_tree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
@@ -98,7 +98,7 @@ def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> No
 
     def ours(other: DraftTree) -> DraftTree:
         guessed = session._proposed  # the same candidates below every root
-        return chosen_tree(guessed, other.base_length, 0)
+        return deterministic_tree(guessed, other.base_length, 0)
 
     shape = TreeShape(autoregressive_levels=1, parallel_levels=0, children=2, breadth=1)
     assert two_round_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9

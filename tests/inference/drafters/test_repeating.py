@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from helpers.chi_square import probs_of_continuations, p_value
+from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers.chi_square import probs_of_continuations, p_value
+from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor
 

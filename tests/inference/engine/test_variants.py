@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.chi_square import probs_of_continuations, p_value
+from helpers.chi_square import p_value, probs_of_continuations
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import FEEDBACK, GRID, HYBRID

@@ -7,11 +7,11 @@ from inference.draft_tree import ROOT, TreeRow
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.knowledge import (
     CombinedSettings,
-    DrawnPlaces,
     Knowledge,
-    drawn_budget,
+    SampledNodes,
     places_in,
     places_of,
+    sampled_budget,
 )
 from inference.drafters.combined.pool import Calibration, Pool
 from inference.protocol import Budget
@@ -59,7 +59,7 @@ def test_places_are_learnt_from_drawn_trees_of_any_size() -> None:
         [5, 6, 7, 8], [-1, -1, 1, 1], [1, 1, 2, 2], [0, 1, 0, 1], [0] * 4, children, {}, {}
     )
     assert places_of(row) == places_in(shape) == [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 0, 1)]
-    places = DrawnPlaces()
+    places = SampledNodes()
     for _ in range(400):
         places.learn(row, [1, 2])
     assert places.worth(shape) == pytest.approx(2.0, abs=0.1)
@@ -73,18 +73,18 @@ def test_less_is_drawn_only_where_guesses_win_more() -> None:
     shape = TreeShape(
         autoregressive_levels=2, parallel_levels=0, children=2, breadth=2, sampled=True
     )
-    places = DrawnPlaces()
+    places = SampledNodes()
     row = TreeRow(
         [1] * 6, [-1, -1, 0, 0, 1, 1], [1, 1, 2, 2, 2, 2], [0, 1] * 3, [0] * 6, {}, {}, {}
     )
     budget = Budget(6, 2)
-    assert drawn_budget(places, shape, budget, [[0.1] * 6]) == 6
+    assert sampled_budget(places, shape, budget, [[0.1] * 6]) == 6
     for _ in range(300):
         places.learn(row, [0])  # nothing but the first place ever wins
-    assert drawn_budget(places, shape, budget, [[0.0] * 6]) in (2, 4, 6)
-    assert drawn_budget(places, shape, budget, [[0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]) == 2
-    assert drawn_budget(places, shape, budget, [[0.001] * 6]) == 6
-    assert drawn_budget(places, shape, Budget(0, 2), [[]]) == 0
+    assert sampled_budget(places, shape, budget, [[0.0] * 6]) in (2, 4, 6)
+    assert sampled_budget(places, shape, budget, [[0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]) == 2
+    assert sampled_budget(places, shape, budget, [[0.001] * 6]) == 6
+    assert sampled_budget(places, shape, Budget(0, 2), [[]]) == 0
 
 
 def test_candidates_of_two_sources_become_one_tree_without_equal_siblings() -> None:
@@ -122,7 +122,7 @@ def test_guesses_gain_nothing_where_the_drawn_candidate_is_the_same() -> None:
     for _ in range(200):
         pool = Pool(row, [-0.1])
         pool.graft(ROOT, guess, depth=1)
-        knowledge.learn_drawn(row, pool, guess, [0], [5, 3])
+        knowledge.learn_sampled(row, pool, guess, [0], [5, 3])
     assert knowledge.gains(guess)[0] < 0.03
     assert knowledge.gains(Candidates.none()) == []
     knowledge.clear()

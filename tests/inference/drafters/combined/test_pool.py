@@ -66,9 +66,9 @@ def test_what_was_learnt_of_both_goes_with_what_a_shared_drafter_had_learnt() ->
     aded = AdedDrafter()
     both = CombinedDrafter(SmallLMDrafter(model, model), aded)
     trial = np.array([SECOND]), np.array([1]), np.array([0.5])
-    fresh = both.knowledge(do_sample=False, is_drawn=False).candidates.rates(*trial)
-    both.knowledge(do_sample=False, is_drawn=False).candidates.add(*trial, np.array([True]))
-    taught = both.knowledge(do_sample=False, is_drawn=False).candidates.rates(*trial)
+    fresh = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*trial)
+    both.knowledge(do_sample=False, is_sampled=False).candidates.add(*trial, np.array([True]))
+    taught = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*trial)
     assert taught > fresh
     aded.reset()
-    assert both.knowledge(do_sample=False, is_drawn=False).candidates.rates(*trial) == fresh
+    assert both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*trial) == fresh
