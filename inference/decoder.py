@@ -29,7 +29,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.details import Record, record_for
-from inference.engine.loop import DecodeRun, Round
+from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request
 from inference.generation.custom_generate import Handover
@@ -404,14 +404,14 @@ class SpeculativeDecoder(Decoding):
             raise PromptError("streaming text needs a tokenizer", remedy="pass tokenizer=")
         return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
-    def rounds(
+    def steps(
         self,
         prompt: Prompt,
         *,
         temperature: float | None = None,
         seed: int | None = None,
         **generation: Any,
-    ) -> Iterator[Round]:
+    ) -> Iterator[DecodeStep]:
         """Yield tokens in the groups that became certain together; arguments as for `generate`."""
         run = self.start([prompt], temperature=temperature, seed=seed, **generation)
         return self._watched(run)
@@ -454,14 +454,14 @@ class SpeculativeDecoder(Decoding):
     def _finished(
         self, run: DecodeRun, streamer: BaseStreamer | None = None
     ) -> list[GenerateOutput]:
-        rounds = [one for several in feed(run, streamer) for one in several]
+        steps = [one for several in feed(run, streamer) for one in several]
         self._watch.add(run)
         texts = [self._decode(one.new_token_ids) for one in run.sequences]
-        return outputs_of(run, rounds, texts)
+        return outputs_of(run, steps, texts)
 
-    def _watched(self, run: DecodeRun) -> Iterator[Round]:
+    def _watched(self, run: DecodeRun) -> Iterator[DecodeStep]:
         """Yield the rounds of a single request; closing the iterator frees the caches at once."""
-        with closing(iter(run)) as rounds:
-            for (one,) in rounds:
+        with closing(iter(run)) as steps:
+            for (one,) in steps:
                 yield one
         self._watch.add(run)

@@ -42,7 +42,7 @@ class DraftTree:
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
     max_siblings: int  # most candidates under one parent
-    round_id: int = 0
+    step_id: int = 0
     draft_probs: SparseDistribution | None = (
         None  # of ROOT at 0 and of node n at n + 1; zero where nothing was drawn
     )
@@ -53,7 +53,7 @@ class DraftTree:
         return self.token_ids.shape[1]
 
     @classmethod
-    def empty(cls, base_length: Int[Tensor, " batch"], round_id: int = 0) -> "DraftTree":
+    def empty(cls, base_length: Int[Tensor, " batch"], step_id: int = 0) -> "DraftTree":
         """Return the tree without candidates: verifying it is a plain decoding step."""
         ints = torch.zeros(len(base_length), 0, dtype=torch.long, device=base_length.device)
         return cls(
@@ -68,7 +68,7 @@ class DraftTree:
             base_length=base_length,
             max_depth=0,
             max_siblings=0,
-            round_id=round_id,
+            round_id=step_id,
         )
 
     def limited(self, last_position: int) -> "DraftTree":

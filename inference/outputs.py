@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.engine.details import Record
-from inference.engine.loop import DecodeRun, Round
+from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.request import Progress
 from inference.engine.stats import DecodeStats
 
@@ -34,7 +34,7 @@ class GenerateOutput:
 
 
 def outputs_of(
-    run: DecodeRun, rounds: Sequence[Round], texts: Sequence[str | None]
+    run: DecodeRun, steps: Sequence[DecodeStep], texts: Sequence[str | None]
 ) -> list[GenerateOutput]:
     """Return the output of each request of a finished run.
 
@@ -43,8 +43,8 @@ def outputs_of(
         rounds: all that it yielded.
         texts: of each request's new tokens.
     """
-    own: list[list[Round]] = [[] for _ in run.sequences]
-    for one in rounds:
+    own: list[list[DecodeStep]] = [[] for _ in run.sequences]
+    for one in steps:
         own[one.row].append(one)
     record = run.record or Record()
     return [
@@ -55,17 +55,17 @@ def outputs_of(
 
 def _output(
     one: Progress,
-    rounds: Sequence[Round],
+    steps: Sequence[DecodeStep],
     text: str | None,
     record: Record,
     seconds: Mapping[str, float],
 ) -> GenerateOutput:
     one.stats.seconds.update(seconds)
-    details = [item.details for item in rounds if item.details is not None]
+    details = [item.details for item in steps if item.details is not None]
     return GenerateOutput(
         sequences=torch.tensor([one.token_ids]),
         new_token_ids=one.new_token_ids,
-        depths=[depth for item in rounds for depth in item.depths],
+        depths=[depth for item in steps for depth in item.depths],
         text=text,
         stats=one.stats,
         log_probs=[p for item in details for p in item.log_probs] if record.log_probs else None,

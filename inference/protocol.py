@@ -102,7 +102,7 @@ class Committed(NamedTuple):
 class VerifyResult:
     """What verification made of a tree; it teaches drafters that learn, and changes no state."""
 
-    round_id: int
+    step_id: int
     base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence, as far as it was emitted
     accepted_length: list[int]

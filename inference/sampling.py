@@ -90,13 +90,13 @@ class Sampling:
             log_probs = warper(no_prefix, log_probs)
         return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
-    def uniforms(self, round_id: int, count: int) -> Float[Tensor, " count"]:
+    def uniforms(self, step_id: int, count: int) -> Float[Tensor, " count"]:
         """Return numbers in [0, 1), on the CPU, that depend on (seed, row, turn, round) alone."""
-        return torch.rand(count, dtype=torch.float64, generator=self.generator(round_id))
+        return torch.rand(count, dtype=torch.float64, generator=self.generator(step_id))
 
-    def generator(self, round_id: int, purpose: int = 0) -> torch.Generator:
+    def generator(self, step_id: int, purpose: int = 0) -> torch.Generator:
         """Return a CPU generator keyed by (seed, row, turn, round, purpose)."""
-        key = ((self.seed * 1_000_003 + self.row) * 1_000_003 + round_id) * 7 + purpose
+        key = ((self.seed * 1_000_003 + self.row) * 1_000_003 + step_id) * 7 + purpose
         if self.turn:  # hashed: no sum may meet the keys of another seed, row or round
             hashed = blake2b(f"{self.turn} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())

@@ -23,7 +23,7 @@ from jakiro.utils.settings import Settings, validate_settings
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class StepRecord:
     """One verified tree: how many candidates outrank each accepted node, from depth 1 down."""
 
     ranks: list[int]
@@ -45,7 +45,7 @@ class RecordingDrafter:
         self.bytes_per_token = drafter.bytes_per_token
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth
-        self.records: list[RoundRecord] = []
+        self.records: list[StepRecord] = []
 
     def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
         """Return a recorded session."""
@@ -65,7 +65,7 @@ class RecordingDrafter:
 class RecordingSession:
     """A session that notes, at each feedback, what became of its last tree."""
 
-    def __init__(self, session: DraftSession, records: list[RoundRecord]) -> None:
+    def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
         self.session = session
         self.records = records
         self.tree: DraftTree | None = None
@@ -89,7 +89,7 @@ class RecordingSession:
         if self.tree is not None:
             row = self.tree.row()
             emitted = [*(row.token_ids[node] for node in result.path[0]), result.next_token[0]]
-            self.records.append(RoundRecord([row.rank[node] for node in row.follow(emitted)]))
+            self.records.append(StepRecord([row.rank[node] for node in row.follow(emitted)]))
         self.session.feedback(result)
 
     def conclude(self, place: int, token_ids: Sequence[int]) -> None:
@@ -176,10 +176,10 @@ def choose_plan(
     )
 
 
-def expected_tau(rounds: Sequence[RoundRecord], num_nodes: int) -> float:
+def expected_tau(steps: Sequence[StepRecord], num_nodes: int) -> float:
     """Return the tau that trees of the `num_nodes` best-ranked candidates would have had."""
-    kept = sum(1 + sum(rank < num_nodes for rank in one.ranks) for one in rounds)
-    return kept / len(rounds) if rounds else 1.0
+    kept = sum(1 + sum(rank < num_nodes for rank in one.ranks) for one in steps)
+    return kept / len(steps) if steps else 1.0
 
 
 class _Runs:

@@ -8,13 +8,13 @@ from transformers import PreTrainedTokenizerBase
 from inference.benchmark.document import ExampleTree, TreeNode
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.draft_tree import ROOT, TreeRow
-from inference.engine.policy import RoundPolicy
+from inference.engine.policy import StepPolicy
 from inference.protocol import Budget
 
 CONTEXT_TOKENS = 64  # shown before the tree
 
 
-class _Round(NamedTuple):
+class _Step(NamedTuple):
     """A verified tree, and where it grew."""
 
     row: TreeRow
@@ -26,7 +26,7 @@ class _Round(NamedTuple):
 class _Watched:
     """A policy that remembers what became of each round."""
 
-    def __init__(self, policy: RoundPolicy) -> None:
+    def __init__(self, policy: StepPolicy) -> None:
         self._policy = policy
         self.last: tuple[TreeRow, list[int]] | None = None
 
@@ -56,11 +56,11 @@ def example_tree(
         seed: of the draws.
         tokenizer: to show tokens with.
     """
-    token_ids, rounds = _decoded(method, prompt, sampling, seed)
-    if not rounds:
+    token_ids, steps = _decoded(method, prompt, sampling, seed)
+    if not steps:
         return None
-    mean = sum(len(one.path) for one in rounds) / len(rounds)
-    chosen = min(rounds, key=lambda one: abs(len(one.path) - mean))
+    mean = sum(len(one.path) for one in steps) / len(steps)
+    chosen = min(steps, key=lambda one: abs(len(one.path) - mean))
     context = token_ids[max(0, chosen.root - CONTEXT_TOKENS) : chosen.root]
 
     def text(ids: list[int]) -> str:
@@ -78,21 +78,21 @@ def example_tree(
 
 def _decoded(
     method: OwnDecoding, prompt: list[int], sampling: SamplingOptions, seed: int
-) -> tuple[list[int], list[_Round]]:
+) -> tuple[list[int], list[_Step]]:
     run = method.start([prompt], sampling, seed)
     watched = run.policy = _Watched(run.policy)
-    rounds: list[_Round] = []
+    steps: list[_Step] = []
     for (one,) in run:
         if watched.last is not None and watched.last[0].children:
             row, path = watched.last
             root = len(run.token_ids) - len(one.token_ids) - 1
             if len(one.token_ids) == len(path) + 1:  # not cut off by the end of the request
-                rounds.append(_Round(row, path, root, one.token_ids[-1]))
+                steps.append(_Step(row, path, root, one.token_ids[-1]))
         watched.last = None
-    return run.token_ids, rounds
+    return run.token_ids, steps
 
 
-def _nodes(shown: _Round, tokenizer: PreTrainedTokenizerBase) -> tuple[TreeNode, ...]:
+def _nodes(shown: _Step, tokenizer: PreTrainedTokenizerBase) -> tuple[TreeNode, ...]:
     row = shown.row
     valid = sorted(node for siblings in row.children.values() for node in siblings)
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(valid)}

@@ -82,8 +82,8 @@ class Harness:
 
     def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
         """Return how often a group will be decoded, warm-up included."""
-        rounds = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
-        return rounds * len(self.methods) * len(self.settings.temperatures)
+        repetitions = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
+        return repetitions * len(self.methods) * len(self.settings.temperatures)
 
     def samples(
         self, method: Method, group: Sequence[BenchPrompt], sampling: SamplingOptions, seed: int

@@ -76,9 +76,9 @@ class OwnDecoding:
         started = time.perf_counter()
         run = self.start(prompts, sampling, seed)
         arrivals: list[list[Arrival]] = [[] for _ in prompts]
-        for rounds in run:
+        for steps in run:
             seconds = time.perf_counter() - started
-            for one in rounds:
+            for one in steps:
                 arrivals[one.row].append(Arrival(seconds, len(one.token_ids)))
         continuations = [
             Continuation(one.new_token_ids, when, one.stats)

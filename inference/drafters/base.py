@@ -63,7 +63,7 @@ class TokenSession:
         self._num_read = [0] * len(self.guessers)
         self._device: torch.device | None = None  # known once there are roots
         self._proposed: list[Candidates] = []
-        self._round_id = 0
+        self._step_id = 0
 
     def advance(self, committed: Committed) -> None:
         """Take in newly verified tokens and the roots.
@@ -91,7 +91,7 @@ class TokenSession:
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
         """Return trees below the roots, within the budget; nothing is drawn."""
         assert self._device is not None, "advance before propose"
-        self._round_id += 1
+        self._step_id += 1
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
         depths = [one.depth for one in (budget, self.limits) if one.depth is not None]
         if num_nodes < 1 or min(depths) < 1:
@@ -102,7 +102,7 @@ class TokenSession:
                 for place, guesser in enumerate(self.guessers)
             ]
         base_length = torch.tensor(self.lengths, device=self._device)
-        return deterministic_tree(self._proposed, base_length, self._round_id)
+        return deterministic_tree(self._proposed, base_length, self._step_id)
 
     def feedback(self, result: VerifyResult) -> None:
         """Show the target's logits along each accepted path to those who learn from them."""

@@ -48,7 +48,7 @@ class Candidates(NamedTuple):
 def deterministic_tree(
     rows: Sequence[Candidates],
     base_length: Int[Tensor, " batch"],
-    round_id: int,
+    step_id: int,
     proposers: Sequence[Sequence[int]] = (),
 ) -> DraftTree:
     """Return candidates of several sequences as trees that verification accepts as point masses.
@@ -61,7 +61,7 @@ def deterministic_tree(
     """
     count = max(len(one.token_ids) for one in rows)
     if count == 0:
-        return DraftTree.empty(base_length, round_id)
+        return DraftTree.empty(base_length, step_id)
     fields = np.zeros((6, len(rows), count), np.int64)  # as below
     fields[1], fields[2] = ROOT, 1
     score = np.full((len(rows), count), -np.inf, np.float32)
@@ -89,7 +89,7 @@ def deterministic_tree(
         base_length=base_length,
         max_depth=int(fields[2].max()),
         max_siblings=max(_most_siblings(one) for one in rows),
-        round_id=round_id,
+        step_id=step_id,
     )
 
 

@@ -249,7 +249,7 @@ class RepeatingSession:
         proposers = [
             [row.drafted.proposer_id[node] for node in row.repeated.origins] for row in self._rows
         ]
-        return deterministic_tree(candidates, tree.base_length, tree.round_id, proposers)
+        return deterministic_tree(candidates, tree.base_length, tree.step_id, proposers)
 
     def feedback(self, result: VerifyResult) -> None:
         """Pass on what is known of the tree that was drafted."""

@@ -111,7 +111,7 @@ class SmallLMSession:
         self.adopt(sampling)
         inner = max(shape.breadth * (shape.depth - 1) for shape in drafter.shapes)
         self.rows = LMRows(drafter.model, batch, capacity, inner, drafter.vocab_size)
-        self.round_id = 0
+        self.step_id = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -133,15 +133,15 @@ class SmallLMSession:
             budget: fixes how many candidates are drawn before they are.
             generators: sources of the draws of sampled trees, one per sequence.
         """
-        self.round_id += 1
+        self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
         shape = _within(self.shape, budget)
         # The model's last position predicts the token behind it.
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
-            return DraftTree.empty(base_length, self.round_id)
+            return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(shape, self.sampling, generators)
-        tree = builder.build(self.rows.start_tree(), base_length, self.round_id)
+        tree = builder.build(self.rows.start_tree(), base_length, self.step_id)
         return tree.limited(self.drafter.model.spec.max_position)
 
     def feedback(self, result: VerifyResult) -> None:

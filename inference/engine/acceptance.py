@@ -33,7 +33,7 @@ def judge(
     tree: DraftTree,
     logits: Float[Tensor, "batch queries vocab"],
     sequences: Sequence[Progress],
-    round_id: int,
+    step_id: int,
 ) -> list[Verdict]:
     """Return the verdict on each sequence's tree.
 
@@ -55,8 +55,8 @@ def judge(
     # For one sequence on the CPU, where looking is free, a walk that stops early is faster.
     is_wide = len(sequences) > 1 or logits.device.type != "cpu"
     if is_wide and first.do_sample and first.is_prefix_free and alike:
-        return _together(tree, logits, sequences, round_id)
-    return _one_by_one(tree, logits, sequences, round_id)
+        return _together(tree, logits, sequences, step_id)
+    return _one_by_one(tree, logits, sequences, step_id)
 
 
 def _greedily(tree: DraftTree, logits: Tensor, sequences: Sequence[Progress]) -> list[Verdict]:
@@ -77,12 +77,12 @@ def _greedy(row: TreeRow, distribution: ProcessedDistribution, facts: list[int])
 
 
 def _together(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], round_id: int
+    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], step_id: int
 ) -> list[Verdict]:
     every = torch.arange(len(sequences), device=logits.device)
     sampling = sequences[0].request.sampling
     count = tree.num_nodes + 1
-    uniforms = [one.request.sampling.uniforms(round_id, count) for one in sequences]
+    uniforms = [one.request.sampling.uniforms(step_id, count) for one in sequences]
     walked = walk_rows(
         tree,
         lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
@@ -103,21 +103,21 @@ def _together(
 
 
 def _one_by_one(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], round_id: int
+    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], step_id: int
 ) -> list[Verdict]:
     """Judge sequence by sequence: for processors that look at each node's own path."""
     rows, _ = tree.rows(tree.token_ids[:, :0])
     return [
-        _alone(row, distribution, round_id)
+        _alone(row, distribution, step_id)
         for row, distribution in zip(rows, _distributions(rows, logits, sequences), strict=True)
     ]
 
 
-def _alone(row: TreeRow, distribution: ProcessedDistribution, round_id: int) -> Verdict:
+def _alone(row: TreeRow, distribution: ProcessedDistribution, step_id: int) -> Verdict:
     sampling = distribution.sampling
     if not sampling.do_sample:
         return Verdict(row, *greedy_walk(row, distribution.best), distribution)
-    uniforms = iter(sampling.uniforms(round_id, len(row.token_ids) + 1).tolist())
+    uniforms = iter(sampling.uniforms(step_id, len(row.token_ids) + 1).tolist())
     path, next_probs = walk(row, distribution, lambda probability: next(uniforms) < probability)
     return Verdict(row, path, draw(next_probs, next(uniforms)), distribution)
 

@@ -24,7 +24,7 @@ DRAFTING = 1  # purpose of the draws of sampled trees, apart from those of accep
 
 
 @dataclass(frozen=True)
-class Round:
+class DecodeStep:
     """Tokens of one sequence that became certain together, and how each was won."""
 
     token_ids: list[int]
@@ -66,7 +66,7 @@ class DecodeRun:
         self.is_context_lent = context is not None
         self.context = context or Context(target, drafter, sampling, len(several), capacity)
         self.context.reserve(capacity)
-        self.num_rounds = 0
+        self.num_steps = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.is_closed = False
 
@@ -82,18 +82,18 @@ class DecodeRun:
         total.seconds.update(self.seconds)
         return total
 
-    def __iter__(self) -> Generator[list[Round], None, None]:
+    def __iter__(self) -> Generator[list[DecodeStep], None, None]:
         """Yield each sequence's first token, then what each round of verification made certain."""
         started = time.perf_counter()
         try:
-            rounds = self._prefill()
+            steps = self._prefill()
             while True:
                 self.seconds["total"] += time.perf_counter() - started
-                yield rounds
+                yield steps
                 if not self.live:
                     return
                 started = time.perf_counter()
-                rounds = self._round()
+                steps = self._step()
         finally:
             self.close()
 
@@ -115,7 +115,7 @@ class DecodeRun:
             self.context.close()
 
     @torch.inference_mode()
-    def _prefill(self) -> list[Round]:
+    def _prefill(self) -> list[DecodeStep]:
         """Read the prompts, chunk by chunk, and decide the first tokens: the roots."""
         with self._clock("prefill"):
             prompts = [one.token_ids for one in self.live]
@@ -131,41 +131,41 @@ class DecodeRun:
             self.context.lengths = [len(ids) for ids in prompts]
             logits = self.target.logits(torch.stack(features)[:, None])
             tree = DraftTree.empty(torch.tensor(self.context.lengths, device=logits.device))
-            return self._settle(tree, judge(tree, logits, self.live, self.num_rounds))
+            return self._settle(tree, judge(tree, logits, self.live, self.num_steps))
 
     @torch.inference_mode()
-    def _round(self) -> list[Round]:
+    def _step(self) -> list[DecodeStep]:
         """Draft trees, verify them in one target forward, keep what the target's laws allow."""
         started = time.perf_counter()
-        self.num_rounds += 1
+        self.num_steps += 1
         with self._clock("draft"):
             tree = self._draft()
         with self._clock("verify"):
             output = self.target.forward(self._tree_step(tree), self.context.cache)
             logits = self.target.logits(output.features)
         with self._clock("commit"):
-            verdicts = judge(tree, logits, self.live, self.num_rounds)
+            verdicts = judge(tree, logits, self.live, self.num_steps)
             for one in self.live:
                 one.stats.target_forwards += 1
-            rounds = self._settle(tree, verdicts)
+            steps = self._settle(tree, verdicts)
         rows = [verdict.row for verdict in verdicts]
         paths = [verdict.path for verdict in verdicts]
         self.policy.learn(rows, paths, time.perf_counter() - started)
-        return rounds
+        return steps
 
     def _draft(self) -> DraftTree:
         budget = self.policy.next_budget()
         if budget is None or self.context.session is None:
             lengths = torch.tensor(self.context.lengths, device=self.target.device)
-            return DraftTree.empty(lengths, self.num_rounds)
+            return DraftTree.empty(lengths, self.num_steps)
         samplings = [one.request.sampling for one in self.live]
-        generators = [one.generator(self.num_rounds, DRAFTING) for one in samplings]
+        generators = [one.generator(self.num_steps, DRAFTING) for one in samplings]
         tokens = [one.token_ids for one in self.live]
         tree = self.context.propose(tokens, budget, generators)
         last = self.target.spec.max_position - 1
         if max(self.context.lengths) + tree.max_depth > last:
             tree = tree.limited(last)
-        return replace(tree, round_id=self.num_rounds)
+        return replace(tree, round_id=self.num_steps)
 
     def _tree_step(self, tree: DraftTree) -> StepInput:
         """Return the roots and their trees as one target step; node n is query n + 1."""
@@ -184,21 +184,21 @@ class DecodeRun:
             max_depth=tree.max_depth + 1,
         )
 
-    def _settle(self, tree: DraftTree, verdicts: list[Verdict]) -> list[Round]:
+    def _settle(self, tree: DraftTree, verdicts: list[Verdict]) -> list[DecodeStep]:
         """Emit what was decided, make it permanent, and let go of finished sequences."""
         pairs = list(zip(self.live, verdicts, strict=True))
-        rounds = [self._emit(one, verdict) for one, verdict in pairs]
-        if self.num_rounds:
-            self._commit(verdicts, rounds)
-            self._tell(tree, verdicts, rounds)
-        self._conclude(rounds)
-        still = [place for place, one in enumerate(rounds) if not one.finished]
-        if still and len(still) < len(rounds):
+        steps = [self._emit(one, verdict) for one, verdict in pairs]
+        if self.num_steps:
+            self._commit(verdicts, steps)
+            self._tell(tree, verdicts, steps)
+        self._conclude(steps)
+        still = [place for place, one in enumerate(steps) if not one.finished]
+        if still and len(still) < len(steps):
             self.context.keep(still)
         self.live = [self.live[place] for place in still]
-        return rounds
+        return steps
 
-    def _emit(self, one: Progress, verdict: Verdict) -> Round:
+    def _emit(self, one: Progress, verdict: Verdict) -> DecodeStep:
         """Append tokens one by one until the request is complete."""
         row = verdict.row
         drafted = [(row.token_ids[n], row.depth[n], row.proposer_id[n]) for n in verdict.path]
@@ -223,34 +223,34 @@ class DecodeRun:
                 break
         one.stats.emitted += len(emitted)
         details = None if self.record is None else details_of(self.record, verdict, emitted)
-        return Round(emitted, depths, finished, one.index, details)
+        return DecodeStep(emitted, depths, finished, one.index, details)
 
-    def _commit(self, verdicts: list[Verdict], rounds: list[Round]) -> None:
+    def _commit(self, verdicts: list[Verdict], steps: list[DecodeStep]) -> None:
         """Make the rows of emitted tokens permanent: of all but the last, which is the new root."""
-        if not self.is_context_lent and all(one.finished for one in rounds):
+        if not self.is_context_lent and all(one.finished for one in steps):
             return
         lengths = self.context.lengths
         self.context.commit(
             [
                 [length + 1 + node for node in verdict.visited[: len(one.token_ids)]]
-                for length, verdict, one in zip(lengths, verdicts, rounds, strict=True)
+                for length, verdict, one in zip(lengths, verdicts, steps, strict=True)
             ]
         )
 
-    def _tell(self, tree: DraftTree, verdicts: list[Verdict], rounds: list[Round]) -> None:
+    def _tell(self, tree: DraftTree, verdicts: list[Verdict], steps: list[DecodeStep]) -> None:
         if self.context.session is None:
             return
         distributions = [verdict.distribution for verdict in verdicts]
         # What was accepted behind the end of a sequence is none of its text.
-        pairs = zip(verdicts, rounds, strict=True)
+        pairs = zip(verdicts, steps, strict=True)
         paths = [verdict.path[: len(one.token_ids) - 1] for verdict, one in pairs]
         result = VerifyResult(
-            round_id=tree.round_id,
+            step_id=tree.step_id,
             base_length=[distribution.length - 1 for distribution in distributions],
             path=paths,
             accepted_length=[len(path) for path in paths],
-            next_token=[one.token_ids[-1] for one in rounds],
-            finished=[one.finished for one in rounds],
+            next_token=[one.token_ids[-1] for one in steps],
+            finished=[one.finished for one in steps],
             target_probs=lambda sequence, node: distributions[sequence](node),
             logits=lambda sequence, nodes: distributions[sequence].logits[
                 [node + 1 for node in nodes]
@@ -258,11 +258,11 @@ class DecodeRun:
         )
         self.context.session.feedback(result)
 
-    def _conclude(self, rounds: list[Round]) -> None:
+    def _conclude(self, steps: list[DecodeStep]) -> None:
         """Show the drafter what is complete, the end of which it has not been told of."""
         if self.context.session is None:
             return
-        for place, one in enumerate(rounds):
+        for place, one in enumerate(steps):
             if one.finished:
                 self.context.session.conclude(place, self.live[place].token_ids)
 

@@ -9,7 +9,7 @@ from inference.sampling import Sampling
 
 
 @runtime_checkable
-class RoundPolicy(Protocol):
+class StepPolicy(Protocol):
     """The decisions of one run."""
 
     def next_budget(self) -> Budget | None:
@@ -36,7 +36,7 @@ class DraftPolicy(Protocol):
         """Numbers the runs that it learns from for later ones; None: it learns nothing so."""
         ...
 
-    def open(self, sampling: Sampling, batch: int) -> RoundPolicy:
+    def open(self, sampling: Sampling, batch: int) -> StepPolicy:
         """Return the policy of a run over `batch` sequences."""
         ...
 

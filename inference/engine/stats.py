@@ -46,8 +46,8 @@ class DecodeStats:
     @property
     def marginal_acceptance_by_depth(self) -> list[float]:
         """Share of all rounds that accepted a draft at depth d."""
-        rounds = max(self.target_forwards, 1)
-        return [self.accepted[depth] / rounds for depth in sorted(self.reached)]
+        steps = max(self.target_forwards, 1)
+        return [self.accepted[depth] / steps for depth in sorted(self.reached)]
 
     def acceptance_of(self, proposer: int) -> float | None:
         """Return the share of an expert's candidates that were accepted; None if it had none."""

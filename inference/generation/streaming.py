@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from inference.engine.loop import DecodeRun, Round
+from inference.engine.loop import DecodeRun, DecodeStep
 from inference.generation.prompts import needed
 from jakiro.errors import PromptError
 
@@ -70,7 +70,7 @@ class TextPrinter(BaseStreamer):
         self._write(self._stream.flush())
 
 
-def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[Round]]:
+def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeStep]]:
     """Yield a run's rounds, and give their tokens to a streamer on the way.
 
     Raises:
@@ -84,15 +84,15 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[Round]]
             "a streamer takes one sequence", expected="one prompt", got=len(run.sequences)
         )
     streamer.put(torch.tensor([run.token_ids]))
-    for rounds in run:
-        streamer.put(torch.tensor(rounds[0].token_ids))
-        yield rounds
+    for steps in run:
+        streamer.put(torch.tensor(steps[0].token_ids))
+        yield steps
     streamer.end()
 
 
-def pieces(rounds: Iterator[Round], stream: TextStream) -> Iterator[str]:
+def pieces(steps: Iterator[DecodeStep], stream: TextStream) -> Iterator[str]:
     """Yield the text of rounds as soon as it is certain."""
-    for one in rounds:
+    for one in steps:
         if piece := stream.push(one.token_ids):
             yield piece
     if rest := stream.flush():

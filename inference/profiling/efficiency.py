@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from inference.benchmark.stats import Figure, median_interval
 from inference.benchmark.timing import Work, note, repeated, seconds_of
-from inference.profiling.forwards import forwards_of_round
+from inference.profiling.forwards import forwards_of_step
 from inference.profiling.oracle import OracleDrafter
 from inference.profiling.subject import Subject
 from inference.protocol import Budget
@@ -55,13 +55,13 @@ def measure_efficiency(subject: Subject) -> dict[str, Figure]:
 
 
 def _outcome(subject: Subject, prompt: list[int]) -> Outcome:
-    rounds = max(2, subject.effort.new_tokens // (RIGHT + 1))
-    count = rounds * (RIGHT + 1) + 1
+    steps = max(2, subject.effort.new_tokens // (RIGHT + 1))
+    count = steps * (RIGHT + 1) + 1
     known = subject.start(None, [prompt], count + RIGHT + 1).finish().token_ids
     spec, device = subject.target.spec, subject.target.device
     oracle = OracleDrafter([known], spec.vocab_size, device, RIGHT, NODES)
     plain, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
-    works = _alone(subject, oracle, prompt, rounds)
+    works = _alone(subject, oracle, prompt, steps)
     plain.finish()
     seconds = {name: seconds_of(repeated(work, ALONE)) / ALONE for name, work in works.items()}
     drafted.finish()
@@ -76,16 +76,16 @@ def _outcome(subject: Subject, prompt: list[int]) -> Outcome:
 
 
 def _alone(
-    subject: Subject, oracle: OracleDrafter, prompt: list[int], rounds: int
+    subject: Subject, oracle: OracleDrafter, prompt: list[int], steps: int
 ) -> dict[str, Work]:
     """Return the forwards of a plain and of a drafted round in the middle, and the drafting."""
-    count = rounds * (RIGHT + 1) + 1
-    middle = rounds // 2
+    count = steps * (RIGHT + 1) + 1
+    middle = steps // 2
     plain, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
     session = oracle.open(drafted.sequences[0].request.sampling, 0)
     session.lengths = (len(prompt) + middle * (RIGHT + 1),)
     return {
-        "target": forwards_of_round(subject, plain, middle * (RIGHT + 1)).replay,
-        "verify": forwards_of_round(subject, drafted, middle).replay,
+        "target": forwards_of_step(subject, plain, middle * (RIGHT + 1)).replay,
+        "verify": forwards_of_step(subject, drafted, middle).replay,
         "draft": partial(session.propose, Budget(NODES), []),
     }

@@ -151,22 +151,22 @@ def _growth(turns: Sequence[Turn]) -> float:
 def _works(subject: Subject, name: str, length: int, new_tokens: int) -> dict[str, Work]:
     (prompt,) = random_prompts(subject.target, 1, length)
 
-    def rounds(drafter: Drafter | None) -> Iterator[object]:
+    def steps(drafter: Drafter | None) -> Iterator[object]:
         run = iter(subject.start(drafter, [prompt], new_tokens))
         next(run)  # reads the prompt
         return run
 
-    drafting, plain = rounds(subject.trained()), rounds(None)
+    drafting, plain = steps(subject.trained()), steps(None)
     alone = subject.start(subject.trained(), [prompt], new_tokens)
     return {
         f"{name} round": lambda: next(drafting),
-        f"{name} forwards alone": forwards_of_round(subject, alone, skip=2).replay,
+        f"{name} forwards alone": forwards_of_step(subject, alone, skip=2).replay,
         f"{name} plain round": lambda: next(plain),
         f"{name} transformers": _dynamic_step(subject, prompt),
     }
 
 
-def forwards_of_round(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
+def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
     """Return the forwards of one round, to be done again alone; the run stays where it is.
 
     Args:
@@ -174,14 +174,14 @@ def forwards_of_round(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
         run: has yet to begin.
         skip: what it yields before the round, the prompt's first token included.
     """
-    rounds = iter(run)
+    steps = iter(run)
     for _ in range(skip):
-        next(rounds)
+        next(steps)
     recorder = Recorder()
     with watched(subject.target, subject.drafter, recorder):
-        next(rounds)
+        next(steps)
     # The recorded calls write to the run's caches; closing the iterator would free them.
-    recorder.calls.append(lambda: rounds)
+    recorder.calls.append(lambda: steps)
     return recorder
 
 

@@ -55,17 +55,17 @@ def _spend(
     subject: Subject, drafter: Drafter | None, prompt: list[int], temperature: float
 ) -> Spent:
     run = subject.start(drafter, [prompt], subject.effort.new_tokens, temperature)
-    rounds = iter(run)
-    next(rounds)  # reads the prompt
-    next(rounds)  # the drafter reads it, too
-    before, count = dict(run.seconds), run.num_rounds
+    steps = iter(run)
+    next(steps)  # reads the prompt
+    next(steps)  # the drafter reads it, too
+    before, count = dict(run.seconds), run.num_steps
     watch = Stopwatch()
     with watched(subject.target, subject.drafter, watch):
         started = now()
-        for _ in rounds:
+        for _ in steps:
             pass
         total = time.perf_counter() - started
-    count = run.num_rounds - count
+    count = run.num_steps - count
     parts = {part: run.seconds[part] - before.get(part, 0.0) for part in PARTS}
     return Spent(
         total / count,

@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _outcome(
     target: TargetAdapter, trained: Drafter, prompt: list[int], new_tokens: int
 ) -> Outcome:
-    rounds = -(-new_tokens // (RIGHT + 1))
-    known = by_transformers(target.model, prompt, rounds * (RIGHT + 1) + RIGHT + 2)
+    steps = -(-new_tokens // (RIGHT + 1))
+    known = by_transformers(target.model, prompt, steps * (RIGHT + 1) + RIGHT + 2)
     oracle = OracleDrafter([known], target.spec.vocab_size, target.device, RIGHT, NODES)
     ways: dict[str, Drafter | None] = {"plain": None, "drafted": trained, "oracle": oracle}
     with torch.inference_mode():

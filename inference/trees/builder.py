@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
 
 def assemble(
-    levels: list[Level], shape: TreeShape, base_length: Int[Tensor, " batch"], round_id: int
+    levels: list[Level], shape: TreeShape, base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
     """Return the tree of some levels; parents stand before their children.
 
@@ -63,7 +63,7 @@ def assemble(
         base_length=base_length,
         max_depth=len(levels),
         max_siblings=max(level.children for level in levels),
-        round_id=round_id,
+        step_id=step_id,
         draft_probs=_recorded(levels, score.shape[1]) if shape.sampled else None,
     )
 
@@ -157,7 +157,7 @@ class TreeBuilder:
     generators: Sequence[torch.Generator] = ()
 
     def build(
-        self, source: JointPredictor, base_length: Int[Tensor, " batch"], round_id: int = 0
+        self, source: JointPredictor, base_length: Int[Tensor, " batch"], step_id: int = 0
     ) -> DraftTree:
         """Return the tree that `source` predicts below the root at position `base_length`."""
         levels: list[Level] = []
@@ -176,7 +176,7 @@ class TreeBuilder:
             frontier = _frontier(level, chosen)
             parents = chosen + pool_size
             pool_size += level.score.shape[1]
-        return assemble(levels, self.shape, base_length, round_id)
+        return assemble(levels, self.shape, base_length, step_id)
 
     def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> Level:
         """Choose or draw the children of every parent."""

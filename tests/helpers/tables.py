@@ -92,7 +92,7 @@ class BranchingBuilder(TreeBuilder):
 Tamper = Callable[[DraftTree], DraftTree]
 
 
-def one_round(
+def one_step(
     tables: Tables,
     shape: TreeShape,
     sampling: Sampling,
@@ -144,7 +144,7 @@ def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
     )
 
 
-def two_round_error(
+def two_step_error(
     tables: Tables,
     shape: TreeShape,
     sampling: Sampling,
@@ -158,12 +158,12 @@ def two_round_error(
     start: Prefix = (0, 1)
     second = {}
     got: dict[Prefix, float] = {}
-    for first, probability in one_round(tables, shape, sampling, start, tamper).items():
+    for first, probability in one_step(tables, shape, sampling, start, tamper).items():
         if len(first) >= length:
             _continue(tables, sampling, start, first, probability, length, got)
             continue
         if first not in second:
-            second[first] = one_round(tables, shape, sampling, start + first, tamper)
+            second[first] = one_step(tables, shape, sampling, start + first, tamper)
         for then, conditional in second[first].items():
             _continue(tables, sampling, start, first + then, probability * conditional, length, got)
     expected: dict[Prefix, float] = {}

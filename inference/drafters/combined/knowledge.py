@@ -35,15 +35,15 @@ class SampledNodes:
         accepted = set(path)
         with self._lock:
             for node, place in enumerate(places_of(row)):
-                wins, rounds = self._counts.get(place, (0.0, 0.0))
+                wins, steps = self._counts.get(place, (0.0, 0.0))
                 fade = 1.0 - 1.0 / MEMORY
-                self._counts[place] = (wins * fade + (node in accepted), rounds * fade + 1.0)
+                self._counts[place] = (wins * fade + (node in accepted), steps * fade + 1.0)
 
     def worth(self, shape: TreeShape) -> float:
         """Return how many tokens a drawn tree is expected to win."""
         with self._lock:
             counts = [self._counts.get(place, (0.0, 0.0)) for place in places_in(shape)]
-        return sum((wins + DOUBT / 2) / (rounds + DOUBT) for wins, rounds in counts)
+        return sum((wins + DOUBT / 2) / (steps + DOUBT) for wins, steps in counts)
 
     def clear(self) -> None:
         """Forget everything."""

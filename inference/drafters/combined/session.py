@@ -40,7 +40,7 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
     """
     count = max(len(one.nodes) for one in rows)
     if count == 0:
-        return DraftTree.empty(first.base_length, first.round_id)
+        return DraftTree.empty(first.base_length, first.step_id)
     is_sampled = first.draft_probs is not None
     columns = np.stack([_columns(one, is_sampled, second_id, count) for one in rows], axis=1)
     score = np.stack([_scores(one, count) for one in rows])
@@ -60,7 +60,7 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
         base_length=first.base_length,
         max_depth=int(columns[2].max()),
         max_siblings=max(int(np.bincount(one + 1).max()) for one in columns[1]),
-        round_id=first.round_id,
+        step_id=first.step_id,
         draft_probs=_padded(first.draft_probs, count),
     )
 

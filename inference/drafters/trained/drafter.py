@@ -107,7 +107,7 @@ class TrainedSession:
         self.rows = SessionRows(drafter.model, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.root: Tensor | None = None
-        self.round_id = 0
+        self.step_id = 0
 
     def advance(self, committed: Committed) -> None:
         """Store the rows of newly verified tokens and remember the roots.
@@ -137,13 +137,13 @@ class TrainedSession:
             generators: sources of the draws of sampled trees, one per sequence.
         """
         assert self.root is not None, "advance before propose"
-        self.round_id += 1
+        self.step_id += 1
         base_length = self._base_length()
         shape = self.shape.within(budget)
         if shape is None:
-            return DraftTree.empty(base_length, self.round_id)
+            return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(shape, self.sampling, generators)
-        return builder.build(self.start_tree(shape), base_length, self.round_id)
+        return builder.build(self.start_tree(shape), base_length, self.step_id)
 
     def start_tree(self, shape: TreeShape | None = None) -> TreePass:
         """Return the source of the laws of trees below the roots."""

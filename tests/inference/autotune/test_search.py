@@ -6,7 +6,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
-from inference.autotune.search import RecordingDrafter, RoundRecord, choose_plan, expected_tau
+from inference.autotune.search import RecordingDrafter, StepRecord, choose_plan, expected_tau
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.generation.preparation import prepare_requests
@@ -30,7 +30,7 @@ def test_the_ceiling_counts_verification_and_drafting() -> None:
 
 
 def test_a_record_tells_what_every_smaller_tree_would_have_won() -> None:
-    rounds = [RoundRecord([0, 5]), RoundRecord([3]), RoundRecord([])]
+    rounds = [StepRecord([0, 5]), StepRecord([3]), StepRecord([])]
     taus = [expected_tau(rounds, num_nodes) for num_nodes in (1, 4, 6)]
     assert taus == pytest.approx([4 / 3, 5 / 3, 6 / 3])
 

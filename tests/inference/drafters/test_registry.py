@@ -13,7 +13,7 @@ from helpers.losslessness import (
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
-from helpers.tables import Tables, no_processors, two_round_error
+from helpers.tables import Tables, no_processors, two_step_error
 from pydantic import ValidationError
 from transformers import LogitsProcessorList
 
@@ -101,7 +101,7 @@ def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> No
         return deterministic_tree(guessed, other.base_length, 0)
 
     shape = TreeShape(autoregressive_levels=1, parallel_levels=0, children=2, breadth=1)
-    assert two_round_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9
+    assert two_step_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9
 
 
 def test_no_budget_means_no_candidates(drafter: Drafter) -> None:

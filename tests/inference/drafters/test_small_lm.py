@@ -11,7 +11,7 @@ from helpers.losslessness import (
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
-from helpers.tables import Tables, no_processors, two_round_error
+from helpers.tables import Tables, no_processors, two_step_error
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper
@@ -122,7 +122,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> N
 @pytest.mark.parametrize(("children", "breadth"), [(2, 2), (3, 1), (3, 2)])
 def test_drawn_trees_keep_the_target_law_exactly(children: int, breadth: int) -> None:
     shape = SmallLMSettings(depth=2, children=children, breadth=breadth).shape(sampled=True)
-    assert two_round_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
+    assert two_step_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
 
 
 def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:

@@ -111,7 +111,7 @@ def test_decoding_never_goes_past_end_of_sequence_or_the_length_limit() -> None:
 
 def test_rounds_give_the_same_tokens_as_a_finished_generation() -> None:
     decoder = _decoder(tiny_llama(vocab=11), SHAPES["deep"])
-    rounds = list(decoder.rounds([1, 2], max_new_tokens=20))
+    rounds = list(decoder.steps([1, 2], max_new_tokens=20))
     output = decoder.generate([1, 2], max_new_tokens=20)
     tokens = list(itertools.chain.from_iterable(one.token_ids for one in rounds))
     assert tokens == output.new_token_ids

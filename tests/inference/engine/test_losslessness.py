@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.tables import Tables, Tamper, no_processors, two_round_error
+from helpers.tables import Tables, Tamper, no_processors, two_step_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -67,7 +67,7 @@ def test_deterministic_trees_keep_the_target_law_over_two_rounds(
     )
     sampling = _sampling(name) if name else no_processors()
     tables = Tables(vocab=4, components=components, seed=seed)
-    assert two_round_error(tables, shape, sampling) < EXACT
+    assert two_step_error(tables, shape, sampling) < EXACT
 
 
 @settings(max_examples=24)
@@ -83,14 +83,14 @@ def test_sampled_trees_keep_the_target_law_over_two_rounds(
     sampling = _sampling(name) if name else no_processors()
     shape = SAMPLED.model_copy(update={"children": size[0], "breadth": size[1]})
     tables = Tables(vocab=3, components=components, seed=seed)
-    assert two_round_error(tables, shape, sampling, length=2) < EXACT
+    assert two_step_error(tables, shape, sampling, length=2) < EXACT
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
 def test_every_processor_keeps_the_target_law(shape: TreeShape, name: str) -> None:
     tables = Tables(vocab=4 if shape is DETERMINISTIC else 3, components=2, seed=8)
-    assert two_round_error(tables, shape, _sampling(name), length=2) < EXACT
+    assert two_step_error(tables, shape, _sampling(name), length=2) < EXACT
 
 
 @pytest.mark.parametrize("budget", [Budget(1, 1), Budget(2, 2), Budget(3), Budget(4, 2)])
@@ -100,7 +100,7 @@ def test_trees_cut_to_a_budget_keep_the_target_law(budget: Budget) -> None:
     assert cut is not None
     assert cut.max_nodes <= budget.num_nodes
     tables = Tables(vocab=3, components=2, seed=4)
-    assert two_round_error(tables, cut, no_processors(), length=2) < EXACT
+    assert two_step_error(tables, cut, no_processors(), length=2) < EXACT
 
 
 @pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
@@ -110,7 +110,7 @@ def test_trees_limited_in_depth_after_drafting_keep_the_target_law(shape: TreeSh
     def limited(tree: DraftTree) -> DraftTree:
         return tree.limited(int(tree.base_length[0]) + 1)
 
-    assert two_round_error(tables, shape, no_processors(), limited, length=2) < EXACT
+    assert two_step_error(tables, shape, no_processors(), limited, length=2) < EXACT
 
 
 def test_pruning_drawn_candidates_by_score_is_caught() -> None:
@@ -119,7 +119,7 @@ def test_pruning_drawn_candidates_by_score_is_caught() -> None:
         is_best = torch.zeros_like(tree.is_valid).scatter_(1, best, True)
         return replace(tree, is_valid=is_best)
 
-    error = two_round_error(TABLES, ONE_DRAW, no_processors(), pruned, length=2)
+    error = two_step_error(TABLES, ONE_DRAW, no_processors(), pruned, length=2)
     assert error > CLEARLY_WRONG
 
 
@@ -128,13 +128,13 @@ def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.Monkey
         return torch.tensor([law.emitted])
 
     monkeypatch.setattr(ProcessedDistribution, "_prefix", without_drafts)
-    error = two_round_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))
+    error = two_step_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))
     assert error > CLEARLY_WRONG
 
 
 def test_greedy_decoding_is_a_point_mass_on_the_best_tokens() -> None:
     sampling = no_processors(do_sample=False)
-    assert two_round_error(TABLES, DETERMINISTIC, sampling) < EXACT
+    assert two_step_error(TABLES, DETERMINISTIC, sampling) < EXACT
 
 
 def _as_mixed(tree: DraftTree) -> DraftTree:
@@ -149,7 +149,7 @@ def _as_mixed(tree: DraftTree) -> DraftTree:
 
 
 def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_law() -> None:
-    assert two_round_error(TABLES, ONE_DRAW, no_processors(), _as_mixed) < EXACT
+    assert two_step_error(TABLES, ONE_DRAW, no_processors(), _as_mixed) < EXACT
 
 
 # Planted faults: each must be visible to the enumeration.
@@ -180,7 +180,7 @@ def _pruned_after_the_draw(tree: DraftTree) -> DraftTree:
     ids=lambda fault: fault.__name__,
 )
 def test_a_tampered_sampled_tree_is_caught(fault: Tamper) -> None:
-    error = two_round_error(TABLES, ONE_DRAW, no_processors(), fault, length=2)
+    error = two_step_error(TABLES, ONE_DRAW, no_processors(), fault, length=2)
     assert error > CLEARLY_WRONG
 
 
@@ -189,7 +189,7 @@ def test_a_missing_renormalisation_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         return weights
 
     monkeypatch.setattr(accept, "_renormalised", unnormalised)
-    assert two_round_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
+    assert two_step_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
 
 
 def test_a_residual_that_forgets_rejected_candidates_is_caught(
@@ -202,7 +202,7 @@ def test_a_residual_that_forgets_rejected_candidates_is_caught(
             yield trial._replace(residual=target_probs)
 
     monkeypatch.setattr(accept, "trials", forgetful)
-    assert two_round_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
+    assert two_step_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
 
 
 def test_a_bonus_token_from_the_raw_softmax_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_bonus_token_from_the_raw_softmax_is_caught(monkeypatch: pytest.Monkey
         return accept.Walk(path, softer / softer.sum())
 
     monkeypatch.setattr(accept, "walk", careless)
-    assert two_round_error(TABLES, DETERMINISTIC, _sampling("temperature")) > CLEARLY_WRONG
+    assert two_step_error(TABLES, DETERMINISTIC, _sampling("temperature")) > CLEARLY_WRONG
 
 
 def test_duplicate_siblings_among_drawn_candidates_are_caught() -> None:
@@ -223,7 +223,7 @@ def test_duplicate_siblings_among_drawn_candidates_are_caught() -> None:
         return replace(tree, token_ids=torch.cat((first, tree.token_ids[:, 2:]), dim=1))
 
     with pytest.raises(ValueError, match="no probability under its draft law"):
-        two_round_error(TABLES, ONE_DRAW, no_processors(), duplicated)
+        two_step_error(TABLES, ONE_DRAW, no_processors(), duplicated)
 
 
 def test_sampled_candidates_without_their_law_are_refused() -> None:
@@ -231,4 +231,4 @@ def test_sampled_candidates_without_their_law_are_refused() -> None:
         return replace(tree, laws=None)
 
     with pytest.raises(ValueError, match="without their draft law"):
-        two_round_error(TABLES, SAMPLED, no_processors(), lawless)
+        two_step_error(TABLES, SAMPLED, no_processors(), lawless)

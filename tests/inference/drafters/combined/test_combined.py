@@ -12,7 +12,7 @@ from helpers.losslessness import (
     greedy_by_transformers,
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.tables import Tables, no_processors, two_round_error
+from helpers.tables import Tables, no_processors, two_step_error
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from inference import SpeculativeDecoder
@@ -118,7 +118,7 @@ def test_guesses_beside_drawn_candidates_keep_the_target_law_exactly(children: i
         assert set(tree.kind.flatten().tolist()) == set(CandidateKind)
         return tree
 
-    assert two_round_error(Tables(4, 1, seed=3), shape, no_processors(), mixed) < 1e-9
+    assert two_step_error(Tables(4, 1, seed=3), shape, no_processors(), mixed) < 1e-9
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
