@@ -105,7 +105,7 @@ class VerifyResult:
     step_id: int
     base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence, as far as it was emitted
-    accepted_length: list[int]
+    num_accepted: list[int]
     next_token: list[int]  # the last that was emitted: drafted, where a sequence ended before
     finished: list[bool]
     target_probs: Callable[

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import GenerationConfig
 
-from inference.engine.acceptance import Verdict
+from inference.engine.acceptance import AcceptResult
 from inference.sampling import widened
 
 
@@ -34,7 +34,7 @@ class Details:
     logits: list[Float[Tensor, " vocab"]]  # the target's own
 
 
-def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
+def details_of(record: Record, result: AcceptResult, emitted: list[int]) -> Details:
     """Return the details of tokens that a verdict has let through.
 
     Args:
@@ -42,10 +42,10 @@ def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
         verdict: on the tree.
         emitted: the first tokens of its path, or all of them and the next token.
     """
-    visited = verdict.visited[: len(emitted)]
-    scores = [verdict.distribution.scores(node) for node in visited] if record.scores else []
+    visited = result.visited[: len(emitted)]
+    scores = [result.distribution.scores(node) for node in visited] if record.scores else []
     logits = (
-        [widened(verdict.distribution.raw(node)[None])[0] for node in visited]
+        [widened(result.distribution.raw(node)[None])[0] for node in visited]
         if record.logits
         else []
     )
@@ -53,7 +53,7 @@ def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
     if record.log_probs:
         pairs = zip(visited, emitted, strict=True)
         pairs_of_log_probs = [
-            (verdict.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
+            (result.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
         ]
         log_probs = [float(log_probs_at[token]) for log_probs_at, token in pairs_of_log_probs]
     return Details(log_probs, scores, logits)

@@ -116,7 +116,7 @@ class Evaluation:
         return {
             "temperature": temperature,
             "tau": stats.tau,
-            "acceptance_by_depth": stats.acceptance_by_depth,
+            "acceptance_by_depth": stats.conditional_acceptance_rate,
             "acceptance_by_expert": [stats.acceptance_of(expert) for expert in experts],
             "candidates_by_expert": [stats.proposed_by_proposer[expert] for expert in experts],
             "prompts": len(prompts),
