@@ -177,14 +177,14 @@ class Decoding:
 
     def _numbered(self, requests: list[Request]) -> list[Request]:
         """Return requests whose chance is their own wherever earlier ones have taught something."""
-        turns = self.policy.turns
-        if self.drafter is not None and self.drafter.turns is not None:
-            turns = self.drafter.turns
-        if turns is None:
+        counter = self.policy.request_counter
+        if self.drafter is not None and self.drafter.request_counter is not None:
+            counter = self.drafter.request_counter
+        if counter is None:
             return requests
-        turn = turns.take()
+        ticket = counter.take()
         return [
-            replace(one, sampling=replace(one.sampling, turn=turn.number), turn=turn)
+            replace(one, sampling=replace(one.sampling, turn=ticket.number), turn=ticket)
             for one in requests
         ]
 

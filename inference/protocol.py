@@ -15,7 +15,7 @@ from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
 
-class Turns:
+class RequestCounter:
     """Counts the requests that teach something, from 0; threads may share it.
 
     Attributes:
@@ -25,17 +25,17 @@ class Turns:
     def __init__(self) -> None:
         self.num_resets = 0
         self._next = 0
-        self._under_way: WeakSet[Turn] = WeakSet()
+        self._under_way: WeakSet[RequestTicket] = WeakSet()
         # A run that is garbage ends its turn wherever the collector comes, even in `take`.
         self._lock = RLock()
 
-    def take(self) -> "Turn":
+    def take(self) -> "RequestTicket":
         """Return the turn of a request, whose number no other one gets until `reset`."""
         with self._lock:
-            turn = Turn(self, self._next)
-            self._under_way.add(turn)
+            ticket = RequestTicket(self, self._next)
+            self._under_way.add(ticket)
             self._next += 1
-            return turn
+            return ticket
 
     def reset(self) -> None:
         """Begin with 0 again, once what was learnt is forgotten.
@@ -47,13 +47,13 @@ class Turns:
             if not self._under_way:
                 self._next = 0
 
-    def end(self, turn: "Turn") -> None:
+    def end(self, ticket: "RequestTicket") -> None:
         """Take note that a request teaches nothing any more."""
         with self._lock:
-            self._under_way.discard(turn)
+            self._under_way.discard(ticket)
 
 
-class Turn:
+class RequestTicket:
     """What a request, or several that are decoded together, hold while they may teach something.
 
     Args:
@@ -61,13 +61,13 @@ class Turn:
         number: which one it is.
     """
 
-    def __init__(self, turns: Turns, number: int) -> None:
+    def __init__(self, counter: RequestCounter, number: int) -> None:
         self.number = number
-        self._turns = turns
+        self._counter = counter
 
     def end(self) -> None:
         """Teach nothing any more; a turn that is held by nothing has ended, too."""
-        self._turns.end(self)
+        self._counter.end(self)
 
 
 class Budget(NamedTuple):
@@ -204,7 +204,7 @@ class Drafter(Protocol):
         ...
 
     @property
-    def turns(self) -> Turns | None:
+    def request_counter(self) -> RequestCounter | None:
         """Numbers the requests that it learns from for later ones; None: it learns nothing so.
 
         What was learnt depends on the random numbers that decided it. A later request must not be

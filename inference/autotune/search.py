@@ -41,7 +41,7 @@ class RecordingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
-        self.turns = drafter.turns
+        self.request_counter = drafter.request_counter
         self.bytes_per_token = drafter.bytes_per_token
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth

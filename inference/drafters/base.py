@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.drafters.candidates import Candidates, deterministic_tree
-from inference.protocol import Budget, Committed, MemoryRows, Turns, VerifyResult
+from inference.protocol import Budget, Committed, MemoryRows, RequestCounter, VerifyResult
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
@@ -186,7 +186,7 @@ class WithoutMemory:
 
     needs: frozenset[str] = frozenset()
     hidden_states: tuple[int, ...] = ()
-    turns: Turns | None = None
+    request_counter: RequestCounter | None = None
 
     def encode(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None

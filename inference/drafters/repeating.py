@@ -164,7 +164,7 @@ class RepeatingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
-        self.turns = drafter.turns
+        self.request_counter = drafter.request_counter
         self.bytes_per_token = drafter.bytes_per_token
         # The other one's trees are never verified as they are.
         self.max_nodes = self.settings.num_nodes

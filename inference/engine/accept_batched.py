@@ -168,9 +168,11 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
     batch, count = tree.token_ids.shape
     table = tree.parent.new_full((batch, (count + 1) * (tree.max_siblings + 1)), ROOT)
     nodes = torch.arange(count, device=table.device)
-    turn = torch.where(tree.kind == CandidateKind.SAMPLED, tree.rank, count + nodes)
+    order_key = torch.where(tree.kind == CandidateKind.SAMPLED, tree.rank, count + nodes)
     are_siblings = tree.parent[:, :, None] == tree.parent[:, None, :]
-    is_earlier = are_siblings & tree.is_valid[:, None, :] & (turn[:, None, :] < turn[:, :, None])
+    is_earlier = (
+        are_siblings & tree.is_valid[:, None, :] & (order_key[:, None, :] < order_key[:, :, None])
+    )
     # One more column, which is cut off again, takes the invalid nodes.
     order = torch.where(tree.is_valid, is_earlier.sum(dim=-1), tree.max_siblings)
     places = (tree.parent + 1) * (tree.max_siblings + 1) + order

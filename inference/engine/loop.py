@@ -109,8 +109,8 @@ class DecodeRun:
             return
         self.is_closed = True
         for one in self.sequences:
-            if one.request.turn is not None:
-                one.request.turn.end()
+            if one.request.ticket is not None:
+                one.request.ticket.end()
         if not self.is_context_lent:
             self.context.close()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from inference.draft_tree import TreeRow
-from inference.protocol import Budget, Drafter, Turns
+from inference.protocol import Budget, Drafter, RequestCounter
 from inference.sampling import Sampling
 
 
@@ -32,7 +32,7 @@ class DraftPolicy(Protocol):
     """Whatever runs share: it hands out their policies."""
 
     @property
-    def turns(self) -> Turns | None:
+    def request_counter(self) -> RequestCounter | None:
         """Numbers the runs that it learns from for later ones; None: it learns nothing so."""
         ...
 
@@ -52,7 +52,7 @@ class AlwaysDraft:
         drafter: whose trees these are; None never drafts.
     """
 
-    turns: Turns | None = None
+    request_counter: RequestCounter | None = None
 
     def __init__(self, drafter: Drafter | None) -> None:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)

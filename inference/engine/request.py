@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from inference.engine.stats import DecodeStats
-from inference.protocol import Turn
+from inference.protocol import RequestTicket
 from inference.sampling import Sampling
 
 # Exactly these: what derives from them may decide otherwise.
@@ -76,7 +76,7 @@ class Request:
     sampling: Sampling
     stop: StopRule
     max_length: int  # prompt included
-    turn: Turn | None = None  # where it teaches something
+    ticket: RequestTicket | None = None  # where it teaches something
 
 
 @dataclass

@@ -21,7 +21,7 @@ import torch
 
 from inference.benchmark.machine import device_name, processor
 from inference.benchmark.stats import median_interval
-from inference.benchmark.timing import in_turns, note, peak_memory
+from inference.benchmark.timing import interleaved, note, peak_memory
 from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.provenance import provenance
@@ -170,7 +170,7 @@ def _measured(subject: _Subject, steps: int) -> Throughput:
     drafter = subject.trainer.copy_drafter().requires_grad_(True)
     parts = parts_of(drafter, subject.reader, batch, settings.objective)
     numbers = count()
-    seconds = in_turns({RUN: lambda: subject.trainer.step(next(numbers)), **parts}, steps)
+    seconds = interleaved({RUN: lambda: subject.trainer.step(next(numbers)), **parts}, steps)
     with peak_memory(device) as peak:
         subject.trainer.step(next(numbers))
     micro_batches = settings.batch.accumulation(1)

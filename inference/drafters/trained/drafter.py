@@ -9,7 +9,7 @@ from torch import Tensor
 from inference.draft_tree import DraftTree
 from inference.drafters.trained.kv import SessionRows
 from inference.drafters.trained.tree_pass import TreePass
-from inference.protocol import Budget, Committed, MemoryRows, Turns, VerifyResult
+from inference.protocol import Budget, Committed, MemoryRows, RequestCounter, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
@@ -52,7 +52,7 @@ class TrainedDrafter:
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
-        self.turns: Turns | None = None
+        self.request_counter: RequestCounter | None = None
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
