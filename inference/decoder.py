@@ -28,7 +28,7 @@ from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.details import Record, record_for
+from inference.engine.details import OutputOptions, record_for
 from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request
@@ -188,7 +188,7 @@ class Decoding:
             for one in requests
         ]
 
-    def _run(self, requests: list[Request], record: Record | None = None) -> DecodeRun:
+    def _run(self, requests: list[Request], record: OutputOptions | None = None) -> DecodeRun:
         return DecodeRun(requests=requests, record=record, **self._parts())
 
     def _parts(self) -> dict[str, Any]:

@@ -135,11 +135,11 @@ class DraftSession(Protocol):
         """Return trees below the roots, within the budget; each sequence draws from its own."""
         ...
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn from a verification, or ignore it."""
         ...
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Learn from a sequence that is complete, or ignore it; its state stays as it is.
 
         Args:
@@ -152,11 +152,11 @@ class DraftSession(Protocol):
         """Forget everything from position `length` on."""
         ...
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, indices: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
         ...
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft for another way of sampling from now on."""
         ...
 
@@ -212,7 +212,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
         """Return a session for sequences of up to `capacity` tokens."""
         ...
 
@@ -220,7 +220,7 @@ class Drafter(Protocol):
         """Forget what was learnt from requests, if anything was."""
         ...
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
     ) -> MemoryRows:
         """Return memory of the tokens at query indices `rows` (None: all) of what was read.

@@ -74,7 +74,7 @@ class AutoTree:
         self._lock = Lock()
         self._learners: dict[object, _Learner] = {}
 
-    def open(self, sampling: Sampling, batch: int) -> "AutoRun":
+    def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
         """Return the policy of a run; runs that sample alike learn together."""
         key = (sampling.do_sample, _described(sampling.processors), batch)
         with self._lock:

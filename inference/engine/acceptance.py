@@ -10,7 +10,7 @@ from torch import Tensor
 from inference.draft_tree import ROOT, DraftTree, TreeRow
 from inference.engine.accept import accept_greedy_path, accept_path, draw
 from inference.engine.accept_batched import accept_paths
-from inference.engine.request import Progress
+from inference.engine.request import SequenceState
 from inference.sampling import ProcessedDistribution
 from jakiro.errors import DraftError
 
@@ -32,7 +32,7 @@ class AcceptResult(NamedTuple):
 def accept_trees(
     tree: DraftTree,
     logits: Float[Tensor, "batch queries vocab"],
-    sequences: Sequence[Progress],
+    sequences: Sequence[SequenceState],
     step_id: int,
 ) -> list[AcceptResult]:
     """Return the verdict on each sequence's tree.
@@ -59,7 +59,9 @@ def accept_trees(
     return _one_by_one(tree, logits, sequences, step_id)
 
 
-def _greedily(tree: DraftTree, logits: Tensor, sequences: Sequence[Progress]) -> list[AcceptResult]:
+def _greedily(
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
+) -> list[AcceptResult]:
     highest, best = logits.max(dim=-1)
     rows, extra = tree.rows(torch.cat((best, highest.isfinite().long()), dim=1))
     distributions = _distributions(rows, logits, sequences)
@@ -79,7 +81,7 @@ def _greedy(row: TreeRow, distribution: ProcessedDistribution, facts: list[int])
 
 
 def _together(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], step_id: int
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
 ) -> list[AcceptResult]:
     every = torch.arange(len(sequences), device=logits.device)
     sampling = sequences[0].request.sampling
@@ -107,7 +109,7 @@ def _together(
 
 
 def _one_by_one(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], step_id: int
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
 ) -> list[AcceptResult]:
     """Judge sequence by sequence: for processors that look at each node's own path."""
     rows, _ = tree.rows(tree.token_ids[:, :0])
@@ -129,7 +131,7 @@ def _alone(row: TreeRow, distribution: ProcessedDistribution, step_id: int) -> A
 
 
 def _distributions(
-    rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[Progress]
+    rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[ProcessedDistribution]:
     for row in rows:
         _check_tokens(row, vocab=logits.shape[-1])

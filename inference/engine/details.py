@@ -11,7 +11,7 @@ from inference.sampling import widened
 
 
 @dataclass(frozen=True)
-class Record:
+class OutputOptions:
     """What to note."""
 
     log_probs: bool = False
@@ -19,14 +19,14 @@ class Record:
     logits: bool = False
 
 
-def record_for(config: GenerationConfig, log_probs: bool) -> Record | None:
+def record_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
     """Return what a config and its caller ask for, or None where it is nothing."""
-    record = Record(log_probs, bool(config.output_scores), bool(config.output_logits))
-    return record if record != Record() else None
+    record = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
+    return record if record != OutputOptions() else None
 
 
 @dataclass(frozen=True)
-class Details:
+class TokenDetails:
     """What was noted about the tokens of one round; empty where it was not asked for."""
 
     log_probs: list[float]  # under the target's processed law
@@ -34,7 +34,7 @@ class Details:
     logits: list[Float[Tensor, " vocab"]]  # the target's own
 
 
-def details_of(record: Record, result: AcceptResult, emitted: list[int]) -> Details:
+def details_of(record: OutputOptions, result: AcceptResult, emitted: list[int]) -> TokenDetails:
     """Return the details of tokens that a verdict has let through.
 
     Args:
@@ -56,4 +56,4 @@ def details_of(record: Record, result: AcceptResult, emitted: list[int]) -> Deta
             (result.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
         ]
         log_probs = [float(log_probs_at[token]) for log_probs_at, token in pairs_of_log_probs]
-    return Details(log_probs, scores, logits)
+    return TokenDetails(log_probs, scores, logits)

@@ -12,9 +12,9 @@ from torch import Tensor
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
 from inference.engine.context import PREFILL_CHUNK, Context
-from inference.engine.details import Details, Record, details_of
+from inference.engine.details import OutputOptions, TokenDetails, details_of
 from inference.engine.policy import AlwaysDraft, DraftPolicy
-from inference.engine.request import Progress, Request
+from inference.engine.request import Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.protocol import Drafter, VerifyResult
 from jakiro.target.adapter import StepInput, TargetAdapter
@@ -31,7 +31,7 @@ class DecodeStep:
     depths: list[int]  # depth in the draft tree, or BONUS
     finished: bool
     row: int = 0  # which request
-    details: Details | None = None  # where they were asked for
+    details: TokenDetails | None = None  # where they were asked for
 
 
 class DecodeRun:
@@ -53,15 +53,15 @@ class DecodeRun:
         requests: Request | Sequence[Request],
         policy: DraftPolicy | None = None,
         context: Context | None = None,
-        record: Record | None = None,
+        record: OutputOptions | None = None,
     ) -> None:
         several = [requests] if isinstance(requests, Request) else list(requests)
         sampling = several[0].sampling
         capacity = max(one.max_length for one in several)
         self.target = target
-        self.sequences = [Progress.of(index, one) for index, one in enumerate(several)]
+        self.sequences = [SequenceState.of(index, one) for index, one in enumerate(several)]
         self.live = list(self.sequences)
-        self.policy = (policy or AlwaysDraft(drafter)).open(sampling, len(several))
+        self.policy = (policy or AlwaysDraft(drafter)).new_run(sampling, len(several))
         self.record = record
         self.is_context_lent = context is not None
         self.context = context or Context(target, drafter, sampling, len(several), capacity)
@@ -131,7 +131,7 @@ class DecodeRun:
             self.context.lengths = [len(ids) for ids in prompts]
             logits = self.target.logits(torch.stack(features)[:, None])
             tree = DraftTree.empty(torch.tensor(self.context.lengths, device=logits.device))
-            return self._settle(tree, accept_trees(tree, logits, self.live, self.num_steps))
+            return self._advance(tree, accept_trees(tree, logits, self.live, self.num_steps))
 
     @torch.inference_mode()
     def _step(self) -> list[DecodeStep]:
@@ -147,7 +147,7 @@ class DecodeRun:
             results = accept_trees(tree, logits, self.live, self.num_steps)
             for one in self.live:
                 one.stats.target_forwards += 1
-            steps = self._settle(tree, results)
+            steps = self._advance(tree, results)
         rows = [result.row for result in results]
         paths = [result.path for result in results]
         self.policy.learn(rows, paths, time.perf_counter() - started)
@@ -184,21 +184,21 @@ class DecodeRun:
             max_depth=tree.max_depth + 1,
         )
 
-    def _settle(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
+    def _advance(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
         """Emit what was decided, make it permanent, and let go of finished sequences."""
         pairs = list(zip(self.live, results, strict=True))
         steps = [self._emit(one, result) for one, result in pairs]
         if self.num_steps:
             self._commit(results, steps)
-            self._tell(tree, results, steps)
-        self._conclude(steps)
+            self._notify(tree, results, steps)
+        self._notify_finished(steps)
         still = [place for place, one in enumerate(steps) if not one.finished]
         if still and len(still) < len(steps):
-            self.context.keep(still)
+            self.context.select_sequences(still)
         self.live = [self.live[place] for place in still]
         return steps
 
-    def _emit(self, one: Progress, result: AcceptResult) -> DecodeStep:
+    def _emit(self, one: SequenceState, result: AcceptResult) -> DecodeStep:
         """Append tokens one by one until the request is complete."""
         row = result.row
         drafted = [(row.token_ids[n], row.depth[n], row.proposer_id[n]) for n in result.path]
@@ -237,7 +237,9 @@ class DecodeRun:
             ]
         )
 
-    def _tell(self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
+    def _notify(
+        self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
+    ) -> None:
         if self.context.session is None:
             return
         distributions = [verified.distribution for verified in results]
@@ -256,15 +258,15 @@ class DecodeRun:
                 [node + 1 for node in nodes]
             ],
         )
-        self.context.session.feedback(verified)
+        self.context.session.on_verified(verified)
 
-    def _conclude(self, steps: list[DecodeStep]) -> None:
+    def _notify_finished(self, steps: list[DecodeStep]) -> None:
         """Show the drafter what is complete, the end of which it has not been told of."""
         if self.context.session is None:
             return
         for place, one in enumerate(steps):
             if one.finished:
-                self.context.session.conclude(place, self.live[place].token_ids)
+                self.context.session.on_finished(place, self.live[place].token_ids)
 
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:

@@ -36,7 +36,7 @@ class DraftPolicy(Protocol):
         """Numbers the runs that it learns from for later ones; None: it learns nothing so."""
         ...
 
-    def open(self, sampling: Sampling, batch: int) -> StepPolicy:
+    def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:
         """Return the policy of a run over `batch` sequences."""
         ...
 
@@ -57,7 +57,7 @@ class AlwaysDraft:
     def __init__(self, drafter: Drafter | None) -> None:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)
 
-    def open(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
+    def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
         """Return itself: nothing is learnt."""
         return self
 

@@ -80,7 +80,7 @@ class Request:
 
 
 @dataclass
-class Progress:
+class SequenceState:
     """One request being decoded."""
 
     index: int  # among the requests of the run
@@ -89,7 +89,7 @@ class Progress:
     stats: DecodeStats = field(default_factory=DecodeStats)
 
     @classmethod
-    def of(cls, index: int, request: Request) -> "Progress":
+    def of(cls, index: int, request: Request) -> "SequenceState":
         """Return the state before the first token."""
         return cls(index, request, list(request.token_ids))
 

@@ -40,7 +40,7 @@ def write_rows(
         buffer.scatter_(2, slots[:, None, :, None].expand_as(rows), rows)
 
 
-def kept(buffer: Tensor, places: Sequence[int], dim: int) -> Tensor:
+def selected(buffer: Tensor, places: Sequence[int], dim: int) -> Tensor:
     """Return the part of a buffer that holds these sequences, moved together in place.
 
     Args:
@@ -105,7 +105,7 @@ class SlotLayer(CacheLayerMixin):
         self.slots: Tensor | None = None
         self.num_visible = 0
 
-    def aim(self, slots: Tensor, num_visible: int) -> None:
+    def set_slots(self, slots: Tensor, num_visible: int) -> None:
         """Send the next update to `slots` [batch, queries]; it will return `num_visible` slots."""
         self.slots, self.num_visible = slots, num_visible
 
@@ -187,9 +187,9 @@ class SlotCache(Cache):
         total = sum(block.numel() * block.element_size() for block in self._all_blocks)
         return total // (self._blocks[0].shape[1] * self.capacity)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
-        self._replace([kept(block, places, dim=1) for block in self._all_blocks])
+        self._replace([selected(block, places, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots, keeping what is there."""
@@ -197,10 +197,10 @@ class SlotCache(Cache):
             self.capacity = bucketed(capacity)
             self._replace([grown(block, self.capacity) for block in self._all_blocks])
 
-    def aim(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
+    def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
         """Prepare every layer for a forward that writes `slots` and reads `num_visible` slots."""
         for layer in self.slot_layers:
-            layer.aim(slots, num_visible)
+            layer.set_slots(slots, num_visible)
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the bucketed number of slots that covers `highest_slot`."""
@@ -233,7 +233,7 @@ class SlotCache(Cache):
             taken = block.gather(3, source[None, :, None, :, None].expand(shape))
             block.scatter_(3, destination[None, :, None, :, None].expand(shape), taken)
 
-    def note(
+    def store_hidden(
         self,
         hidden: Sequence[Float[Tensor, "batch queries hidden"]],
         slots: Int[Tensor, "batch queries"],

@@ -58,7 +58,7 @@ class TargetTail:
             for part in (layer.keys, layer.values)
         )
 
-    def keep(self, cache: SlotCache, rows: KeptRows, slots: Int[Tensor, "batch rows"]) -> None:
+    def store(self, cache: SlotCache, rows: KeptRows, slots: Int[Tensor, "batch rows"]) -> None:
         """Store rows at slots of a cache from `new_cache`."""
         buffers = [part for layer in cache.slot_layers for part in (layer.keys, layer.values)]
         for buffer, new in zip(buffers, rows, strict=True):
@@ -100,7 +100,7 @@ class TargetTail:
         states = told.hidden_states
         chain = torch.ones(1, 4, 4, dtype=torch.bool, device=token_ids.device).tril()
         cache = self.new_cache(1, 4)
-        cache.aim(token_ids, num_visible=4)
+        cache.set_slots(token_ids, num_visible=4)
         try:
             got = self.forward(states[self.input_state], token_ids, chain, token_ids, cache)
         except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:

@@ -37,8 +37,8 @@ def prefilled(
     target = drafter.target
     cache = target.new_cache(1, 64, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
-    session = drafter.open(GREEDY, capacity=64)
-    memory = drafter.encode(output, torch.arange(length)[None])
+    session = drafter.new_session(GREEDY, capacity=64)
+    memory = drafter.encode_memory(output, torch.arange(length)[None])
     session.advance(committed(tokens, 0, length, memory))
     return session, output
 

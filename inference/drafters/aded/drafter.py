@@ -59,7 +59,7 @@ class AdedDrafter(WithoutMemory):
         self.table = self._new_table()
         self.request_counter = None if self.settings.reset_per_request else RequestCounter()
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         guessers = [self._guesser() for _ in range(batch)]
         return TokenSession(guessers, Budget(self.max_nodes, self.max_depth), capacity)

@@ -52,11 +52,11 @@ class CombinedDrafter:
         self._knowledge = [Knowledge(self.settings) for _ in range(3)]
         self._num_resets = self.request_counter.num_resets
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return CombinedSession(
-            self.first.open(sampling, capacity, batch),
-            self.second.open(sampling, capacity, batch),
+            self.first.new_session(sampling, capacity, batch),
+            self.second.new_session(sampling, capacity, batch),
             self.settings,
             sampling,
             self.knowledge,
@@ -73,11 +73,11 @@ class CombinedDrafter:
             self._forget()
         return self._knowledge[do_sample + is_sampled]
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
     ) -> MemoryRows:
         """Encode as the first drafter does."""
-        return self.first.encode(output, rows)
+        return self.first.encode_memory(output, rows)
 
     def reset(self) -> None:
         """Forget what was learnt from requests."""

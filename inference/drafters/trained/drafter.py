@@ -66,7 +66,7 @@ class TrainedDrafter:
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
 
@@ -77,7 +77,7 @@ class TrainedDrafter:
         """Return the target's embeddings in the drafter's dtype."""
         return self.target.embed(token_ids).to(self.model.dtype)
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
     ) -> MemoryRows:
         """Return memory of the tokens at query indices `rows` (None: all) of what was read."""
@@ -101,7 +101,7 @@ class TrainedSession:
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
         self.drafter = drafter
-        self.adopt(sampling)
+        self.set_sampling(sampling)
         # Behind the root: nodes that are expanded, and one slot where padding goes.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
         self.rows = SessionRows(drafter.model, drafter.tail, batch, capacity + self.scratch)
@@ -157,10 +157,10 @@ class TrainedSession:
             max(self.lengths),
         )
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn nothing: the weights are fixed."""
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Learn nothing."""
 
     def rollback(self, length: int) -> None:
@@ -168,13 +168,13 @@ class TrainedSession:
         self.lengths = tuple(min(length, one) for one in self.lengths)
         self.root = None
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.rows.keep(places)
+        self.rows.select_sequences(places)
         self.lengths = tuple(self.lengths[place] for place in places)
         self.root = None if self.root is None else self.root[list(places)]
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft for another way of sampling from now on."""
         self.sampling = sampling
         self.shape = self.drafter.plan.shape(sampling)

@@ -9,7 +9,7 @@ from torch import Tensor
 from inference.trees.builder import Frontier
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import BankOutput
-from jakiro.target.cache import SlotCache, bucketed, grown, in_place, kept, write_rows
+from jakiro.target.cache import SlotCache, bucketed, grown, in_place, selected, write_rows
 from jakiro.target.tail import TargetTail
 from moa.attention import Rows
 from moa.trunk import Evidence
@@ -63,9 +63,9 @@ class RowBuffer:
         """Return a store that keeps new keys and values at `slots` and shows the first `count`."""
         return WriteThrough(self, slots, count)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
-        self._tensors = tuple(kept(buffer, places, dim=0) for buffer in self._tensors)
+        self._tensors = tuple(selected(buffer, places, dim=0) for buffer in self._tensors)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows, keeping those that are there."""
@@ -202,12 +202,12 @@ class SessionRows:
         self.kept.write(kept[:count], positions)
         self.own.write(self._own_rows(embeddings, positions), positions)
         if self.tail is not None and self.tail_cache is not None:
-            self.tail.keep(self.tail_cache, tuple(kept[count:]), positions)
+            self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
         for rows in self._all:
-            rows.keep(places)
+            rows.select_sequences(places)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots."""

@@ -107,7 +107,7 @@ class TreePass:
         tail, cache = self.rows.tail, self.rows.tail_cache
         if tail is None or cache is None:
             return output
-        cache.aim(slots, mask.shape[2])
+        cache.set_slots(slots, mask.shape[2])
         written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
         seen = positions_in_slots(written, self.positions, mask.shape[2])
         return output.behind(tail.forward(output.expected, positions, mask, seen, cache))

@@ -46,7 +46,7 @@ def _assert_tail_makes_the_features(model: PreTrainedModel, num_layers: int) -> 
     states = model(input_ids=tokens, output_hidden_states=True).hidden_states
     positions = torch.arange(COUNT)[None]
     cache = tail.new_cache(1, COUNT)
-    cache.aim(positions, num_visible=COUNT)
+    cache.set_slots(positions, num_visible=COUNT)
     causal = torch.ones(1, COUNT, COUNT, dtype=torch.bool).tril()
     got = tail.forward(states[tail.input_state], positions, causal, positions, cache)
     torch.testing.assert_close(got, states[-1], **CLOSE)
@@ -229,7 +229,7 @@ def test_rows_that_a_tail_keeps_are_those_of_the_targets_cache() -> None:
     target.forward(chain_step(_tokens(9), 0), cache)
     rows = tail.rows(cache, slots)
     own = tail.new_cache(1, 16)
-    tail.keep(own, rows, slots)
+    tail.store(own, rows, slots)
     for layer, kept in zip(cache.slot_layers[-2:], own.slot_layers, strict=True):
         assert torch.equal(layer.keys[:, :, :9], kept.keys[:, :, :9])
         assert torch.equal(layer.values[:, :, :9], kept.values[:, :, :9])

@@ -30,5 +30,5 @@ def test_bytes_per_token_are_those_of_a_sessions_memory(name: str, dtype: torch.
     target, settings = TargetAdapter(tiny_llama()), VARIANTS[name]
     shape = TreeShape(parallel_levels=settings.schedule.parallel_levels)
     drafter = TrainedDrafter(tiny_drafter(target, settings).to(dtype), target, shape)
-    rows = drafter.open(GREEDY, capacity=100, batch=3).rows
+    rows = drafter.new_session(GREEDY, capacity=100, batch=3).rows
     assert _bytes_of(rows) == drafter.bytes_per_token * 3 * rows.capacity
