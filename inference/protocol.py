@@ -77,7 +77,7 @@ class Budget(NamedTuple):
     depth: int | None = None  # longest path; None: as the drafter likes
 
 
-class MemoryRows(NamedTuple):
+class EncodedMemory(NamedTuple):
     """What a drafter keeps of verified tokens, such as cross-attention rows; padded alike."""
 
     tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
@@ -95,7 +95,7 @@ class Committed(NamedTuple):
     num_verified: tuple[int, ...]
     token_ids: Int[Tensor, "batch verified"]
     root: Int[Tensor, "batch 1"]
-    memory: MemoryRows | None  # of the verified tokens; None for drafters that need none
+    memory: EncodedMemory | None  # of the verified tokens; None for drafters that need none
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Drafter(Protocol):
 
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Return memory of the tokens at query indices `rows` (None: all) of what was read.
 
         Asked only of drafters that need memory. It lives with the target.

@@ -39,7 +39,7 @@ class TrunkSettings(Settings):
     num_heads: int | None = Field(None, ge=1)
     num_kv_heads: int | None = Field(None, ge=1)
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
-    rope_base: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
     fusion_layers: tuple[int, ...] | None = None
     rollout_steps: int = Field(1, ge=1, le=8)
     input_norms: bool = True
@@ -113,11 +113,11 @@ class MemorySettings(Settings):
     mlp_width: int = Field(128, ge=1)
 
 
-class BankSettings(Settings):
+class ExpertsSettings(Settings):
     """The expert bank, see `jakiro.experts.ExpertBank`."""
 
     num_experts: Literal[1, 2, 4] = 2
-    expert_width: int = Field(512, ge=1)
+    intermediate_size: int = Field(512, ge=1)
     combine: Literal["sum", "mixture"] = "mixture"
     contrastive_head: bool = True
 
@@ -149,14 +149,14 @@ class DrafterSettings(Settings):
 
     trunk: TrunkSettings = TrunkSettings()
     memory: MemorySettings = MemorySettings()
-    bank: BankSettings = BankSettings()
+    experts: ExpertsSettings = ExpertsSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     tail_layers: Literal[0, 1, 2] = 0
     draft_vocab_size: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
-        fits = self.bank.combine == "sum" and not self.schedule.parallel_levels
+        fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
         if self.tail_layers and not fits:
             raise ValueError("bank.combine sum and schedule.parallel_levels 0 with tail_layers")
         return self

@@ -14,7 +14,7 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats
 from inference.generation.preparation import prepare_requests
-from inference.protocol import Budget, Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -57,7 +57,7 @@ class RecordingDrafter:
 
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Encode as the recorded drafter does."""
         return self.drafter.encode_memory(output, rows)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.drafters.candidates import Candidates, deterministic_tree
-from inference.protocol import Budget, Committed, MemoryRows, RequestCounter, VerifyResult
+from inference.protocol import Budget, Committed, EncodedMemory, RequestCounter, VerifyResult
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
@@ -190,7 +190,7 @@ class WithoutMemory:
 
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Never asked, because `needs` is empty.
 
         Raises:

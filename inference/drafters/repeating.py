@@ -16,7 +16,7 @@ from inference.drafters.candidates import Candidates, deterministic_tree
 from inference.drafters.combined.session import CombinedSession
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
-from inference.protocol import Budget, Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory, VerifyResult
 from inference.sampling import Sampling
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import StepOutput
@@ -185,7 +185,7 @@ class RepeatingDrafter:
 
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Encode as the other drafter does."""
         return self.drafter.encode_memory(output, rows)
 

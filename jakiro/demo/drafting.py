@@ -37,7 +37,7 @@ def train_drafter(
             "data": data | {"cache_folder": folder / "tokens"},
             "drafter": {
                 "memory": memory | {"head_dim": 32 if width < 512 else 64},
-                "bank": {"num_experts": 2, "expert_width": 2 * width},
+                "bank": {"num_experts": 2, "intermediate_size": 2 * width},
                 "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
             },
             "batch": {"rows": recipe.rows, "micro_batch": recipe.rows},

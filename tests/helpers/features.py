@@ -80,7 +80,7 @@ def tensors(view: TargetView) -> dict[str, Tensor]:
         "embeddings": view.embeddings,
         "tail_input": view.tail_input,
     }
-    named |= {f"tail_rows {number}": rows for number, rows in enumerate(view.tail_rows)}
+    named |= {f"tail_rows {number}": rows for number, rows in enumerate(view.tail_kv)}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 

@@ -58,7 +58,7 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "drafter": {
             "trunk": {"kind": "moa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
             "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
-            "bank": {"expert_width": 32},
+            "bank": {"intermediate_size": 32},
         },
         "initialize": {"attention_layer": None},
         "objective": {"token_weight": 1.0, "feature_weight": 0.0},

@@ -115,7 +115,7 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
     ((_, found),) = read_evaluations(settings.run_folder)
     (decoding,) = found["decoding"]
     proposed, shares = decoding["candidates_by_expert"], decoding["acceptance_by_expert"]
-    assert len(proposed) == len(shares) == settings.drafter.bank.num_experts
+    assert len(proposed) == len(shares) == settings.drafter.experts.num_experts
     assert sum(proposed) > 0
     pairs = zip(proposed, shares, strict=True)
     assert all((share is None) == (count == 0) for count, share in pairs)

@@ -65,7 +65,7 @@ class Evaluation:
     def _measure_rows(self, drafter: JakiroDrafter) -> dict[str, Any]:
         module = TrainingModule(drafter, self._settings.objective)
         meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
-        bank = self._settings.drafter.bank
+        bank = self._settings.drafter.experts
         diversity = Diversity(self._processes, bank.num_experts, bank.combine == "mixture")
         for batch in self._held_out_batches():
             view = self._reader.view(batch)
@@ -112,7 +112,7 @@ class Evaluation:
             for seed, prompt in prompts[self._processes.rank :: self._processes.count]
         )
         stats = DecodeStats.pooled(self._processes.gather(mine))
-        experts = range(self._settings.drafter.bank.num_experts)
+        experts = range(self._settings.drafter.experts.num_experts)
         return {
             "temperature": temperature,
             "tau": stats.tau,

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize, smooth_l1_loss
 
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from jakiro.utils.settings import Settings
 from training.loss.batch import Batch
 from training.loss.positions import Examples, gather_examples
@@ -91,7 +91,7 @@ class LossTerms(NamedTuple):
 
 
 def drafter_loss(
-    output: BankOutput,
+    output: ExpertsOutput,
     goals: Goals,
     batch: Batch,
     draw: int,

@@ -7,7 +7,7 @@ from torch import nn
 
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import ExpertBank
+from jakiro.experts import MixtureOfExperts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from moa.trunk import Trunk
@@ -128,10 +128,12 @@ def tell_in_features(
         trunk.cross_attention.output.weight.zero_()
     if feed_forward is None:
         return 0
-    return _start_bank(drafter.bank, feed_forward, fit, seed)
+    return _start_experts(drafter.experts, feed_forward, fit, seed)
 
 
-def _start_bank(bank: ExpertBank, feed_forward: LayerFeedForward, fit: LayerFit, seed: int) -> int:
+def _start_experts(
+    bank: MixtureOfExperts, feed_forward: LayerFeedForward, fit: LayerFit, seed: int
+) -> int:
     """Give experts the strongest units, not quite the same ones; return how many."""
     assert fit.strengths is not None
     generator = torch.Generator().manual_seed(seed)

@@ -13,7 +13,7 @@ from inference.drafters.combined.session import CombinedSession
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import MemoryRows, RequestCounter
+from inference.protocol import EncodedMemory, RequestCounter
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
@@ -75,7 +75,7 @@ class CombinedDrafter:
 
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Encode as the first drafter does."""
         return self.first.encode_memory(output, rows)
 

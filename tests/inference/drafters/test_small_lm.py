@@ -161,7 +161,7 @@ def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
         assert again.token_ids.tolist() == expected.token_ids.tolist()
         torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
         slots = torch.arange(len(tokens))[None]
-        rows = [one.rows.cache.rows(slots, (0, 1)) for one in (session, fresh)]
+        rows = [one.rows.cache.kv(slots, (0, 1)) for one in (session, fresh)]
         torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-5)
 
 

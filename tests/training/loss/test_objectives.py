@@ -91,7 +91,7 @@ def test_gradients_of_tokens_follow_the_weight_of_the_loss(
 
 
 def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -> None:
-    from jakiro.experts import BankOutput
+    from jakiro.experts import ExpertsOutput
     from training.loss.objectives import Goals, drafter_loss
 
     view, heads = tiny.view(BATCH), tiny.reader(BATCH.token_ids.shape[1]).heads
@@ -102,7 +102,7 @@ def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -
 
     def total(step: float) -> torch.Tensor:
         moved = [part + step * way for part, way in zip((features, scores), ways, strict=True)]
-        output = BankOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
+        output = ExpertsOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
         only = {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.0}
         objective = tiny.objective.model_copy(update=only)
         return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective).total
@@ -130,13 +130,13 @@ def test_one_expert_has_the_same_loss_in_both_modes(parallel_levels: int) -> Non
 def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
     tiny: TinyTraining,
 ) -> None:
-    from jakiro.experts import BankOutput
+    from jakiro.experts import ExpertsOutput
     from training.loss.objectives import Goals, drafter_loss
 
     view = tiny.view(BATCH)
     ahead = torch.stack([view.features, view.features.roll(-1, dims=1)], dim=2)
     shape = (*BATCH.token_ids.shape, 1)
-    perfect = BankOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
+    perfect = ExpertsOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
     heads = tiny.reader(BATCH.token_ids.shape[1]).heads
     terms = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
     assert torch.equal(terms.correct, terms.level_count)

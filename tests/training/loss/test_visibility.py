@@ -50,7 +50,7 @@ def with_state(view: TargetView, place: int) -> TargetView:
 
 
 def with_tail_rows(view: TargetView, place: int) -> TargetView:
-    return view._replace(tail_rows=tuple(moved(rows, place, dim=2) for rows in view.tail_rows))
+    return view._replace(tail_rows=tuple(moved(rows, place, dim=2) for rows in view.tail_kv))
 
 
 def token_reaches(batch: Batch, place: int) -> Tensor:

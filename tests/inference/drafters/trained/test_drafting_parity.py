@@ -117,7 +117,7 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
 
 def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
     """Everything that a session keeps of tokens."""
-    rows = session.rows
+    rows = session.cache
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
     return [rows.own.prefix(12), rows.kept.prefix(12), *((one.keys, one.values) for one in tail)]
 

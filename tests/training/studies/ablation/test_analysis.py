@@ -17,10 +17,10 @@ from training.studies.ablation.uncertainty import Rate, Ratio, product, ratio, s
 FOUR_CELLS = (
     made_up_arm("base"),
     made_up_arm("contrast-off", objective={"contrast_weight": 0.0}),
-    made_up_arm("experts-off", drafter={"bank": {"num_experts": 1, "expert_width": 1030}}),
+    made_up_arm("experts-off", drafter={"bank": {"num_experts": 1, "intermediate_size": 1030}}),
     made_up_arm(
         "both-off",
-        drafter={"bank": {"num_experts": 1, "expert_width": 1030}},
+        drafter={"bank": {"num_experts": 1, "intermediate_size": 1030}},
         objective={"contrast_weight": 0.0},
     ),
 )

@@ -21,7 +21,7 @@ from training.studies.ablation.estimate import Estimate, estimate, render
 def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
     """A base and two arms, and what they are trained on."""
     base, delta, other = (workshop / f"{name}.yaml" for name in ("a", "experts-1", "parallel-0"))
-    base.write_text(dump_settings(tiny_run(workshop, drafter={"bank": {"expert_width": 256}})))
+    base.write_text(dump_settings(tiny_run(workshop, drafter={"bank": {"intermediate_size": 256}})))
     delta.write_text("drafter: {bank: {num_experts: 1}}")
     other.write_text("drafter: {schedule: {autoregressive_levels: 3, parallel_levels: 0}}")
     arms = read_arms(base, [delta, other])

@@ -24,7 +24,7 @@ RATES = "optimizer.learning_rate=0.01,0.02,0.04"
 @pytest.fixture
 def command(workshop: Path) -> list[str]:
     """The words of a small study with a sweep."""
-    settings = tiny_run(workshop, steps=2, drafter={"bank": {"expert_width": 64}})
+    settings = tiny_run(workshop, steps=2, drafter={"bank": {"intermediate_size": 64}})
     (workshop / "base.yaml").write_text(dump_settings(settings))
     write_jsonl(workshop / "dev.jsonl", ({"prompt": text[:12]} for text in TEXTS[:3]))
     write_jsonl(workshop / "test.jsonl", ({"prompt": text[4:16]} for text in TEXTS[3:]))
