@@ -30,7 +30,7 @@ class TrunkSettings(Settings):
         fusion_layers: the hidden states that are fused into the features that are read (0: the
             embedding, k: behind layer k); None for the last one as it is. This and what follows is
             not for "moa".
-        rollout_steps: how many steps of drafting training goes through, all but the first on the
+        ttt_steps: how many steps of drafting training goes through, all but the first on the
             drafter's own features.
         input_norms: whether tokens and features are normalised when read.
     """
@@ -41,7 +41,7 @@ class TrunkSettings(Settings):
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
     rope_theta: float | None = Field(None, gt=0)
     fusion_layers: tuple[int, ...] | None = None
-    rollout_steps: int = Field(1, ge=1, le=8)
+    ttt_steps: int = Field(1, ge=1, le=8)
     input_norms: bool = True
 
     @property
@@ -84,7 +84,7 @@ class TrunkSettings(Settings):
 
     @model_validator(mode="after")
     def _feedback_is_fed_back(self) -> "TrunkSettings":
-        given = {"fusion_layers", "rollout_steps", "input_norms"} & _changed(self)
+        given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
         if given and not self.reads_features:
             raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback or hybrid")
         return self
@@ -158,7 +158,7 @@ class DrafterSettings(Settings):
     def _tail_follows_one_feature(self) -> "DrafterSettings":
         fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
         if self.tail_layers and not fits:
-            raise ValueError("bank.combine sum and schedule.parallel_levels 0 with tail_layers")
+            raise ValueError("experts.combine sum and schedule.parallel_levels 0 with tail_layers")
         return self
 
 

@@ -34,7 +34,7 @@ _FREE: Any = {
     "data": {"paths", "cache_folder", "split"},  # what is split is a fact where it matters
     "features": {"folder"},
     "batch": {"micro_batch"},
-    "objective": {"chunk_rows"},
+    "objective": {"chunk_size"},
     "engine": {
         *("device", "zero_stage", "activation_checkpointing"),
         *("offload_optimizer", "offload_parameters"),

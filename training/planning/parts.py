@@ -97,7 +97,7 @@ def parts_of(
         "target": lambda: reader.view(batch),
         "memory": memory,
         "trunk": _replayed(drafter.trunk, to_trunk),
-        "bank": _replayed(drafter.experts, to_bank),
+        "experts": _replayed(drafter.experts, to_bank),
         "head": head,
     }
 

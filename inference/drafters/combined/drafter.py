@@ -48,7 +48,7 @@ class CombinedDrafter:
         self.max_depth = max(first.max_depth, second.max_depth)
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
-            self.second_id = first.model.config.settings.bank.num_experts
+            self.second_id = first.model.config.settings.experts.num_experts
         self._knowledge = [Knowledge(self.settings) for _ in range(3)]
         self._num_resets = self.request_counter.num_resets
 

@@ -16,7 +16,9 @@ STEPS = 101
 
 @pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55)])
 def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: str, middle: float) -> None:
-    settings = OptimizerSettings(learning_rate=2.0, warmup_steps=20, schedule=schedule, floor=0.1)
+    settings = OptimizerSettings(
+        learning_rate=2.0, warmup_steps=20, schedule=schedule, min_lr_ratio=0.1
+    )
     rates = [learning_rate(settings, step, STEPS) for step in range(STEPS)]
     assert rates[:20] == pytest.approx([2.0 * (step + 1) / 20 for step in range(20)])
     assert rates[20] == pytest.approx(2.0)

@@ -53,7 +53,7 @@ def test_another_document_of_the_row_does_not_change_the_loss(tiny: TinyTraining
 
 
 def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
-    batch = random_batch([9, 8], [17], row_length=24)
+    batch = random_batch([9, 8], [17], sequence_length=24)
     other = torch.where(batch.documents < 0, 5, batch.token_ids)
     assert_close(tiny.loss(batch), tiny.loss(changed(batch, token_ids=other)))
     shorter = cropped(batch, 0, 17)
@@ -69,11 +69,11 @@ def test_prompts_carry_no_loss_and_do_not_count(tiny: TinyTraining) -> None:
     assert terms.level_count[1].item() == expected - 2 * 5
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 7, 50])
+@pytest.mark.parametrize("chunk_size", [1, 7, 50])
 def test_the_size_of_chunks_changes_neither_loss_nor_gradients(
-    tiny: TinyTraining, chunk_rows: int
+    tiny: TinyTraining, chunk_size: int
 ) -> None:
-    whole, chunked = tiny.loss(BATCH), tiny.loss(BATCH, chunk_rows=chunk_rows)
+    whole, chunked = tiny.loss(BATCH), tiny.loss(BATCH, chunk_size=chunk_size)
     assert_close(whole, chunked)
     for one, other in zip(tiny.gradients(whole.total), tiny.gradients(chunked.total), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

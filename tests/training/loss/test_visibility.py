@@ -18,7 +18,7 @@ from training.loss.views import TargetView
 
 ROW = 24
 STEPS = ROLLED_OUT
-ROLLOUT = {"rollout_steps": STEPS}
+ROLLOUT = {"ttt_steps": STEPS}
 TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
 FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
 FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | ROLLOUT)

@@ -30,7 +30,7 @@ from training.setup.target_layer import (
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
-TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 
 
 def _settings(
@@ -44,7 +44,7 @@ def _settings(
         tail_layers=tail_layers,
     )
     return plain.model_copy(
-        update={"bank": plain.experts.model_copy(update={"intermediate_size": width})}
+        update={"experts": plain.experts.model_copy(update={"intermediate_size": width})}
     )
 
 

@@ -79,7 +79,7 @@ def test_a_drafter_for_an_earlier_state_of_the_target_is_taken_with_a_warning(
     ("changes", "error", "message"),
     [
         (
-            {"drafter": {"draft_vocab_size": 24, "bank": {"combine": "sum"}}},
+            {"drafter": {"draft_vocab_size": 24, "experts": {"combine": "sum"}}},
             ConfigError,
             r"another setting drafter\.bank\.combine; expected: sum; got: mixture",
         ),

@@ -21,9 +21,9 @@ BASE = "base"
 # width is what makes arms equally large.
 _OPEN = (
     *("drafter", "initialize", "objective"),
-    *("batch.anchors", "batch.curriculum", "batch.draws"),
+    *("batch.anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
 )
-_WIDTH = "drafter.bank.intermediate_size"
+_WIDTH = "drafter.experts.intermediate_size"
 
 
 @dataclass(frozen=True)
@@ -178,4 +178,4 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
 
 def _with_width(drafter: DrafterSettings, width: int) -> DrafterSettings:
     bank = drafter.experts.model_copy(update={"intermediate_size": width})
-    return drafter.model_copy(update={"bank": bank})
+    return drafter.model_copy(update={"experts": bank})

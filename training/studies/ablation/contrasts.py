@@ -120,7 +120,7 @@ def _differing_prompts() -> DataError:
 
 # What tells the cells apart, makes them equally large, or only names a run.
 _APART: Any = {
-    "drafter": {"bank": {"num_experts", "intermediate_size"}},
+    "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
     "seed": True,
     "run_folder": True,

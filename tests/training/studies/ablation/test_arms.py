@@ -36,7 +36,7 @@ def base(workshop: Path) -> Path:
     """A base for two steps, with the heads of the target's layers."""
     path = workshop / "base.yaml"
     trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    drafter = {"trunk": trunk, "bank": {"intermediate_size": 256}}
+    drafter = {"trunk": trunk, "experts": {"intermediate_size": 256}}
     settings = tiny_run(workshop, steps=2, drafter=drafter)
     path.write_text(dump_settings(settings))
     return path
@@ -94,7 +94,7 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
     [
         "seed: 3",
         "steps: 10",
-        "data: {row_length: 16}",
+        "data: {sequence_length: 16}",
         "batch: {rows: 2}",
         "optimizer: {learning_rate: 0.1}",
         "drafter: {bank: {intermediate_size: 8, num_experts: 1}}",
