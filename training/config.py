@@ -148,7 +148,7 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _anchors_fit_the_trunk(self) -> "TrainSettings":
         own = BatchSettings()
-        named = ("draws", "anchors", "curriculum")
+        named = ("anchor_samples", "anchors", "curriculum_fraction")
         is_given = [name for name in named if getattr(self.batch, name) != getattr(own, name)]
         if self.drafter.trunk.reads_features and is_given:
             raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback or hybrid")
@@ -204,4 +204,4 @@ def decoding_rule(settings: DrafterSettings) -> AnchorRule:
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
         return AnchorRule("blocks", levels, near_share=1.0)  # in one row positions share anchors
-    return AnchorRule("rollout", levels, draws=levels)
+    return AnchorRule("rollout", levels, num_samples=levels)

@@ -11,7 +11,7 @@ from jakiro.utils.settings import Settings
 from training.loss.anchors import Anchors
 
 Precision = Literal["fp32", "bf16", "fp16"]
-FeatureDtype = Literal["fp32", "bf16"]
+TargetStateDtype = Literal["fp32", "bf16"]
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -81,7 +81,7 @@ class TargetStateSettings(Settings):
 
     source: Literal["online", "offline"] = "online"
     folder: Path | None = None
-    dtype: FeatureDtype = "bf16"
+    dtype: TargetStateDtype = "bf16"
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":
@@ -163,7 +163,7 @@ class LoraSettings(Settings):
         rank: of the product that is added to each adapted matrix.
         alpha: the product is scaled by alpha / rank.
         targets: names of linear layers or stacks of matrices in the drafter, or their ends, such as
-            `self_attention.project` or `bank.down`; None for all but the router.
+            `self_attention.project` or `experts.down`; None for all but the router.
     """
 
     rank: int = Field(16, ge=1)

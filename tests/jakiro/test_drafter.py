@@ -69,7 +69,7 @@ def test_an_unknown_key_in_the_saved_settings_is_refused(
 ) -> None:
     tiny_drafter(target).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["drafter"]["bank"]["num_expert"] = 3
+    config["drafter"]["experts"]["num_expert"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"did you mean 'bank\.num_experts'"):
         JakiroDrafter.from_pretrained(tmp_path)
