@@ -133,7 +133,7 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
         (
             {"batch": {"global_batch_size": 3}},
             ConfigError,
-            r"batch\.rows cannot be shared out evenly",
+            r"batch\.global_batch_size cannot be shared out evenly",
         ),
         ({"target": {"name_or_path": "./missing"}}, CheckpointError, "cannot load the tokenizer"),
         ({"evaluation": {"prompts": "./missing.jsonl"}}, PromptError, "cannot read the prompts"),
