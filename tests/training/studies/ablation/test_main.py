@@ -79,6 +79,7 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     assert _modified(out / "measurements", "*.json") == measured
 
 
+@pytest.mark.slow
 def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> None:
     prompts = workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
@@ -94,6 +95,7 @@ def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> 
     assert _modified(workshop / "study" / "measurements", "*.json") != measured
 
 
+@pytest.mark.slow
 def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], workshop: Path) -> None:
     out, prompts = workshop / "study", workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
@@ -111,6 +113,7 @@ def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], work
     assert "| deterministic-60 |" in (out / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +163,7 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("delta", "expected"),
     [
-        ("drafter: {draft_vocab_size: 290}", "larger than what the responses are written in"),
+        ("drafter: {draft_vocab_size: 290}", "larger than the number of tokens used in the responses"),
         ("drafter: {tail_layers: 3, experts: {combine: sum}, schedule: {parallel_levels: 0}}", "tail"),
         ("initialize: {attention_layer: 9}", "a layer that the target does not have"),
     ],
