@@ -37,7 +37,7 @@ from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.generation.unsupported import refuse_arguments
-from inference.loading import load_parts, tokenizer_at
+from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, TreeShape
@@ -46,6 +46,7 @@ from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter, compile_mode
 from jakiro.target.checks import CausalLM
 from jakiro.target.record import check_target, check_tokenizer
+from jakiro.utils.pretrained import local_tokenizer
 
 Trees = TreeShape | TreePlan | Literal["auto"]
 
@@ -140,7 +141,7 @@ class Decoding:
         """Return a drafter that was checked and brought to the target's device and dtype."""
         record = drafter.config.target_record
         if self.tokenizer is None:
-            self.tokenizer = tokenizer_at(record.name_or_path)
+            self.tokenizer = local_tokenizer(record.name_or_path)
         check_target(record, self.target.spec)
         if self.tokenizer is not None:
             check_tokenizer(record, self.tokenizer)

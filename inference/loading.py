@@ -3,12 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
@@ -20,7 +15,8 @@ from inference.drafters.registry import (
 )
 from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import ConfigError
+from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
 
 class Parts(NamedTuple):
@@ -39,7 +35,7 @@ def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> P
         drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`;
             or two of them, as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
         target: where the target is now, if not where the drafter's config says.
-        **load: for `AutoModelForCausalLM.from_pretrained`.
+        **load: for `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
         CheckpointError: one of them cannot be loaded.
@@ -82,25 +78,10 @@ def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedToken
 
 
 def _load_target(
-    place: str, load: dict[str, Any]
+    name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    try:
-        return (
-            AutoModelForCausalLM.from_pretrained(place, **load),
-            AutoTokenizer.from_pretrained(place),
-        )
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot load the target {place}",
-            expected="the target that the drafter was trained for",
-            got=str(error).strip().splitlines()[0],
-            remedy="pass target= with the place where it is now",
-        ) from error
-
-
-def tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that lies in a folder or in the hub's cache here, if there is one."""
-    try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=True)
-    except (OSError, ValueError):
-        return None
+    remedy = "pass target= with the place where it is now"
+    return (
+        load_causal_lm(name_or_path, remedy=remedy, **load),
+        load_tokenizer(name_or_path, "the tokenizer of the target", remedy=remedy),
+    )

@@ -45,7 +45,7 @@ def load_target(
     Raises:
         CheckpointError: one of them cannot be loaded.
     """
-    model = _load_model(place, dtype, device, "the target")
+    model = load_causal_lm(place, dtype=dtype, device=device)
     return model, load_tokenizer(place, "the tokenizer of the target")
 
 
@@ -147,7 +147,7 @@ def _with_repeats(one: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDe
 
 
 def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
-    assistant = _load_model(place, model.dtype, model.device, "the assistant")
+    assistant = load_causal_lm(place, "the assistant", dtype=model.dtype, device=model.device)
     own, other = (one.config.get_text_config().vocab_size for one in (model, assistant))
     if own != other:
         raise ConfigError(
@@ -157,13 +157,6 @@ def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
             remedy="use a model with the target's own tokenizer",
         )
     return assistant
-
-
-def _load_model(
-    place: str, dtype: str | torch.dtype, device: torch.device, what: str
-) -> PreTrainedModel:
-    model: Any = load_causal_lm(place, what, dtype=dtype)
-    return model.to(device).eval()
 
 
 _BUILDERS: dict[str, Callable[..., list[Method]]] = {

@@ -137,7 +137,7 @@ def _measured(
     from inference.benchmark.run import Comparison, prompts_for, trial_for
     from inference.benchmark.subject import build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
-    from training.distributed.processes import choose_device
+    from jakiro.utils.pretrained import choose_device
 
     prompts = prompts_for(settings)
     with quiet_libraries():

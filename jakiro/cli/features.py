@@ -34,9 +34,9 @@ def features(
 
     An interrupted start is finished by the next one; several may run side by side.
     """
+    from jakiro.utils.pretrained import choose_device
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
-    from training.distributed.processes import choose_device
     from training.module import place_target
     from training.setup.preparation import prepare
     from training.target_states.writer import FeatureWriter

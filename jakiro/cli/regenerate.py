@@ -76,7 +76,7 @@ def _decoder(
     from inference.benchmark.subject import load_target
     from inference.loading import parts_over
     from jakiro.utils.logs import quiet_libraries
-    from training.distributed.processes import choose_device
+    from jakiro.utils.pretrained import choose_device
 
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))

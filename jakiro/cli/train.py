@@ -122,7 +122,7 @@ def _say_what_it_takes(
 ) -> None:
     from rich.console import Console
 
-    from training.distributed.processes import missing_gpu
+    from jakiro.utils.pretrained import missing_gpu
     from training.planning.estimate import estimate, render
 
     found = estimate(settings, processes.count(settings), device.kind)

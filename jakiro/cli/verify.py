@@ -54,8 +54,8 @@ def verify(
     from inference.decoder import SpeculativeDecoder
     from inference.generation.prompt_file import BUILT_IN, read_prompts
     from inference.losslessness import VerifySettings, verify_losslessness
+    from jakiro.utils.pretrained import choose_device
     from jakiro.utils.settings import validate_settings
-    from training.distributed.processes import choose_device
 
     options = {
         "max_new_tokens": max_new_tokens,

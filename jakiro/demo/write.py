@@ -27,8 +27,7 @@ from jakiro.demo.pretraining import Pretraining
 from jakiro.demo.prompts import prompts_of
 from jakiro.errors import DataError, JakiroError
 from jakiro.utils.files import ensure_new_file
-from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
-from training.distributed.processes import choose_device
+from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
 
 EXIT_CODE_BAD_INPUT = 2
 
@@ -41,8 +40,7 @@ def write_texts(
     """Write training text for any target: its continuations of library source, and the source."""
     ensure_new_file(out, "the texts")
     corpus = without_files(load_corpus(), leave_out)
-    model = load_causal_lm(target, "the target", dtype=torch.float32).eval()
-    torch.nn.Module.to(model, choose_device("auto"))
+    model = load_causal_lm(target, dtype=torch.float32, device=choose_device("auto"))
     recipe = TextRecipe(num_files=files, num_batches=batches)
     with Progress(console=Console(stderr=True)) as progress:
         texts = texts_for(recipe, corpus, model, load_tokenizer(target), progress)

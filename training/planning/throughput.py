@@ -24,13 +24,13 @@ from inference.benchmark.stats import median_interval
 from inference.benchmark.timing import interleaved, note, peak_memory
 from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.files import write_atomically
+from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings, load_settings
 from training.config import TrainSettings, anchor_rule
 from training.data.packing import PackedRows
 from training.data.sampler import Sampler
 from training.distributed.processes import join_processes, launch_environment
-from training.input_settings import TORCH_DTYPES
 from training.loop.trainer import Trainer
 from training.module import TargetReader
 from training.planning.parts import flops_of, parts_of
