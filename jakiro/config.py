@@ -1,4 +1,4 @@
-"""What a drafter is made of: its settings, its target, and the Hugging Face shell around them."""
+"""Settings of a drafter and the record of its target, as a Hugging Face config."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,23 +16,28 @@ from jakiro.utils.settings import Settings, validate_settings
 def _changed(settings: Settings) -> set[str]:
     """Return the names of the settings that are not at their defaults."""
     fields = type(settings).model_fields
-    return {name for name, one in fields.items() if getattr(settings, name) != one.default}
+    return {name for name, field in fields.items() if getattr(settings, name) != field.default}
 
 
 class TrunkSettings(Settings):
-    """What turns tokens and the target's state into vectors, and the geometry of its attention.
+    """Inputs of the trunk and geometry of its attention.
 
     Attributes:
         kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
-            features beside tokens, its own where the target's are not known yet; "hybrid" does
-            both.
-        num_heads: of each attention, as the next three; None for those of the target's last layer.
-        fusion_layers: the hidden states that are fused into the features that are read (0: the
-            embedding, k: behind layer k); None for the last one as it is. This and what follows is
-            not for "moa".
-        ttt_steps: how many steps of drafting training goes through, all but the first on the
-            drafter's own features.
-        input_norms: whether tokens and features are normalised when read.
+            features together with tokens, with predicted features where the target's are not known
+            yet; "hybrid" does both.
+        num_heads: query heads of each attention; None for the number in the target's last layer.
+        num_kv_heads: key/value heads of each attention; None for the number in the target's last
+            layer.
+        head_dim: size of one head, even; None for the size in the target's last layer.
+        rope_theta: wavelength base of the rotary embedding; None for that of the target's last
+            layer.
+        fusion_layers: indices of the target's hidden states that are fused into one feature (0: the
+            embedding, k: the output of layer k); None for the last hidden state, unchanged. Not for
+            "moa".
+        ttt_steps: number of drafting passes in training (EAGLE-3's training-time test); all but the
+            first read the drafter's own features. Not for "moa".
+        input_norms: whether tokens and features are normalised when they are read. Not for "moa".
     """
 
     kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
@@ -46,24 +51,26 @@ class TrunkSettings(Settings):
 
     @property
     def attends_memory(self) -> bool:
-        """Whether there is cross-attention to memory."""
+        """Whether the trunk has cross-attention to memory."""
         return self.kind != "feedback"
 
     @property
     def reads_features(self) -> bool:
-        """Whether features are read beside tokens, and so fed back."""
+        """Whether the trunk reads features together with tokens, so that they are fed back."""
         return self.kind != "moa"
 
     @property
     def geometry(self) -> dict[str, Any]:
-        """The arguments that all attention modules share."""
+        """The geometry that all attention modules of the trunk share, as keyword arguments."""
         return self.model_dump(include=set(AttentionShape.model_fields))
 
     def heads_for(self, attention: AttentionShape) -> AttentionShape:
-        """Return the geometry for a target, whose own `attention` stands for what is left open.
+        """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
+
+        Settings that are None take the target's values.
 
         Raises:
-            ConfigError: the heads do not fit together.
+            ConfigError: `num_heads` is not a multiple of `num_kv_heads`.
         """
         given = {name: value for name, value in self.geometry.items() if value is not None}
         heads = attention.model_copy(update=given)
@@ -72,7 +79,7 @@ class TrunkSettings(Settings):
                 "drafter.trunk.num_heads and num_kv_heads do not fit together",
                 expected=f"a multiple of {heads.num_kv_heads} heads",
                 got=heads.num_heads,
-                remedy="set both, or leave out both to have those of the target",
+                remedy="set both, or leave out both to take the target's numbers",
             )
         return heads
 
@@ -86,35 +93,46 @@ class TrunkSettings(Settings):
     def _feedback_is_fed_back(self) -> "TrunkSettings":
         given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
         if given and not self.reads_features:
-            raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback or hybrid")
+            names = ", ".join(sorted(given))
+            raise ValueError(f"{names} can be set only with trunk.kind feedback or hybrid")
         return self
 
 
 class MemorySettings(Settings):
-    """How the target's per-layer state becomes memory, see `moa.memory`.
+    """Memory made from the target's per-layer state, see `moa.memory`.
 
     Attributes:
-        source: keys and values of layers, or hidden states (0: the embedding, k: behind layer k;
-            the last one is the feature that the target's own head reads).
-        layers: which of them are read; None for all keys and values, or for an early, a middle and
-            the last hidden state.
-        layer_attention: whether layers attend to each other; if not, they are read side by side,
-            and None stands for the last hidden state alone, which is memory as it is.
-        common_width: project each layer to this width first.
-        num_heads: of the layer self-attention, as the other sizes.
+        source: "kv" for keys and values of layers, "hidden" for hidden states (0: the embedding, k:
+            the output of layer k; the last one is the feature that the target's head reads).
+        layers: indices of the layers or hidden states that are read; None for the keys and values
+            of all layers, or for an early, a middle and the last hidden state.
+        layer_attention: whether layers attend to each other; if not, their states are concatenated,
+            and `layers` None means only the last hidden state, which is used unchanged.
+        common_width: width that each layer is projected to first; None to skip that projection.
+        num_heads: number of heads of the layer self-attention.
+        head_dim: size of one head of the layer self-attention, even.
+        mlp_width: inner width of the feed-forward part of the layer self-attention.
     """
 
     source: Literal["kv", "hidden"] = "kv"
     layers: tuple[int, ...] | None = None
     layer_attention: bool = True
-    common_width: int | None = Field(None, ge=1)  # project each layer to this width first
+    common_width: int | None = Field(None, ge=1)
     num_heads: int = Field(2, ge=1)
     head_dim: int = Field(32, ge=2, multiple_of=2)
     mlp_width: int = Field(128, ge=1)
 
 
 class ExpertsSettings(Settings):
-    """The expert bank, see `jakiro.experts.ExpertBank`."""
+    """The mixture of experts, see `jakiro.experts.MixtureOfExperts`.
+
+    Attributes:
+        num_experts: number of experts; 1 is an ordinary feed-forward layer.
+        intermediate_size: inner width of one expert.
+        combine: "sum" adds the experts' outputs to one feature; "mixture" gives each expert its own
+            softmax and mixes the distributions.
+        contrastive_head: whether parallel levels see the contrast between experts.
+    """
 
     num_experts: Literal[1, 2, 4] = 2
     intermediate_size: int = Field(512, ge=1)
@@ -123,28 +141,34 @@ class ExpertsSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Depth of the draft: trunk passes, then levels read off the last pass."""
+    """Depth of the draft tree.
+
+    Attributes:
+        autoregressive_levels: number of levels that take a trunk pass each.
+        parallel_levels: number of further levels that are predicted by the last pass.
+    """
 
     autoregressive_levels: int = Field(2, ge=1, le=16)
     parallel_levels: int = Field(1, ge=0, le=3)
 
     @property
     def depth(self) -> int:
-        """Longest path of a draft tree."""
+        """The length of the longest path of a draft tree, in tokens."""
         return self.autoregressive_levels + self.parallel_levels
 
 
 class DrafterSettings(Settings):
-    """Everything that decides a drafter's parameters and its schedule.
+    """Everything that determines a drafter's parameters and its schedule.
 
     Attributes:
-        trunk: the first half of the drafter.
-        memory: for the trunk's cross-attention; a feedback trunk has none, whatever stands here.
-        bank: the second half.
-        schedule: how deep it drafts.
-        tail_layers: target layer inference (arXiv 2410.03804): how many of the target's own last
-            layers follow the bank, whose output then stands for the input of the first of them.
-        draft_vocab_size: draft only so many tokens, those most frequent in training; None for all.
+        trunk: attention over tokens, features and memory: the first half of the drafter.
+        memory: input of the trunk's cross-attention; unused by a trunk of kind "feedback".
+        experts: mixture of experts after the trunk: the second half of the drafter.
+        schedule: depth of the draft tree.
+        tail_layers: number of the target's own last layers that follow the experts (target layer
+            inference, arXiv 2410.03804); the experts then predict the input of the first of them.
+        draft_vocab_size: number of tokens that may be drafted, the most frequent ones in training;
+            None for all.
     """
 
     trunk: TrunkSettings = TrunkSettings()
@@ -158,7 +182,7 @@ class DrafterSettings(Settings):
     def _tail_follows_one_feature(self) -> "DrafterSettings":
         fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
         if self.tail_layers and not fits:
-            raise ValueError("experts.combine sum and schedule.parallel_levels 0 with tail_layers")
+            raise ValueError("tail_layers needs experts.combine sum and schedule.parallel_levels 0")
         return self
 
 
@@ -166,9 +190,10 @@ class JakiroConfig(PreTrainedConfig):
     """The `config.json` of a drafter.
 
     Args:
-        drafter: fields of `DrafterSettings`.
-        target: fields of `TargetRecord`.
-        record: free-form facts kept with the weights: provenance, training, evaluation.
+        drafter: fields of `DrafterSettings`; None for the defaults.
+        target: fields of `TargetRecord`; None only in a config that is not used yet.
+        record: free-form facts kept with the weights (provenance, training, evaluation), if any.
+        kwargs: fields of `PreTrainedConfig`.
     """
 
     model_type = "jakiro"
@@ -195,7 +220,7 @@ class JakiroConfig(PreTrainedConfig):
         """The validated record of the target.
 
         Raises:
-            ConfigError: the config names no target, or its record lacks what it must have.
+            ConfigError: the config names no target, or its record lacks a required field.
         """
         if self.target is None:
             raise ConfigError(
@@ -215,17 +240,21 @@ def _check_complete(record: Mapping[str, Any]) -> None:
         raise ConfigError(
             "the drafter config's record of its target is incomplete",
             expected=f"a record with {', '.join(missing)}",
-            got="one without",
+            got="a record without them",
             remedy="train the drafter again with this version of jakiro",
         )
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
-    """Return the config of a drafter for `target`; heads that are left open are the target's.
+    """Return the config of a drafter; trunk settings that are None take the target's values.
+
+    Args:
+        settings: settings of the drafter.
+        target: record of the target that the drafter is for.
 
     Raises:
-        ConfigError: heads do not fit together, a memory layer lies outside the target, or widths of
-            layers differ; or there are fewer layers or tokens than the drafter wants of them.
+        ConfigError: the numbers of heads do not fit together, a memory layer lies outside the
+            target, the widths of memory layers differ, or the target has too few layers or tokens.
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
@@ -238,10 +267,14 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
 
 
 def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSources:
-    """Return what memory and features are made of, layer by layer.
+    """Return the target states that memory and features are made from.
+
+    Args:
+        settings: settings of the drafter.
+        target: record of the drafter's target.
 
     Raises:
-        ConfigError: hidden states are wanted of a target that has none to read.
+        ConfigError: the settings need hidden states, and those of the target cannot be read.
     """
     trunk = settings.trunk
     memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
@@ -262,10 +295,10 @@ def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
 
 
 def last_hidden_state(target: TargetRecord) -> int:
-    """Return the index of the feature among the target's hidden states.
+    """Return the index of the last hidden state of a target, its feature.
 
     Raises:
-        ConfigError: the target has none to read.
+        ConfigError: the target's hidden states cannot be read.
     """
     if target.num_hidden_states is None:
         raise ConfigError(
@@ -278,7 +311,12 @@ def last_hidden_state(target: TargetRecord) -> int:
 
 
 def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
-    """Return the width of the state of each layer in a source."""
+    """Return the width of each layer's state.
+
+    Args:
+        source: layers that are read, and whether keys and values or hidden states.
+        target: record of the target.
+    """
     if source.kind == "hidden":
         return [target.hidden_size] * len(source.layers)
     return [target.kv_widths[layer] for layer in source.layers]
@@ -308,9 +346,9 @@ def _check_widths(source: StateSource, target: TargetRecord) -> None:
     if len(widths := set(state_widths(source, target))) > 1:
         raise ConfigError(
             "the target's layers differ in the width of their keys and values",
-            expected="memory layers of one width, or a width to bring them to",
+            expected="memory layers of equal width, or a common width to project them to",
             got=sorted(widths),
-            remedy="set drafter.memory.common_width, or choose drafter.memory.layers of one width",
+            remedy="set drafter.memory.common_width, or drafter.memory.layers of equal width",
         )
 
 
@@ -318,7 +356,7 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
     tail, size = settings.tail_layers, settings.draft_vocab_size
     if tail and tail >= last_hidden_state(target):
         raise ConfigError(
-            "drafter.tail_layers leaves no layer of the target before them",
+            "drafter.tail_layers leaves no layer of the target before the tail",
             expected=f"fewer than its {last_hidden_state(target)} layers",
             got=tail,
         )
