@@ -2,6 +2,7 @@
 
 import argparse
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,9 @@ def load_prompts(options: argparse.Namespace, target: TargetAdapter) -> list[lis
         return random_prompts(target, options.count, PROMPT_TOKENS)
     tokenizer = AutoTokenizer.from_pretrained(place)
     file = options.prompts or (SHARED_PROMPTS if SHARED_PROMPTS.is_file() else None)
-    prompts: list[Prompt] = list(BUILT_IN) if file is None else read_prompts(file)
+    prompts: Sequence[Prompt] = BUILT_IN
+    if file is not None:
+        prompts = [prompt.first for prompt in read_prompts(file)]
     vocab_size = target.spec.vocab_size
     ids = [encode_prompt(one, tokenizer, vocab_size) for one in prompts[: options.count]]
     room = target.spec.max_position - options.new_tokens - MARGIN

@@ -68,7 +68,7 @@ def verify(
         "seed": seed,
     }
     settings = validate_settings(VerifySettings, options, source="the command line")
-    texts = BUILT_IN if prompts is None else read_prompts(prompts)
+    texts = BUILT_IN if prompts is None else [one.first for one in read_prompts(prompts)]
     store = writer(json_file)
     decoder = SpeculativeDecoder.from_pretrained(
         drafter, target, dtype=dtype, device_map=choose_device(device)

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from inference.generation.prompt_file import read_prompt_lines
 from jakiro.demo.corpus import (
     STANDARD_LIBRARY,
     Corpus,
@@ -81,7 +82,7 @@ def write_small_lm(
     """Train a small language model with a target's tokenizer, to draft for it."""
     ensure_new_file(out, "the model")
     encoder = load_tokenizer(tokenizer)
-    rows = (encoder.encode(text, add_special_tokens=False) for text in _fields(texts, "text"))
+    rows = (encoder.encode(text, add_special_tokens=False) for text in _texts_in(texts))
     recipe = TargetRecipe(
         vocab_size=len(encoder),
         num_layers=layers,
@@ -102,21 +103,25 @@ def write_small_lm(
 
 
 def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
-    """Return the corpus without the training files that rows of prompt files name as `file`.
+    """Return the corpus without the training files that prompts were cut from.
+
+    Args:
+        corpus: files of source code.
+        prompts: files of prompts; the key `file` of a prompt names its file of source code.
 
     Raises:
-        DataError: a prompt file cannot be read.
+        PromptError: a file of prompts cannot be read.
     """
-    foreign = {name for path in prompts for name in _fields(path, "file", is_needed=False)}
+    lines = (line for path in prompts for line in read_prompt_lines(path))
+    foreign = {line.fields.get("file") for line in lines}
     return replace(corpus, train=tuple(file for file in corpus.train if file.path not in foreign))
 
 
-def _fields(path: Path, key: str, *, is_needed: bool = True) -> list[str]:
-    expected = f'a JSONL file of {{"{key}"}}' if is_needed else "a JSONL file"
+def _texts_in(path: Path) -> list[str]:
+    expected = 'a JSONL file of {"text"}'
     lines = _read(path, expected).splitlines()
     try:
-        rows = [json.loads(line) for line in lines if line]
-        return [str(row[key]) for row in rows if is_needed or key in row]
+        return [str(json.loads(line)["text"]) for line in lines if line]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read {path}", expected=expected, got=error) from error
 

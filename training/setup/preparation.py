@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.generation.unsupported import check_length
 from jakiro.config import JakiroConfig, config_for
@@ -19,10 +20,10 @@ from jakiro.target.tail import TargetTail
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
+from training.data.held_out import Documents, choose_held_out, prompts_of
 from training.data.packing import PackedRows
 from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
-from training.data.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
 from training.setup.loading import load_model, load_tokenizer, vocab_size_of
@@ -199,7 +200,8 @@ def _prompts(
             longest=longest - evaluation.max_new_tokens,
             count=evaluation.num_prompts,
         )
-    prompts = read_prompts(evaluation.prompts, evaluation.num_prompts)
+    read = read_prompts(evaluation.prompts, evaluation.num_prompts, training_records=True)
+    prompts = [prompt.first for prompt in read]
     for number, prompt in enumerate(prompts, start=1):  # now, for they are decoded late
         length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
         check_length(length, length + evaluation.max_new_tokens, longest, number)

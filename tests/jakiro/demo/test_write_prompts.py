@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.generation.prompt_file import read_bench_prompts
+from inference.generation.prompt_file import read_prompts
 from jakiro.demo.write import main
 
 
@@ -25,7 +25,7 @@ def test_prompts_are_heads_of_the_files_in_their_order(tokenizer: Path, tmp_path
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["file"] for row in rows] == ["enum.py"] * 3 + ["gzip.py"] * 3
     assert all(row["prompt"].endswith(":") for row in rows)
-    assert [one.category for one in read_bench_prompts(out)] == [row["file"] for row in rows]
+    assert [one.category for one in read_prompts(out)] == [row["file"] for row in rows]
     assert main(words) == 2  # never written over
 
 
