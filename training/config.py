@@ -1,4 +1,4 @@
-"""Everything that decides a training run, in one file of settings."""
+"""The settings of a training run."""
 
 from pathlib import Path
 from typing import Literal
@@ -26,13 +26,13 @@ class OptimizerSettings(Settings):
     Attributes:
         kind: "adamw", or "muon" for orthogonalised updates of hidden matrices with AdamW beside
             it, which learns from fewer tokens but needs whole matrices: ZeRO 0 and fp32.
-        learning_rate: at the peak.
-        betas: of the moving averages.
-        weight_decay: decoupled, applied to matrices only.
-        warmup_steps: steps in which the rate rises linearly to its peak.
-        schedule: shape of the fall from the peak to the floor at the last step.
-        floor: share of the peak that remains at the last step.
-        clip: largest norm of the gradient; 0 for no limit.
+        learning_rate: learning rate at its peak.
+        betas: decay rates of AdamW's moving averages.
+        weight_decay: decoupled weight decay, applied to matrices only.
+        warmup_steps: optimizer steps in which the rate rises linearly to its peak.
+        schedule: shape of the decay from the peak to `min_lr_ratio` at the last step.
+        min_lr_ratio: ratio of the learning rate at the last step to its peak.
+        max_grad_norm: largest norm of the gradient, which is clipped to it; 0 for no limit.
     """
 
     kind: Literal["adamw", "muon"] = "adamw"
@@ -46,20 +46,21 @@ class OptimizerSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """How DeepSpeed shares the drafter out.
+    """The settings of the DeepSpeed engine.
+
+    Only `dtype` changes the result of a run; the other settings change its memory and speed.
 
     Attributes:
-        zero_stage: 0 shares nothing, 1 optimizer states, 2 also gradients, 3 also parameters;
-            at least 1 in half precision.
-        dtype: what the drafter computes in; master weights are fp32.
-        offload_optimizer: keep optimizer states and master weights in main memory, and take the
-            optimizer's steps there; needs ZeRO 1 or more.
-        offload_parameters: keep parameters there until they are used; needs ZeRO 3.
-        activation_checkpointing: compute the drafter's activations again in the backward pass
+        zero_stage: what ZeRO partitions over the processes: 0 nothing, 1 optimizer states, 2 also
+            gradients, 3 also parameters; in half precision at least 1 is used.
+        dtype: dtype that the drafter computes in; master weights are fp32.
+        offload_optimizer: whether optimizer states and master weights are kept in main memory, and
+            the optimizer computes there; needs `zero_stage` 1 or more.
+        offload_parameters: whether parameters are kept in main memory until they are used; needs
+            `zero_stage` 3.
+        activation_checkpointing: whether the backward pass computes the drafter's activations again
             instead of keeping them.
-        device: "auto" prefers a GPU.
-
-    Only `dtype` decides the result; the others decide memory and speed.
+        device: device that computes; "auto" prefers a GPU.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -71,20 +72,22 @@ class EngineSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Measuring on what training does not see: held-out loss, and the real decode loop.
+    """Evaluation on data outside of training: validation loss, and tau of the real decode loop.
 
-    It changes no step, so a run can go on with other settings of it; `best` is then the best of
-    what was measured either way.
+    Evaluation does not change the drafter, so a run can go on with other settings of it; `best` is
+    then the best drafter of all evaluations, whatever their settings.
 
     Attributes:
-        every: steps between evaluations, the first before any step; None for one at the end.
-        prompts: a file as `jakiro bench` reads it, or of `{"text"}` rows; of dialogues the first
-            turn is answered. None for starts of held-out conversations.
-        num_prompts: how many are decoded; 0 for none.
-        prompt_tokens: how much of a held-out text without response mask becomes its prompt.
-        max_new_tokens: length of each answer.
-        temperatures: of the answers; 0 is greedy.
-        held_out_rows: packed rows of held-out data to measure the loss on.
+        every: optimizer steps between evaluations, with one before the first step; None to evaluate
+            only at the end.
+        prompts: a file of prompts as `jakiro bench` reads it, or of records `{"text": ...}`; only
+            the first turn of a dialogue is answered. None for starts of validation conversations.
+        num_prompts: number of prompts that are decoded; 0 for none.
+        prompt_tokens: number of tokens of a validation text without response mask that become its
+            prompt.
+        max_new_tokens: length of each answer in tokens.
+        temperatures: temperatures of the answers; 0 is greedy.
+        num_sequences: number of packed validation sequences to measure the loss on.
     """
 
     every: int | None = Field(None, ge=1)
@@ -97,11 +100,11 @@ class EvaluationSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """What an interruption may cost.
+    """Checkpoints, from which an interrupted run goes on.
 
     Attributes:
-        every: steps between checkpoints; None for none.
-        keep: how many of the latest stay on disk.
+        every: optimizer steps between checkpoints; None for no checkpoints.
+        keep: number of the latest checkpoints that stay on disk.
         keep_best: whether the drafter with the highest measured tau so far is kept as a drafter
             folder, `run_folder/best`; needs `evaluation.num_prompts`.
     """
@@ -112,14 +115,25 @@ class CheckpointSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """One training run.
+    """The settings of one training run.
 
     Attributes:
-        lora: train adapters of the drafter that `initialize.drafter` names; None for all weights.
-        steps: optimizer steps.
-        seed: of initial weights, order of rows, and anchors.
-        log_every: steps between records of the metrics.
-        run_folder: receives metrics, checkpoints, and in the end the drafter.
+        target: the frozen target.
+        data: the training data.
+        drafter: the architecture of the drafter.
+        initialize: the start of the drafter's weights.
+        lora: adapters of the drafter that `initialize.drafter` names; None to train all weights.
+        objective: weights of the loss terms.
+        optimizer: the optimizer and its learning rate.
+        target_states: whether the target runs beside the drafter, or its states come from disk.
+        batch: size of an optimizer step, and the anchors in it.
+        engine: settings of DeepSpeed.
+        evaluation: measurements during the run and at its end.
+        checkpoint: checkpoints, from which an interrupted run goes on.
+        steps: number of optimizer steps.
+        seed: seed of initial weights, order of sequences, and anchors.
+        log_every: optimizer steps between records of the metrics.
+        run_folder: folder of metrics, checkpoints, and in the end the drafter.
     """
 
     target: TargetSettings
@@ -147,15 +161,15 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _anchors_fit_the_trunk(self) -> "TrainSettings":
-        own = BatchSettings()
-        named = ("anchor_samples", "anchors", "curriculum_fraction")
-        is_given = [name for name in named if getattr(self.batch, name) != getattr(own, name)]
-        if self.drafter.trunk.reads_features and is_given:
-            raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback or hybrid")
+        default = BatchSettings()
+        names = ("anchor_samples", "anchors", "curriculum_fraction")
+        given = [name for name in names if getattr(self.batch, name) != getattr(default, name)]
+        if self.drafter.trunk.reads_features and given:
+            raise ValueError(f"no batch.{given[0]} with drafter.trunk.kind feedback or hybrid")
         return self
 
     @model_validator(mode="after")
-    def _offloaded_is_shared_out(self) -> "TrainSettings":
+    def _offloading_has_partitions(self) -> "TrainSettings":
         engine = self.engine
         if engine.offload_optimizer and engine.zero_stage < 1:
             raise ValueError("engine.zero_stage 1, 2 or 3 with engine.offload_optimizer")
@@ -186,7 +200,7 @@ class TrainSettings(Settings):
 
 
 def anchor_rule(settings: TrainSettings) -> AnchorRule:
-    """Return how the anchors of a run are chosen."""
+    """Return the rule that selects the anchors of a run."""
     levels = settings.drafter.schedule.autoregressive_levels
     if settings.drafter.trunk.reads_features:
         return AnchorRule("rollout", levels, settings.drafter.trunk.ttt_steps)
@@ -197,11 +211,11 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:
-    """Return anchors at the distances that decoding has, each as often as the others.
+    """Return the rule of anchors at the distances of decoding, each as often as the others.
 
-    However a drafter was trained, this is what it is measured with.
+    Every drafter is measured with these anchors, whatever anchors it was trained with.
     """
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
-        return AnchorRule("blocks", levels, near_share=1.0)  # in one row positions share anchors
+        return AnchorRule("blocks", levels, near_share=1.0)  # with a tail, positions share anchors
     return AnchorRule("rollout", levels, num_samples=levels)

@@ -1,4 +1,4 @@
-"""What a training run reads: the target, data, features of both, and batches of them."""
+"""The settings of a training run's inputs: target, data, target states, batches, and weights."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,8 +17,8 @@ class TargetSettings(Settings):
     """The frozen target.
 
     Attributes:
-        name_or_path: a folder or hub id of a causal LM with its tokenizer.
-        dtype: what the target computes in.
+        name_or_path: folder or hub id of a causal LM with its tokenizer.
+        dtype: dtype that the target computes in.
     """
 
     name_or_path: str = Field(min_length=1)
@@ -26,21 +26,23 @@ class TargetSettings(Settings):
 
 
 class DataSettings(Settings):
-    """What to train on, see `training.data`.
+    """The training data, see `training.data`.
 
     Attributes:
         paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
             `name:split`.
-        sequence_length: tokens of a packed row; longer documents are split.
-        split: other documents that are split, too, where more than a twentieth of rows would be
-            padding: "texts" for plain texts, "all" for conversations as well, or "never". A later
-            piece begins in mid-document, without the tokenizer's first token, and remembers nothing
-            of what came before it.
-        held_out: rows of data, such as conversations, kept out of training to measure on.
-        skip_bad_rows: leave out rows that cannot be used, and count them; by default the first one
-            ends the run.
-        share: of the other rows, those to train on; a smaller share is part of a larger one.
-        cache_folder: where tokens are kept between runs; None for the user's cache.
+        sequence_length: tokens of a packed sequence; longer documents are split.
+        split: documents that may also be split if more than a twentieth of the sequences would be
+            padding: "texts" for texts, "all" for conversations as well, or "never". A later piece
+            begins in mid-document, without the tokenizer's first token, and sees nothing of the
+            pieces before it.
+        validation_size: number of records, such as conversations, that are kept out of training to
+            measure on.
+        skip_bad_rows: whether records that cannot be used are left out and counted; by default the
+            first of them ends the run.
+        fraction: fraction of the other records to train on; a smaller fraction is part of a larger
+            one.
+        cache_folder: folder that keeps tokens between runs; None for the user's cache.
     """
 
     paths: tuple[str, ...] = Field(min_length=1)
@@ -52,10 +54,10 @@ class DataSettings(Settings):
     cache_folder: Path | None = None
 
     def check_context(self, max_position: int) -> None:
-        """Refuse rows that are longer than the target's context of so many tokens.
+        """Refuse sequences that are longer than the target's context of `max_position` tokens.
 
         Raises:
-            ConfigError: they are.
+            ConfigError: sequences are too long.
         """
         if self.sequence_length > max_position:
             raise ConfigError(
@@ -67,13 +69,13 @@ class DataSettings(Settings):
 
 
 class TargetStateSettings(Settings):
-    """Where the target's side of the training rows comes from, see `training.target_states`.
+    """The source of the target's hidden states, keys and values, see `training.target_states`.
 
     Attributes:
-        source: "online" runs the target beside the drafter; "offline" reads what `jakiro features`
-            has written, and the target's layers never run in a step.
-        folder: of the shards to be read.
-        dtype: what shards are kept in; "fp32" repeats online training bit by bit.
+        source: "online" runs the target beside the drafter; "offline" reads states that
+            `jakiro features` has written, and no optimizer step runs the target's layers.
+        folder: folder of the shards, which "offline" needs.
+        dtype: dtype of the shards; "fp32" repeats online training bit by bit.
     """
 
     source: Literal["online", "offline"] = "online"
@@ -88,20 +90,22 @@ class TargetStateSettings(Settings):
 
 
 class BatchSettings(Settings):
-    """What one optimizer step sees; the same for any number of processes.
+    """The batch of one optimizer step; the same for any number of processes.
+
+    `anchor_samples`, `anchors` and `curriculum_fraction` apply to a trunk that does not read
+    features; a trunk that reads features has `drafter.trunk.ttt_steps` instead.
 
     Attributes:
-        rows: packed rows of a step, over all processes.
-        micro_batch: rows that a process reads at a time; it decides memory, not the result.
-        draws: times that anchors are drawn for a row; all share one forward of the target.
-        anchors: where verification is taken to have ended: "drafting", at distances that occur when
-            drafting; "blocks", the same for several positions in a row, which with
-            `drafter.tail_layers` is what "drafting" means; or "previous", always at the token
-            before, which is not how drafts are made.
-        curriculum: share of the steps, the first ones, in which self-attention sees drafted tokens
-            only (arXiv 2410.03804).
-
-    A trunk that reads features has `trunk.ttt_steps` instead of the last three.
+        global_batch_size: packed sequences of an optimizer step, over all processes.
+        micro_batch_size: sequences that a process reads at a time; it decides memory, not the
+            result.
+        anchor_samples: number of anchors of each position; all share one forward of the target.
+        anchors: last verified position of each position: "drafting", at distances that occur when
+            drafting; "blocks", shared by several consecutive positions, as "drafting" is with
+            `drafter.tail_layers`; or "previous", always the position before, which does not occur
+            when several tokens are drafted.
+        curriculum_fraction: fraction of the optimizer steps, from the first on, in which
+            self-attention sees drafted tokens only (arXiv 2410.03804).
     """
 
     global_batch_size: int = Field(8, ge=1)
@@ -111,16 +115,16 @@ class BatchSettings(Settings):
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
 
     def accumulation(self, num_processes: int) -> int:
-        """Return how many micro-batches each process reads per step.
+        """Return the number of micro-batches that each process reads per optimizer step.
 
         Raises:
-            ConfigError: the rows cannot be shared out evenly.
+            ConfigError: the sequences cannot be shared out evenly.
         """
         if self.global_batch_size % (self.micro_batch_size * num_processes):
             raise ConfigError(
                 "batch.global_batch_size cannot be shared out evenly",
-                expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times the "
-                f"number of processes ({num_processes})",
+                expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times "
+                f"the number of processes ({num_processes})",
                 got=self.global_batch_size,
                 remedy="change batch.global_batch_size or batch.micro_batch_size",
             )
@@ -128,18 +132,19 @@ class BatchSettings(Settings):
 
 
 class InitializeSettings(Settings):
-    """Where the drafter's weights start, see `training.setup.initialization`.
+    """The start of the drafter's weights, see `training.setup.initialization`.
 
     Attributes:
-        attention_layer: the layer of the target, negative from the end, at whose attention weights
-            the trunk's attention starts, for which the trunk needs that layer's heads; "auto" for
-            the one in whose place the drafter stands, the last before `drafter.tail_layers`, if it
-            can be, else and with None at random.
-        fit_tokens: of the training data, on which a drafter that reads features, and whose
-            attention starts at the layer in whose place it stands, is fitted in closed form to
-            start as that layer as a whole (`training.setup.layer_fit`); 0: only its attention does.
-        drafter: folder or hub id of a drafter of the same settings at whose weights this one
-            starts, with its table of drafted tokens; step and optimizer are those of a new run.
+        attention_layer: index of the target's layer whose attention weights the trunk's attention
+            starts with, negative from the end; the trunk needs the heads of that layer. "auto" for
+            the layer that the drafter replaces, the last before `drafter.tail_layers`, or at random
+            if its weights do not fit; None for random weights.
+        fit_tokens: number of training tokens for the fit in closed form that makes a drafter start
+            as the whole layer it replaces (`training.setup.layer_fit`), if it reads features and
+            its attention starts with that layer; 0 if only its attention starts so.
+        drafter: folder or hub id of a drafter with the same settings whose weights and draft
+            vocabulary this drafter starts with; the run itself is new, with a new optimizer. None
+            to start without another drafter.
     """
 
     attention_layer: int | Literal["auto"] | None = "auto"
@@ -147,7 +152,7 @@ class InitializeSettings(Settings):
     drafter: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
-    def _starts_at_one_place(self) -> "InitializeSettings":
+    def _has_one_start(self) -> "InitializeSettings":
         if isinstance(self.attention_layer, int) and self.drafter is not None:
             raise ValueError("attention_layer or drafter, not both")
         return self
@@ -157,10 +162,10 @@ class LoraSettings(Settings):
     """Low-rank adapters beside frozen weights (arXiv 2106.09685), see `training.setup.adapters`.
 
     Attributes:
-        rank: of the product that is added to each adapted matrix.
-        alpha: the product is scaled by alpha / rank.
-        targets: names of linear layers or stacks of matrices in the drafter, or their ends, such as
-            `self_attention.project` or `experts.down`; None for all but the router.
+        rank: rank of the product that is added to each adapted matrix.
+        alpha: numerator of the product's scale, alpha / rank.
+        targets: names of linear layers or stacks of matrices in the drafter, or the ends of such
+            names, as `self_attention.project` or `experts.down`; None for all but the router.
     """
 
     rank: int = Field(16, ge=1)
