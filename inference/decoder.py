@@ -36,7 +36,6 @@ from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
-from inference.generation.unsupported import refuse_arguments
 from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import Drafter
@@ -163,16 +162,15 @@ class Decoding:
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
     ) -> tuple[list[Request], GenerationConfig]:
-        refuse_arguments(temperature, generation)
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(
             self.target.model,
             [encode_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts],
+            generation,
+            temperature=temperature,
             seed=seed,
             max_position=self.target.spec.max_position,
-            temperature=temperature,
             tokenizer=self.tokenizer,
-            **generation,
         )
         return self._numbered(requests), config
 

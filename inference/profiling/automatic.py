@@ -76,10 +76,10 @@ def _measure(
         requests, _ = prepare_requests(
             target.model,
             [prompt],
+            {"max_new_tokens": new_tokens},
+            temperature=temperature,
             seed=seed,
             max_position=target.spec.max_position,
-            temperature=temperature,
-            max_new_tokens=new_tokens,
         )
         return DecodeRun(target, trained if policy else None, requests, policy)
 

@@ -96,10 +96,10 @@ def start(
     requests, _ = prepare_requests(
         target.model,
         prompts,
-        max_position=target.spec.max_position,
+        {"max_new_tokens": new_tokens},
         temperature=temperature,
-        max_new_tokens=new_tokens,
         seed=0,
+        max_position=target.spec.max_position,
     )
     return DecodeRun(target, drafter, requests)
 

@@ -92,8 +92,8 @@ def test_drafts_that_are_no_tokens_are_an_error(
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([1, 99], "ids that the target does not have.*got: 99"),
-        ([1, -2], "ids that the target does not have"),
+        ([1, 99], "ids outside the target's vocabulary.*got: 99"),
+        ([1, -2], "ids outside the target's vocabulary"),
         (torch.ones(2, 3, dtype=torch.long), "one prompt at a time"),
         (torch.ones(1, 3), "integer ids"),
     ],

@@ -219,7 +219,7 @@ def test_transformers_streamers_get_the_text_piece_by_piece(
     assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")
 
 
-def test_a_generation_config_object_is_honoured(
+def test_a_generation_config_object_is_followed(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     config = GenerationConfig(max_new_tokens=9, repetition_penalty=1.5, pad_token_id=0)
@@ -348,5 +348,5 @@ def test_prompts_of_ids_that_may_be_embedded_but_never_follow_are_refused() -> N
     decoder = SpeculativeDecoder(model, LookupDrafter())
     ids = torch.tensor([[1, 2, 12, 1, 2]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "pad_token_id": 0}
-    with pytest.raises(PromptError, match=r"ids that the target does not have.*got: 12"):
+    with pytest.raises(PromptError, match=r"ids outside the target's vocabulary.*got: 12"):
         model.generate(ids, custom_generate=decoder, **arguments)
