@@ -52,7 +52,7 @@ class _Demo:
     held_out_loss: float | None  # nats per token; unknown for the user's target
 
     def prompts(self, split: Literal["dev", "test"], count: int) -> list[list[int]]:
-        """Return token ids of held-out prompts."""
+        """Return token ids of `count` held-out prompts of a split."""
         prompts = prompts_from_split(self.corpus, split, self.tokenizer, count=count)
         return [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
 

@@ -22,7 +22,7 @@ _logger = get_logger(__name__)
 
 
 class Pretraining:
-    """A training run; it resumes from its checkpoint, if there is one, to the same weights.
+    """A training run; if its checkpoint exists, it resumes from there and ends with equal weights.
 
     Args:
         recipe: model and schedule.
@@ -126,7 +126,7 @@ class Pretraining:
 
 
 def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
-    """Return an untrained model, the same for the same seed; every layer starts as identity."""
+    """Return an untrained model, the same for the same seed; layers first return their input."""
     config = LlamaConfig(
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
