@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from helpers.features import offline_run, write_features
+from helpers.target_states import offline_run, write_target_states
 from helpers.models import tiny_llama
 from helpers.training import TEXTS, tiny_run, write_jsonl
 from torch import nn
@@ -29,7 +29,7 @@ COMPLAINT = "are not those of this run"
 def settings(workshop: Path) -> TrainSettings:
     """Of a run whose features are there."""
     settings = offline_run(workshop, steps=2)
-    write_features(settings)
+    write_target_states(settings)
     return settings
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.features import offline_run, write_features
+from helpers.target_states import offline_run, write_target_states
 from helpers.training import TEXTS, write_jsonl
 
 from jakiro.errors import CheckpointError, ConfigError
@@ -52,7 +52,7 @@ def test_the_size_is_told_before_anything_is_written(workshop: Path) -> None:
     assert plan.bytes_per_position == BYTES
     assert plan.num_bytes == plan.num_sequences * 48 * BYTES == plan.num_bytes_left
     assert str(plan).startswith(f"{plan.num_sequences * 48:,} tokens x {BYTES} bytes = ")
-    write_features(offline_run(workshop))
+    write_target_states(offline_run(workshop))
     index = read_index(workshop / "features")
     assert index is not None
     assert index.num_shards == plan.num_shards > 2
@@ -98,7 +98,7 @@ def test_a_full_disk_is_met_before_the_target_reads_anything(
 @pytest.mark.parametrize("rows", [1, 5, 7])
 def test_what_an_interruption_left_is_finished_to_the_same_bytes(workshop: Path, rows: int) -> None:
     settings = offline_run(workshop)
-    write_features(settings)
+    write_target_states(settings)
     folder = workshop / "halved"
     with pytest.raises(PowerCutError):
         new_writer(settings, folder).write(interrupt_after(rows))
@@ -129,7 +129,7 @@ def test_a_shard_that_cannot_be_written_leaves_no_part_of_itself(
 
 def test_writers_side_by_side_share_the_shards(workshop: Path) -> None:
     settings = offline_run(workshop)
-    write_features(settings)
+    write_target_states(settings)
     folder, rows = workshop / "shared", [0, 0]
     writers = [new_writer(settings, folder) for _ in rows]
 
@@ -150,7 +150,7 @@ def test_writers_side_by_side_share_the_shards(workshop: Path) -> None:
 
 
 def test_damaged_shards_are_found_by_their_bytes_and_written_anew(workshop: Path) -> None:
-    writer = write_features(offline_run(workshop))
+    writer = write_target_states(offline_run(workshop))
     before = contents(workshop / "features")
     damaged, lost = sorted((workshop / "features").glob("*.safetensors"))[:2]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
@@ -164,7 +164,7 @@ def test_damaged_shards_are_found_by_their_bytes_and_written_anew(workshop: Path
 
 
 def test_a_folder_of_other_features_is_refused(workshop: Path) -> None:
-    write_features(offline_run(workshop))
+    write_target_states(offline_run(workshop))
     folder = workshop / "features"
     for changes, name in (
         ({"data": {"sequence_length": 32}}, "packing differs.*remedy: set data.split"),
