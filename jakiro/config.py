@@ -103,7 +103,8 @@ class MemorySettings(Settings):
 
     Attributes:
         source: "kv" for keys and values of layers, "hidden" for hidden states (0: the embedding, k:
-            the output of layer k; the last one is the feature that the target's head reads).
+            the output of layer k; the last hidden state is the feature that the target's head
+            reads).
         layers: indices of the layers or hidden states that are read; None for the keys and values
             of all layers, or for an early, a middle and the last hidden state.
         layer_attention: whether layers attend to each other; if not, their states are concatenated,
@@ -167,8 +168,8 @@ class DrafterSettings(Settings):
         schedule: depth of the draft tree.
         tail_layers: number of the target's own last layers that follow the experts (target layer
             inference, arXiv 2410.03804); the experts then predict the input of the first of them.
-        draft_vocab_size: number of tokens that may be drafted, the most frequent ones in training;
-            None for all.
+        draft_vocab_size: number of tokens that may be drafted, those most frequent in training;
+            None for all tokens.
     """
 
     trunk: TrunkSettings = TrunkSettings()
@@ -304,7 +305,7 @@ def last_hidden_state(target: TargetRecord) -> int:
         raise ConfigError(
             "the hidden states of the target cannot be read",
             expected="a target whose layers pass on one vector per token",
-            got=f"{target.name_or_path}, whose layers do not",
+            got=f"{target.name_or_path}, which has other layers",
             remedy="use drafter.trunk.kind moa, drafter.memory.source kv and drafter.tail_layers 0",
         )
     return target.num_hidden_states - 1
