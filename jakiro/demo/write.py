@@ -1,11 +1,9 @@
 """Input files for measurements: training texts, prompts, and a small model that drafts.
 
-`python -m jakiro.demo.write {texts,prompts,small-lm} --help`
+The commands of `jakiro data` write them.
 """
 
 import json
-import sys
-from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +24,9 @@ from jakiro.demo.corpus import (
 from jakiro.demo.presets import TargetRecipe, TextRecipe
 from jakiro.demo.pretraining import Pretraining
 from jakiro.demo.prompts import prompts_from_file
-from jakiro.errors import DataError, JakiroError
+from jakiro.errors import DataError
 from jakiro.utils.files import ensure_new_file
 from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
-
-EXIT_CODE_BAD_INPUT = 2
-
-_LEAVE_OUT = "prompt files to measure on; the source files of their prompts are left out"
 
 
 def write_texts(
@@ -50,7 +44,8 @@ def write_texts(
     Raises:
         ConfigError: `out` exists.
         CheckpointError: the target cannot be loaded.
-        DataError: a prompt file cannot be read, or the source of the standard library is missing.
+        PromptError: a prompt file cannot be read.
+        DataError: the source of the standard library is missing.
     """
     ensure_new_file(out, "the texts")
     corpus = without_files(load_corpus(), leave_out)
@@ -172,48 +167,3 @@ def _read(path: Path, expected: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}", expected=expected, got=error) from error
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 when done, 2 on bad input."""
-    options = vars(_parser().parse_args(arguments))
-    write = options.pop("write")
-    try:
-        write(**options)
-    except JakiroError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE_BAD_INPUT
-    return 0
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="write")
-    commands = parser.add_subparsers(required=True)
-    texts = commands.add_parser("texts", description="Write training text for a target.")
-    texts.set_defaults(write=write_texts)
-    texts.add_argument("--target", required=True, help="folder or hub id of a causal LM")
-    texts.add_argument("--out", type=Path, required=True, help="a new JSONL file")
-    texts.add_argument("--files", type=int, default=200, help="number of source files")
-    texts.add_argument("--batches", type=int, default=8, help="batches of 64 continuations")
-    texts.add_argument("--leave-out", type=Path, nargs="*", default=[], help=_LEAVE_OUT)
-    prompts = commands.add_parser("prompts", description="Write prompts to measure on.")
-    prompts.set_defaults(write=write_prompts)
-    prompts.add_argument("files", nargs="+", metavar="FILE", help="path below --library")
-    prompts.add_argument("--tokenizer", required=True, help="folder or hub id of the tokenizer")
-    prompts.add_argument("--out", type=Path, required=True, help="a new JSONL file")
-    prompts.add_argument("--per-file", type=int, default=6, help="most prompts per file")
-    prompts.add_argument("--max-tokens", type=int, default=96, help="most tokens per prompt")
-    prompts.add_argument("--library", type=Path, default=STANDARD_LIBRARY, help="folder of files")
-    small = commands.add_parser("small-lm", description="Train a small language model.")
-    small.set_defaults(write=write_small_lm)
-    small.add_argument("--tokenizer", required=True, help="folder or hub id of the tokenizer")
-    small.add_argument("--texts", type=Path, required=True, help='a JSONL file of {"text"}')
-    small.add_argument("--out", type=Path, required=True, help="a new folder")
-    small.add_argument("--layers", type=int, default=2, help="number of layers")
-    small.add_argument("--hidden", type=int, default=128, help="width of the hidden states")
-    small.add_argument("--steps", type=int, default=600, help="steps of 2,048 tokens each")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

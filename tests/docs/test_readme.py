@@ -3,22 +3,21 @@
 import re
 import shutil
 import subprocess
-from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
+from typer.main import get_command
 
-from jakiro.cli.bench import bench
-from jakiro.cli.train import train
+from jakiro.cli import app
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.studies.ablation.main import parse as parse_ablation
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -90,30 +89,29 @@ def _commands(program: str) -> list[list[str]]:
     return [line.split() for line in lines if line.startswith(program)]
 
 
-def test_ablations_in_the_readme_are_there_and_their_options_too() -> None:
-    commands = _commands("python -m training.studies.ablation.main")
+def _parsed(words: list[str]) -> dict[str, Any]:
+    """The options of a command of `jakiro`, after the shell has expanded braces."""
+    shell = ["bash", "-c", f"printf '%s\\n' {' '.join(words[1:])}"]
+    rest = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    return dict(command.make_context(words[0], rest).params)
+
+
+@pytest.mark.parametrize("words", _commands("jakiro "), ids=" ".join)
+def test_commands_in_the_readme_have_these_options(words: list[str]) -> None:
+    _parsed(words)
+
+
+def test_ablations_in_the_readme_exist() -> None:
+    commands = _commands("jakiro ablate")
     assert len(commands) == 3
     for words in commands:
-        shell = ["bash", "-c", f"printf '%s\n' {' '.join(words[3:])}"]  # which expands braces
-        expanded = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
-        options = parse_ablation(expanded.split())
-        assert all((ROOT / path).exists() for path in options.config)
-
-
-def test_options_of_jakiro_bench_in_the_readme_are_there() -> None:
-    commands = _commands("jakiro bench")
-    assert len(commands) == 2
-    names = {parameter.name for parameter in signature(bench).parameters.values()}
-    words = {word for command in commands for word in command if word.startswith("--")}
-    assert {word.strip("-").replace("-", "_") for word in words} <= names | {"json"}
-
-
-def test_options_of_jakiro_train_in_the_readme_are_there() -> None:
-    commands = _commands("jakiro train")
-    assert len(commands) == 3
-    names = {parameter.name for parameter in signature(train).parameters.values()}
-    words = {word for command in commands for word in command if word.startswith("--")}
-    assert {word.strip("-").replace("-", "_") for word in words} <= names | {"set"}
+        options = _parsed(words)
+        files = [*options["config"], *(options["more"] or ())]
+        assert files
+        assert all((ROOT / path).exists() for path in files)
 
 
 def test_files_that_the_readme_links_to_exist() -> None:

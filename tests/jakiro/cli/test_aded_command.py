@@ -1,4 +1,4 @@
-"""`jakiro aded build`, and decoding with drafters that need no training from the command line."""
+"""`jakiro aded build`, and decoding with training-free drafters from the command line."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def _build(folder: Path, out: Path, *words: str, corpus: str = "corpus") -> int:
     return _run("aded", "build", *places, "--out", str(out), *words)
 
 
-def test_a_corpus_becomes_a_table_that_decoding_begins_with(
+def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = ("table", "own.yaml", "sharing.yaml", "figures.json")
@@ -84,7 +84,7 @@ def test_two_drafters_are_loaded_with_how_they_share_trees(folder: Path) -> None
     assert decoder.drafter.settings == settings
 
 
-def test_a_file_says_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
+def test_a_file_sets_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sharing.yaml").write_text("num_nodes: 5\ntrust: 0.25\n")
     tokenizer = tiny_tokenizer()
     target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
@@ -123,7 +123,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in capsys.readouterr().err
 
 
-def test_ids_that_no_token_has_are_refused_before_a_table_is_written(
+def test_ids_outside_the_vocabulary_are_refused_before_a_table_is_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"input_ids": [1, 2, 305, 3], "loss_mask": [0, 1, 1, 1]}
@@ -149,7 +149,7 @@ def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -
     assert decoder.generate(ids, max_new_tokens=4).new_token_ids
 
 
-def test_what_cannot_be_counted_is_refused(
+def test_an_unusable_corpus_or_table_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.txt").write_text("")

@@ -1,4 +1,4 @@
-"""`jakiro prepare` and `jakiro regenerate`: what they say, and what training finds afterwards."""
+"""`jakiro prepare` and `jakiro regenerate`: their output, and the data that training then reads."""
 
 import json
 import re
@@ -18,7 +18,7 @@ CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "B
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target, and data with two rows that cannot be used."""
+    """A target, and data with two unusable records."""
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     model = tiny_llama(vocab=len(tokenizer), eos_token_id=0, max_position_embeddings=256)
     model.save_pretrained(tmp_path / "target")
@@ -38,11 +38,11 @@ def run(folder: Path, command: str, *words: str) -> int:
 def test_prepare_fills_the_cache_that_training_reads(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--row-length", "64"]
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--sequence-length", "64"]
     assert run(folder, "prepare", *words) == 0
-    said = capsys.readouterr().out
-    assert "4 records read, 2 skipped; 2 documents" in said
-    assert re.search(r"2 documents packed into \d rows with [\d.]+% padding; 1 were split", said)
+    printed = capsys.readouterr().out
+    assert "4 records read, 2 skipped; 2 documents" in printed
+    assert re.search(r"2 documents packed into \d sequences with [\d.]+% padding; 1 were split", printed)
     monkeypatch.delattr(token_store, "encode_records")
     store = open_tokens(
         [str(folder / "data.jsonl")],
@@ -55,7 +55,8 @@ def test_prepare_fills_the_cache_that_training_reads(
 
 
 @pytest.mark.parametrize(
-    ("split", "advised"), [("texts", "--split all, or another --row-length"), ("all", "another --")]
+    ("split", "advised"),
+    [("texts", "--split all, or another --sequence-length"), ("all", "another --")],
 )
 def test_prepare_names_its_own_options_where_there_is_much_padding(
     folder: Path, split: str, advised: str, capsys: pytest.CaptureFixture[str]
@@ -65,37 +66,37 @@ def test_prepare_names_its_own_options_where_there_is_much_padding(
     assert f"of all packed tokens are padding: {advised}" in capsys.readouterr().out
 
 
-def test_a_preview_shows_responses_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--preview", "5"]
     assert run(folder, "prepare", *words) == 0
-    said = capsys.readouterr().out
-    assert f"document 1 of 2, {folder / 'data.jsonl'}:1: " in said.replace("\n", "")
-    assert "<user>Why?</s><assistant>⟦Because.</s>⟧" in said
-    assert "⟦def add_one" in said
+    printed = capsys.readouterr().out
+    assert f"document 1 of 2, {folder / 'data.jsonl'}:1: " in printed.replace("\n", "")
+    assert "<user>Why?</s><assistant>⟦Because.</s>⟧" in printed
+    assert "⟦def add_one" in printed
 
 
 @pytest.mark.parametrize("command", ["prepare", "regenerate"])
-def test_an_unusable_row_is_one_line_with_its_place(
+def test_an_unusable_record_is_one_line_with_its_location(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = {"prepare": "--cache-folder", "regenerate": "--out"}[command]
     words = [place, str(folder / "new.jsonl")]
     words += ["--max-new-tokens", "8"] if command == "regenerate" else []
     assert run(folder, command, *words) == 2
-    said = capsys.readouterr().err
-    assert "data.jsonl:2 is neither a text nor a conversation" in said
-    assert len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "data.jsonl:2 is neither a text nor a conversation" in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
-def test_regenerate_writes_rows_that_prepare_reads(
+def test_regenerate_writes_records_that_prepare_reads(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = folder / "own.jsonl"
     words = ["--out", str(out), "--max-new-tokens", "8", "--skip-bad-rows", "--seed", "4"]
     assert run(folder, "regenerate", *words) == 0
-    said = capsys.readouterr().out
-    assert f"2 rows in {out}, 2 of them new" in said
-    assert "2 unusable rows left out" in said
+    printed = capsys.readouterr().out
+    assert f"2 records in {out}, 2 of them new" in printed
+    assert "2 unusable records left out" in printed
     assert [json.loads(line)["row"] for line in out.read_text().splitlines()] == [1, 3]
     assert run(folder, "regenerate", *words) == 0
     assert "0 of them new" in capsys.readouterr().out
@@ -109,21 +110,21 @@ def test_drafters_that_need_no_training_answer_like_the_target_alone(
     folder: Path, drafter: str
 ) -> None:
     words = ["--max-new-tokens", "8", "--skip-bad-rows"]
-    assert run(folder, "regenerate", "--out", str(folder / "plain.jsonl"), *words) == 0
+    assert run(folder, "regenerate", "--out", str(folder / "target.jsonl"), *words) == 0
     words += ["--drafter", drafter.format(folder)]
     assert run(folder, "regenerate", "--out", str(folder / "fast.jsonl"), *words) == 0
-    assert (folder / "plain.jsonl").read_bytes() == (folder / "fast.jsonl").read_bytes()
+    assert (folder / "target.jsonl").read_bytes() == (folder / "fast.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--temperature", "-1"], "unusable value for 'temperature'"),
+        (["--temperature", "-1"], "unusable value for '--temperature'"),
         (["--max-new-tokens", "256"], "leaves no room for a question"),
         (["--drafter", "nowhere/at all"], "cannot load"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_impossible_requests_are_refused(
     folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(folder, "regenerate", "--out", str(folder / "o.jsonl"), *words) == 2
@@ -133,7 +134,7 @@ def test_what_cannot_be_done_is_refused(
 @pytest.mark.parametrize(
     "out", ["data.jsonl", "more/own.jsonl", "more/deep/own.jsonl", "link.jsonl"]
 )
-def test_rows_are_not_written_where_they_are_read_and_nothing_is_loaded_before_that_is_said(
+def test_records_are_not_written_into_their_source_and_nothing_is_loaded_before_the_refusal(
     tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_jsonl(tmp_path / "data.jsonl", [{"messages": CHAT}])

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.commands import exit_code
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.generation.prompt_file import read_prompts
-from jakiro.demo.write import main
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def test_prompts_are_heads_from_the_files_in_the_given_order(
     out = tmp_path / "prompts.jsonl"
     words = ["prompts", "--tokenizer", str(tokenizer), "--out", str(out), "--per-file", "3"]
     words += ["--max-tokens", "400", "enum.py", "gzip.py"]
-    assert main(words) == 0
+    assert exit_code("data", *words) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
     files = [record["file"] for record in records]
     assert files == ["enum.py"] * 3 + ["gzip.py"] * 3
     assert all(record["prompt"].endswith(":") for record in records)
     assert [prompt.category for prompt in read_prompts(out)] == files
-    assert main(words) == 2  # never overwritten
+    assert exit_code("data", *words) == 2  # never overwritten
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_files_without_prompts_are_refused(
     if text is not None:
         (tmp_path / name).write_text(text)
     words = ["prompts", "--tokenizer", str(tokenizer), "--out", str(tmp_path / "prompts.jsonl")]
-    assert main([*words, "--library", str(tmp_path), name]) == 2
+    assert exit_code("data", *words, "--library", str(tmp_path), name) == 2
     assert message in capsys.readouterr().err

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.commands import exit_code
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from jakiro.demo.corpus import load_corpus
-from jakiro.demo.write import main, without_files
+from jakiro.demo.write import without_files
 
 
 @pytest.fixture
@@ -22,12 +23,12 @@ def target(tmp_path: Path) -> Path:
 def test_texts_are_own_continuations_and_library_source(target: Path, tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     words = ["texts", "--target", str(target), "--out", str(out), "--files", "3", "--batches", "1"]
-    assert main(words) == 0
+    assert exit_code("data", *words) == 0
     texts = [json.loads(line)["text"] for line in out.read_text().splitlines()]
     sources = {file.text for file in load_corpus().train}
     assert len(texts) == 64 + 3
     assert sum(text in sources for text in texts) == 3
-    assert main(words) == 2  # never overwritten
+    assert exit_code("data", *words) == 2  # never overwritten
 
 
 def test_source_files_of_prompts_are_left_out(tmp_path: Path) -> None:
@@ -41,5 +42,5 @@ def test_source_files_of_prompts_are_left_out(tmp_path: Path) -> None:
 
 def test_a_missing_target_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["texts", "--target", str(tmp_path / "nowhere"), "--out", str(tmp_path / "texts.jsonl")]
-    assert main(words) == 2
+    assert exit_code("data", *words) == 2
     assert "cannot load the target" in capsys.readouterr().err
