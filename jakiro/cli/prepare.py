@@ -57,6 +57,6 @@ def prepare(
         counts = DataCounts(read=store.counts, packed=rows.counts)
         for line in counts.lines():
             typer.echo(line)
-        said = advice(rows.counts, "--split", "--row-length")
+        said = advice(rows.counts, "--split", "--sequence-length")
         if said is not None:
             typer.echo(said)
