@@ -65,7 +65,7 @@ class Conversation:
             )
         self._context.rollback(self._num_shared(request.token_ids))
         if self._context.session is not None:
-            self._context.session.adopt(request.sampling)
+            self._context.session.set_sampling(request.sampling)
         decoding = DecodeRun(requests=request, context=self._context, **run)
         try:
             yield decoding

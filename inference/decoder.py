@@ -28,7 +28,7 @@ from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.details import Record, record_for
+from inference.engine.details import OutputOptions, record_for
 from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request
@@ -177,18 +177,18 @@ class Decoding:
 
     def _numbered(self, requests: list[Request]) -> list[Request]:
         """Return requests whose chance is their own wherever earlier ones have taught something."""
-        turns = self.policy.turns
-        if self.drafter is not None and self.drafter.turns is not None:
-            turns = self.drafter.turns
-        if turns is None:
+        counter = self.policy.request_counter
+        if self.drafter is not None and self.drafter.request_counter is not None:
+            counter = self.drafter.request_counter
+        if counter is None:
             return requests
-        turn = turns.take()
+        ticket = counter.take()
         return [
-            replace(one, sampling=replace(one.sampling, turn=turn.number), turn=turn)
+            replace(one, sampling=replace(one.sampling, turn=ticket.number), turn=ticket)
             for one in requests
         ]
 
-    def _run(self, requests: list[Request], record: Record | None = None) -> DecodeRun:
+    def _run(self, requests: list[Request], record: OutputOptions | None = None) -> DecodeRun:
         return DecodeRun(requests=requests, record=record, **self._parts())
 
     def _parts(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.engine.details import Record
+from inference.engine.details import OutputOptions
 from inference.engine.loop import DecodeRun, DecodeStep
-from inference.engine.request import Progress
+from inference.engine.request import SequenceState
 from inference.engine.stats import DecodeStats
 
 
@@ -46,7 +46,7 @@ def outputs_of(
     own: list[list[DecodeStep]] = [[] for _ in run.sequences]
     for one in steps:
         own[one.row].append(one)
-    record = run.record or Record()
+    record = run.record or OutputOptions()
     return [
         _output(one, own[one.index], text, record, run.seconds)
         for one, text in zip(run.sequences, texts, strict=True)
@@ -54,10 +54,10 @@ def outputs_of(
 
 
 def _output(
-    one: Progress,
+    one: SequenceState,
     steps: Sequence[DecodeStep],
     text: str | None,
-    record: Record,
+    record: OutputOptions,
     seconds: Mapping[str, float],
 ) -> GenerateOutput:
     one.stats.seconds.update(seconds)

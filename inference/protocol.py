@@ -15,7 +15,7 @@ from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
 
-class Turns:
+class RequestCounter:
     """Counts the requests that teach something, from 0; threads may share it.
 
     Attributes:
@@ -25,17 +25,17 @@ class Turns:
     def __init__(self) -> None:
         self.num_resets = 0
         self._next = 0
-        self._under_way: WeakSet[Turn] = WeakSet()
+        self._under_way: WeakSet[RequestTicket] = WeakSet()
         # A run that is garbage ends its turn wherever the collector comes, even in `take`.
         self._lock = RLock()
 
-    def take(self) -> "Turn":
+    def take(self) -> "RequestTicket":
         """Return the turn of a request, whose number no other one gets until `reset`."""
         with self._lock:
-            turn = Turn(self, self._next)
-            self._under_way.add(turn)
+            ticket = RequestTicket(self, self._next)
+            self._under_way.add(ticket)
             self._next += 1
-            return turn
+            return ticket
 
     def reset(self) -> None:
         """Begin with 0 again, once what was learnt is forgotten.
@@ -47,13 +47,13 @@ class Turns:
             if not self._under_way:
                 self._next = 0
 
-    def end(self, turn: "Turn") -> None:
+    def end(self, ticket: "RequestTicket") -> None:
         """Take note that a request teaches nothing any more."""
         with self._lock:
-            self._under_way.discard(turn)
+            self._under_way.discard(ticket)
 
 
-class Turn:
+class RequestTicket:
     """What a request, or several that are decoded together, hold while they may teach something.
 
     Args:
@@ -61,13 +61,13 @@ class Turn:
         number: which one it is.
     """
 
-    def __init__(self, turns: Turns, number: int) -> None:
+    def __init__(self, counter: RequestCounter, number: int) -> None:
         self.number = number
-        self._turns = turns
+        self._counter = counter
 
     def end(self) -> None:
         """Teach nothing any more; a turn that is held by nothing has ended, too."""
-        self._turns.end(self)
+        self._counter.end(self)
 
 
 class Budget(NamedTuple):
@@ -77,7 +77,7 @@ class Budget(NamedTuple):
     depth: int | None = None  # longest path; None: as the drafter likes
 
 
-class MemoryRows(NamedTuple):
+class EncodedMemory(NamedTuple):
     """What a drafter keeps of verified tokens, such as cross-attention rows; padded alike."""
 
     tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
@@ -95,7 +95,7 @@ class Committed(NamedTuple):
     num_verified: tuple[int, ...]
     token_ids: Int[Tensor, "batch verified"]
     root: Int[Tensor, "batch 1"]
-    memory: MemoryRows | None  # of the verified tokens; None for drafters that need none
+    memory: EncodedMemory | None  # of the verified tokens; None for drafters that need none
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class VerifyResult:
     step_id: int
     base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence, as far as it was emitted
-    accepted_length: list[int]
+    num_accepted: list[int]
     next_token: list[int]  # the last that was emitted: drafted, where a sequence ended before
     finished: list[bool]
     target_probs: Callable[
@@ -135,11 +135,11 @@ class DraftSession(Protocol):
         """Return trees below the roots, within the budget; each sequence draws from its own."""
         ...
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn from a verification, or ignore it."""
         ...
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Learn from a sequence that is complete, or ignore it; its state stays as it is.
 
         Args:
@@ -152,11 +152,11 @@ class DraftSession(Protocol):
         """Forget everything from position `length` on."""
         ...
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, indices: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
         ...
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft for another way of sampling from now on."""
         ...
 
@@ -204,7 +204,7 @@ class Drafter(Protocol):
         ...
 
     @property
-    def turns(self) -> Turns | None:
+    def request_counter(self) -> RequestCounter | None:
         """Numbers the requests that it learns from for later ones; None: it learns nothing so.
 
         What was learnt depends on the random numbers that decided it. A later request must not be
@@ -212,7 +212,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
         """Return a session for sequences of up to `capacity` tokens."""
         ...
 
@@ -220,9 +220,9 @@ class Drafter(Protocol):
         """Forget what was learnt from requests, if anything was."""
         ...
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Return memory of the tokens at query indices `rows` (None: all) of what was read.
 
         Asked only of drafters that need memory. It lives with the target.

@@ -47,7 +47,9 @@ class Sampling:
     do_sample: bool
     seed: int = 0
     row: int = 0  # place in the batch; with the seed, the key of all chance
-    turn: int = 0  # of the requests by which a drafter has learnt; 0 for one that never does
+    request_index: int = (
+        0  # of the requests by which a drafter has learnt; 0 for one that never does
+    )
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -97,8 +99,8 @@ class Sampling:
     def generator(self, step_id: int, purpose: int = 0) -> torch.Generator:
         """Return a CPU generator keyed by (seed, row, turn, round, purpose)."""
         key = ((self.seed * 1_000_003 + self.row) * 1_000_003 + step_id) * 7 + purpose
-        if self.turn:  # hashed: no sum may meet the keys of another seed, row or round
-            hashed = blake2b(f"{self.turn} {key}".encode(), digest_size=8)
+        if self.request_index:  # hashed: no sum may meet the keys of another seed, row or round
+            hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
 

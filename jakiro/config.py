@@ -30,7 +30,7 @@ class TrunkSettings(Settings):
         fusion_layers: the hidden states that are fused into the features that are read (0: the
             embedding, k: behind layer k); None for the last one as it is. This and what follows is
             not for "moa".
-        rollout_steps: how many steps of drafting training goes through, all but the first on the
+        ttt_steps: how many steps of drafting training goes through, all but the first on the
             drafter's own features.
         input_norms: whether tokens and features are normalised when read.
     """
@@ -39,9 +39,9 @@ class TrunkSettings(Settings):
     num_heads: int | None = Field(None, ge=1)
     num_kv_heads: int | None = Field(None, ge=1)
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
-    rope_base: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
     fusion_layers: tuple[int, ...] | None = None
-    rollout_steps: int = Field(1, ge=1, le=8)
+    ttt_steps: int = Field(1, ge=1, le=8)
     input_norms: bool = True
 
     @property
@@ -84,7 +84,7 @@ class TrunkSettings(Settings):
 
     @model_validator(mode="after")
     def _feedback_is_fed_back(self) -> "TrunkSettings":
-        given = {"fusion_layers", "rollout_steps", "input_norms"} & _changed(self)
+        given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
         if given and not self.reads_features:
             raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback or hybrid")
         return self
@@ -113,11 +113,11 @@ class MemorySettings(Settings):
     mlp_width: int = Field(128, ge=1)
 
 
-class BankSettings(Settings):
+class ExpertsSettings(Settings):
     """The expert bank, see `jakiro.experts.ExpertBank`."""
 
     num_experts: Literal[1, 2, 4] = 2
-    expert_width: int = Field(512, ge=1)
+    intermediate_size: int = Field(512, ge=1)
     combine: Literal["sum", "mixture"] = "mixture"
     contrastive_head: bool = True
 
@@ -149,16 +149,16 @@ class DrafterSettings(Settings):
 
     trunk: TrunkSettings = TrunkSettings()
     memory: MemorySettings = MemorySettings()
-    bank: BankSettings = BankSettings()
+    experts: ExpertsSettings = ExpertsSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     tail_layers: Literal[0, 1, 2] = 0
     draft_vocab_size: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
-        fits = self.bank.combine == "sum" and not self.schedule.parallel_levels
+        fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
         if self.tail_layers and not fits:
-            raise ValueError("bank.combine sum and schedule.parallel_levels 0 with tail_layers")
+            raise ValueError("experts.combine sum and schedule.parallel_levels 0 with tail_layers")
         return self
 
 

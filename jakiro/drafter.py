@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.errors import CheckpointError
-from jakiro.experts import BankOutput, ExpertBank
+from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.target.cache import StateSource, TargetState
-from moa.attention import RowStore, only_these
+from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
-from moa.trunk import Evidence, Trunk
+from moa.trunk import Trunk, TrunkInputs
 
 
 class JakiroDrafter(PreTrainedModel):
@@ -52,10 +52,10 @@ class JakiroDrafter(PreTrainedModel):
             input_norms=settings.trunk.input_norms,
             **settings.trunk.geometry,
         )
-        self.bank = ExpertBank(
+        self.experts = MixtureOfExperts(
             hidden=target.hidden_size,
             num_parallel=settings.schedule.parallel_levels,
-            **settings.bank.model_dump(),
+            **settings.experts.model_dump(),
         )
         size = settings.draft_vocab_size
         self.draft_ids: torch.Tensor | None
@@ -65,7 +65,7 @@ class JakiroDrafter(PreTrainedModel):
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Keep the modules' own initialisation."""
 
-    def remember(
+    def encode_memory(
         self, state: TargetState, positions: Int[Tensor, "batch tokens"]
     ) -> tuple[Float[Tensor, "batch _ tokens _"], ...]:
         """Return what is kept of verified tokens, from the target's raw state.
@@ -80,7 +80,7 @@ class JakiroDrafter(PreTrainedModel):
         kept: tuple[Tensor, ...] = ()
         if self.memory_encoder is not None and self.trunk.cross_attention is not None:
             memory = self.memory_encoder(state.memory)
-            kept += self.trunk.cross_attention.rows(memory, positions)
+            kept += self.trunk.cross_attention.kv(memory, positions)
         if self.feature_encoder is not None:
             kept += (self.feature_encoder(state.features).unsqueeze(1),)
         return kept
@@ -98,9 +98,9 @@ class JakiroDrafter(PreTrainedModel):
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
-        evidence: Evidence,
-        store: RowStore = only_these,
-    ) -> BankOutput:
+        evidence: TrunkInputs,
+        store: KVStore = no_history,
+    ) -> ExpertsOutput:
         """Return predicted features of all levels for each query; see `ExpertBank`.
 
         Args:
@@ -110,7 +110,7 @@ class JakiroDrafter(PreTrainedModel):
             evidence: of what is verified, see `Trunk`.
             store: of self-attention rows.
         """
-        return self.bank(self.trunk(embeddings, positions, self_mask, evidence, store))
+        return self.experts(self.trunk(embeddings, positions, self_mask, evidence, store))
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "JakiroDrafter":  # type: ignore[override]

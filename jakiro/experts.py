@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 Combine = Literal["sum", "mixture"]
 
 
-class BankOutput(NamedTuple):
+class ExpertsOutput(NamedTuple):
     """Predicted target features of every level, as components of one law per level.
 
     Level 0 predicts the target's feature at the query's own position, level k the feature k
@@ -24,18 +24,18 @@ class BankOutput(NamedTuple):
     gate: Float[Tensor, "*batch experts"]  # the router's own weights, for balance and statistics
     state: Float[Tensor, "*batch hidden"] | None = None  # of which the target's tail made features
 
-    def behind(self, features: Float[Tensor, "*batch hidden"]) -> "BankOutput":
+    def with_tail_output(self, features: Float[Tensor, "*batch hidden"]) -> "ExpertsOutput":
         """Return the output with what the target's last layers made of its only feature."""
-        return self._replace(features=features[..., None, None, :], state=self.expected)
+        return self._replace(features=features[..., None, None, :], state=self.mean_feature)
 
     @property
-    def expected(self) -> Float[Tensor, "*batch hidden"]:
+    def mean_feature(self) -> Float[Tensor, "*batch hidden"]:
         """The feature expected at the query's own position: `sum_e w_e F1_e`."""
         weights = self.log_weights.exp()
         return torch.einsum("...c,...ch->...h", weights, self.features[..., 0, :, :])
 
 
-class ExpertBank(nn.Module):
+class MixtureOfExperts(nn.Module):
     """SwiGLU experts, all of them run, whose outputs become one or several draft laws.
 
     With x the trunk's vector, n its norm, `h_e` the inner activation and `E_e = D_e h_e` the output
@@ -52,7 +52,7 @@ class ExpertBank(nn.Module):
 
     Args:
         hidden: width of trunk vectors and target features.
-        expert_width: inner width of one expert.
+        intermediate_size: inner width of one expert.
         num_experts: how many experts; 1 is a plain feed-forward head ("experts off").
         num_parallel: parallel levels P that follow each autoregressive pass.
         combine: how experts become laws, see above.
@@ -63,7 +63,7 @@ class ExpertBank(nn.Module):
     def __init__(
         self,
         hidden: int,
-        expert_width: int,
+        intermediate_size: int,
         num_experts: int,
         num_parallel: int,
         combine: Combine,
@@ -77,10 +77,10 @@ class ExpertBank(nn.Module):
         own_levels = num_parallel - int(self.published_contrast)
         self.norm = nn.RMSNorm(hidden, eps=1e-6)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
-        self.gate_up = nn.Linear(hidden, num_experts * 2 * expert_width, bias=False)
-        self.down = _stacked(num_experts, expert_width, hidden)
+        self.gate_up = nn.Linear(hidden, num_experts * 2 * intermediate_size, bias=False)
+        self.down = _stacked(num_experts, intermediate_size, hidden)
         self.level_down = (
-            _stacked(own_levels, num_experts, expert_width, hidden) if own_levels else None
+            _stacked(own_levels, num_experts, intermediate_size, hidden) if own_levels else None
         )
         self.beta = (
             nn.Parameter(torch.zeros(own_levels))
@@ -88,7 +88,7 @@ class ExpertBank(nn.Module):
             else None
         )
 
-    def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> BankOutput:
+    def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> ExpertsOutput:
         """Return the features and weights of all levels for each trunk vector."""
         normed = self.norm(trunk)
         inner = self._inner(normed)
@@ -114,23 +114,23 @@ class ExpertBank(nn.Module):
 
     def _sum(
         self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
-    ) -> BankOutput:
+    ) -> ExpertsOutput:
         levels = [torch.einsum("...e,...eh->...h", gate, outputs)]
         if self.published_contrast:
             levels.append(_top_against_rest(scores[..., self.num_experts :].softmax(-1), outputs))
         levels += torch.einsum("...e,...peh->...ph", gate, own).unbind(-2)
         features = trunk.unsqueeze(-2) + torch.stack(levels, dim=-2)
-        return BankOutput(features.unsqueeze(-2), torch.zeros_like(scores[..., :1]), gate)
+        return ExpertsOutput(features.unsqueeze(-2), torch.zeros_like(scores[..., :1]), gate)
 
     def _mixture(
         self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
-    ) -> BankOutput:
+    ) -> ExpertsOutput:
         if self.beta is not None:
             others = (outputs.sum(-2, keepdim=True) - outputs) / (self.num_experts - 1)
             own = own + self.beta[:, None, None] * (outputs - others).unsqueeze(-3)
         stacked = torch.cat((outputs.unsqueeze(-3), own), dim=-3)
         features = trunk[..., None, None, :] + stacked
-        return BankOutput(features, scores.log_softmax(dim=-1), gate)
+        return ExpertsOutput(features, scores.log_softmax(dim=-1), gate)
 
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from moa.rotary import Rotary
 
 
-class Rows(NamedTuple):
+class KV(NamedTuple):
     """Keys (rotated) and values of some positions."""
 
     keys: Float[Tensor, "batch kv_heads rows dim"]
@@ -18,13 +18,13 @@ class Rows(NamedTuple):
 
 
 @runtime_checkable
-class RowStore(Protocol):
+class KVStore(Protocol):
     """Takes the rows of the tokens now being read and returns all rows they may attend to."""
 
-    def __call__(self, rows: Rows) -> Rows: ...
+    def __call__(self, rows: KV) -> KV: ...
 
 
-def only_these(rows: Rows) -> Rows:
+def no_history(rows: KV) -> KV:
     """The store of a pass over whole sequences: tokens attend to each other, to nothing older."""
     return rows
 
@@ -40,11 +40,11 @@ class CrossAttention(nn.Module):
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
         head_dim: size of one head, even.
-        rope_base: wavelength base of the rotary embedding.
+        rope_theta: wavelength base of the rotary embedding.
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_base: float
+        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -53,27 +53,27 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
         self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
-        self.rotary = Rotary(head_dim, rope_base)
+        self.rotary = Rotary(head_dim, rope_theta)
 
-    def rows(
+    def kv(
         self,
         memory: Float[Tensor, "batch rows hidden"],
         positions: Int[Tensor, "batch rows"],
-    ) -> Rows:
+    ) -> KV:
         """Return keys and values of `memory` of the verified tokens at `positions`."""
         keys, values = self._heads(self.key_value(self.memory_norm(memory))).chunk(2, dim=1)
-        return Rows(self.rotary(keys, positions), values)
+        return KV(self.rotary(keys, positions), values)
 
     def forward(
         self,
         stream: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
-        rows: Rows,
+        memory: KV,
         mask: Bool[Tensor, "batch 1 queries keys"],
     ) -> Float[Tensor, "batch queries hidden"]:
         """Let each position attend to the memory rows that `mask` allows (True: may see)."""
         queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
-        mixed = scaled_dot_product_attention(queries, *rows, mask, enable_gqa=True)
+        mixed = scaled_dot_product_attention(queries, *memory, mask, enable_gqa=True)
         return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
 
     def _heads(self, flat: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class SelfAttention(nn.Module):
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
         head_dim: size of one head, even.
-        rope_base: wavelength base of the rotary embedding.
+        rope_theta: wavelength base of the rotary embedding.
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_base: float
+        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -103,35 +103,35 @@ class SelfAttention(nn.Module):
         # One matrix for queries, keys and values, in this order.
         self.project = nn.Linear(hidden, (num_heads + 2 * num_kv_heads) * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
-        self.rotary = Rotary(head_dim, rope_base)
+        self.rotary = Rotary(head_dim, rope_theta)
 
     @property
-    def row_shapes(self) -> list[tuple[int, int]]:
+    def kv_shapes(self) -> list[tuple[int, int]]:
         """Heads, and size of a head, of keys and of values."""
         return [(self.num_kv_heads, self.head_dim)] * 2
 
-    def rows(
+    def kv(
         self,
         embeddings: Float[Tensor, "batch rows hidden"],
         positions: Int[Tensor, "batch rows"],
-    ) -> Rows:
+    ) -> KV:
         """Return keys and values of `embeddings` standing at `positions`."""
         weight = self.project.weight[self.num_heads * self.head_dim :]
         keys, values = self._heads(linear(self.norm(embeddings), weight)).chunk(2, dim=1)
-        return Rows(self.rotary(keys, positions), values)
+        return KV(self.rotary(keys, positions), values)
 
     def forward(
         self,
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         mask: Bool[Tensor, "batch 1 queries keys"],
-        store: RowStore = only_these,
+        store: KVStore = no_history,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Let tokens attend to the rows that `store` returns and `mask` allows (True: may see)."""
         heads = self._heads(self.project(self.norm(embeddings)))
         rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)
         queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
-        keys, values = store(Rows(own_keys, heads[:, -self.num_kv_heads :]))
+        keys, values = store(KV(own_keys, heads[:, -self.num_kv_heads :]))
         mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
         return embeddings + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moa.attention import CrossAttention, Rows, RowStore, SelfAttention, only_these
+from moa.attention import KV, CrossAttention, KVStore, SelfAttention, no_history
 
 Vectors = Float[Tensor, "batch queries hidden"]
 
@@ -50,7 +50,7 @@ class FeatureInput(nn.Module):
         return torch.cat(both, dim=-1)
 
 
-class Evidence(NamedTuple):
+class TrunkInputs(NamedTuple):
     """What queries may know of verified tokens; a trunk is given what it reads.
 
     Attributes:
@@ -60,7 +60,7 @@ class Evidence(NamedTuple):
     """
 
     previous: Float[Tensor, "batch queries hidden"] | None = None
-    rows: Rows | None = None
+    memory: KV | None = None
     mask: Bool[Tensor, "batch 1 queries memory"] | None = None
 
 
@@ -78,7 +78,7 @@ class Trunk(nn.Module):
         num_heads: query heads of each attention.
         num_kv_heads: key/value heads of each attention.
         head_dim: size of one head, even.
-        rope_base: wavelength base of the rotary embedding.
+        rope_theta: wavelength base of the rotary embedding.
         attends_memory: whether there is cross-attention to memory.
         reads_features: whether tokens are joined with features.
         input_norms: see `FeatureInput`.
@@ -90,37 +90,37 @@ class Trunk(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        rope_base: float,
+        rope_theta: float,
         attends_memory: bool = True,
         reads_features: bool = False,
         input_norms: bool = True,
     ) -> None:
         super().__init__()
-        geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_base)
+        geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta)
         self.feature_input = FeatureInput(hidden, input_norms) if reads_features else None
         self.self_attention = SelfAttention(*geometry)
         self.cross_attention = CrossAttention(*geometry) if attends_memory else None
 
-    def rows(
+    def kv(
         self,
         embeddings: Float[Tensor, "batch rows hidden"],
         positions: Int[Tensor, "batch rows"],
         previous: Float[Tensor, "batch rows hidden"] | None = None,
-    ) -> Rows:
+    ) -> KV:
         """Return the self-attention rows of tokens, given the features before them if it reads any.
 
         Without features they depend on token and position alone, so those of accepted tokens are
         never computed again.
         """
-        return self.self_attention.rows(self._start(embeddings, previous), positions)
+        return self.self_attention.kv(self._start(embeddings, previous), positions)
 
     def forward(
         self,
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
-        evidence: Evidence,
-        store: RowStore = only_these,
+        inputs: TrunkInputs,
+        store: KVStore = no_history,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Return the trunk's vector for each query.
 
@@ -131,11 +131,11 @@ class Trunk(nn.Module):
             evidence: of what is verified.
             store: of self-attention rows.
         """
-        stream = self._start(embeddings, evidence.previous)
+        stream = self._start(embeddings, inputs.previous)
         stream = self.self_attention(stream, positions, self_mask, store)
         if self.cross_attention is None:
             return stream
-        return self.cross_attention(stream, positions, evidence.rows, evidence.mask)
+        return self.cross_attention(stream, positions, inputs.memory, inputs.mask)
 
     def _start(self, embeddings: Tensor, previous: Tensor | None) -> Tensor:
         if self.feature_input is None:

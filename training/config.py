@@ -10,11 +10,11 @@ from jakiro.utils.settings import Settings
 from training.input_settings import (
     BatchSettings,
     DataSettings,
-    FeatureSettings,
     InitializeSettings,
     LoraSettings,
     Precision,
     TargetSettings,
+    TargetStateSettings,
 )
 from training.loss.anchors import AnchorRule
 from training.loss.objectives import ObjectiveSettings
@@ -41,8 +41,8 @@ class OptimizerSettings(Settings):
     weight_decay: float = Field(0.0, ge=0)
     warmup_steps: int = Field(50, ge=0)
     schedule: Literal["linear", "cosine"] = "linear"
-    floor: float = Field(0.05, ge=0, le=1)
-    clip: float = Field(1.0, ge=0)
+    min_lr_ratio: float = Field(0.05, ge=0, le=1)
+    max_grad_norm: float = Field(1.0, ge=0)
 
 
 class EngineSettings(Settings):
@@ -93,7 +93,7 @@ class EvaluationSettings(Settings):
     prompt_tokens: int = Field(64, ge=1)
     max_new_tokens: int = Field(64, ge=1)
     temperatures: tuple[NonNegativeFloat, ...] = (0.0,)
-    held_out_rows: int = Field(32, ge=0)
+    num_sequences: int = Field(32, ge=0)
 
 
 class CheckpointSettings(Settings):
@@ -129,7 +129,7 @@ class TrainSettings(Settings):
     lora: LoraSettings | None = None
     objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
-    features: FeatureSettings = FeatureSettings()
+    target_states: TargetStateSettings = TargetStateSettings()
     batch: BatchSettings = BatchSettings()
     engine: EngineSettings = EngineSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -189,11 +189,11 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
     """Return how the anchors of a run are chosen."""
     levels = settings.drafter.schedule.autoregressive_levels
     if settings.drafter.trunk.reads_features:
-        return AnchorRule("rollout", levels, settings.drafter.trunk.rollout_steps)
+        return AnchorRule("rollout", levels, settings.drafter.trunk.ttt_steps)
     kind = settings.batch.anchors
     if settings.drafter.tail_layers and kind == "drafting":
         kind = "blocks"
-    return AnchorRule(kind, levels, settings.batch.draws)
+    return AnchorRule(kind, levels, settings.batch.anchor_samples)
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:

@@ -34,7 +34,7 @@ class DataSettings(Settings):
     Attributes:
         paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
             `name:split`.
-        row_length: tokens of a packed row; longer documents are split.
+        sequence_length: tokens of a packed row; longer documents are split.
         split: other documents that are split, too, where more than a twentieth of rows would be
             padding: "texts" for plain texts, "all" for conversations as well, or "never". A later
             piece begins in mid-document, without the tokenizer's first token, and remembers nothing
@@ -47,11 +47,11 @@ class DataSettings(Settings):
     """
 
     paths: tuple[str, ...] = Field(min_length=1)
-    row_length: int = Field(512, ge=2)
+    sequence_length: int = Field(512, ge=2)
     split: Literal["never", "texts", "all"] = "texts"
-    held_out: int = Field(0, ge=0)
+    validation_size: int = Field(0, ge=0)
     skip_bad_rows: bool = False
-    share: float = Field(1.0, gt=0, le=1)
+    fraction: float = Field(1.0, gt=0, le=1)
     cache_folder: Path | None = None
 
     def check_context(self, max_position: int) -> None:
@@ -60,16 +60,16 @@ class DataSettings(Settings):
         Raises:
             ConfigError: they are.
         """
-        if self.row_length > max_position:
+        if self.sequence_length > max_position:
             raise ConfigError(
-                "data.row_length is longer than the target's context",
+                "data.sequence_length is longer than the target's context",
                 expected=f"at most {max_position}",
-                got=self.row_length,
-                remedy="lower data.row_length: longer documents are split",
+                got=self.sequence_length,
+                remedy="lower data.sequence_length: longer documents are split",
             )
 
 
-class FeatureSettings(Settings):
+class TargetStateSettings(Settings):
     """Where the target's side of the training rows comes from, see `training.target_states`.
 
     Attributes:
@@ -84,9 +84,9 @@ class FeatureSettings(Settings):
     dtype: FeatureDtype = "bf16"
 
     @model_validator(mode="after")
-    def _offline_has_a_folder(self) -> "FeatureSettings":
+    def _offline_has_a_folder(self) -> "TargetStateSettings":
         if self.source == "offline" and self.folder is None:
-            raise ValueError("features.folder with features.source offline")
+            raise ValueError("target_states.folder with target_states.source offline")
         return self
 
 
@@ -104,14 +104,14 @@ class BatchSettings(Settings):
         curriculum: share of the steps, the first ones, in which self-attention sees drafted tokens
             only (arXiv 2410.03804).
 
-    A trunk that reads features has `trunk.rollout_steps` instead of the last three.
+    A trunk that reads features has `trunk.ttt_steps` instead of the last three.
     """
 
-    rows: int = Field(8, ge=1)
-    micro_batch: int = Field(8, ge=1)
-    draws: int = Field(1, ge=1, le=8)
+    global_batch_size: int = Field(8, ge=1)
+    micro_batch_size: int = Field(8, ge=1)
+    anchor_samples: int = Field(1, ge=1, le=8)
     anchors: Anchors = "drafting"
-    curriculum: float = Field(0.0, ge=0, le=1)
+    curriculum_fraction: float = Field(0.0, ge=0, le=1)
 
     def accumulation(self, num_processes: int) -> int:
         """Return how many micro-batches each process reads per step.
@@ -119,15 +119,15 @@ class BatchSettings(Settings):
         Raises:
             ConfigError: the rows cannot be shared out evenly.
         """
-        if self.rows % (self.micro_batch * num_processes):
+        if self.global_batch_size % (self.micro_batch_size * num_processes):
             raise ConfigError(
-                "batch.rows cannot be shared out evenly",
-                expected=f"a multiple of batch.micro_batch ({self.micro_batch}) times the "
+                "batch.global_batch_size cannot be shared out evenly",
+                expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times the "
                 f"number of processes ({num_processes})",
-                got=self.rows,
-                remedy="change batch.rows or batch.micro_batch",
+                got=self.global_batch_size,
+                remedy="change batch.global_batch_size or batch.micro_batch_size",
             )
-        return self.rows // (self.micro_batch * num_processes)
+        return self.global_batch_size // (self.micro_batch_size * num_processes)
 
 
 class InitializeSettings(Settings):

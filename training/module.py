@@ -26,7 +26,7 @@ class TargetReader:
     Args:
         target: the frozen target; it may compute in another dtype than the drafter.
         drafter: for which it is read.
-        row_length: tokens of a row.
+        sequence_length: tokens of a row.
         dtype: what the drafter computes in.
         features: what the target said of all rows; None to run it. Its embeddings, its head, and
             its last layers if the drafter's output goes through them, are needed in any case.
@@ -39,13 +39,13 @@ class TargetReader:
         self,
         target: TargetAdapter,
         drafter: JakiroDrafter,
-        row_length: int,
+        sequence_length: int,
         dtype: torch.dtype,
         features: FeatureStore | None = None,
     ) -> None:
         self._target = target
         self._sources = drafter.state_sources
-        self._row_length = row_length
+        self._row_length = sequence_length
         self._features = features
         self.dtype = dtype
         num_tail = drafter.config.settings.tail_layers

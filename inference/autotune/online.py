@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
 from inference.draft_tree import TreeRow
-from inference.protocol import Budget, Turns
+from inference.protocol import Budget, RequestCounter
 from inference.sampling import PREFIX_FREE, Sampling
 from inference.trees.shape import TreePlan, TreeShape
 
@@ -70,11 +70,11 @@ class AutoTree:
     def __init__(self, plan: TreePlan, costs: Costs) -> None:
         self.plan = plan
         self.costs = costs
-        self.turns = Turns()
+        self.request_counter = RequestCounter()
         self._lock = Lock()
         self._learners: dict[object, _Learner] = {}
 
-    def open(self, sampling: Sampling, batch: int) -> "AutoRun":
+    def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
         """Return the policy of a run; runs that sample alike learn together."""
         key = (sampling.do_sample, _described(sampling.processors), batch)
         with self._lock:
@@ -87,7 +87,7 @@ class AutoTree:
         """Forget what was learnt from earlier runs."""
         with self._lock:
             self._learners.clear()
-        self.turns.reset()
+        self.request_counter.reset()
 
 
 class AutoRun:

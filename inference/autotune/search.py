@@ -14,7 +14,7 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats
 from inference.generation.preparation import prepare_requests
-from inference.protocol import Budget, Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -41,25 +41,25 @@ class RecordingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
-        self.turns = drafter.turns
+        self.request_counter = drafter.request_counter
         self.bytes_per_token = drafter.bytes_per_token
         self.max_nodes = drafter.max_nodes
         self.max_depth = drafter.max_depth
         self.records: list[StepRecord] = []
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
         """Return a recorded session."""
-        return RecordingSession(self.drafter.open(sampling, capacity, batch), self.records)
+        return RecordingSession(self.drafter.new_session(sampling, capacity, batch), self.records)
 
     def reset(self) -> None:
         """Pass on; the records stay."""
         self.drafter.reset()
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Encode as the recorded drafter does."""
-        return self.drafter.encode(output, rows)
+        return self.drafter.encode_memory(output, rows)
 
 
 class RecordingSession:
@@ -84,29 +84,29 @@ class RecordingSession:
         self.tree = self.session.propose(budget, generators)
         return self.tree
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Record the accepted nodes' ranks by score, and pass on."""
         if self.tree is not None:
             row = self.tree.row()
             emitted = [*(row.token_ids[node] for node in result.path[0]), result.next_token[0]]
             self.records.append(StepRecord([row.rank[node] for node in row.follow(emitted)]))
-        self.session.feedback(result)
+        self.session.on_verified(result)
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Pass on."""
-        self.session.conclude(place, token_ids)
+        self.session.on_finished(place, token_ids)
 
     def rollback(self, length: int) -> None:
         """Pass on."""
         self.session.rollback(length)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Pass on."""
-        self.session.keep(places)
+        self.session.select_sequences(places)
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Pass on."""
-        self.session.adopt(sampling)
+        self.session.set_sampling(sampling)
 
     def reserve(self, capacity: int) -> None:
         """Pass on."""

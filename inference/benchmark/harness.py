@@ -150,7 +150,7 @@ class Harness:
         """
         answers = [list(turn.token_ids) for turn in turns]
         while True:
-            ids = self.texts.encode(prompt.turn([self.texts.decode(one) for one in answers]))
+            ids = self.texts.encode(prompt.chat_turn([self.texts.decode(one) for one in answers]))
             excess = len(ids) - self.texts.longest_prompt
             if excess <= 0 or not answers or not answers[-1]:
                 return ids

@@ -203,7 +203,7 @@ class Comparison:
         for number, prompt in enumerate(self.prompts, start=1):
             answers = [""] * len(prompt.later_turns)
             written = prompt.num_turns * self.settings.max_new_tokens
-            length = len(self.texts.encode(prompt.turn(answers))) + written
+            length = len(self.texts.encode(prompt.chat_turn(answers))) + written
             if length > max_position:
                 raise PromptError(
                     f"prompt {number} and its answers do not fit into the target's context",

@@ -28,25 +28,27 @@ def seconds_of(work: Work) -> float:
     return now() - started
 
 
-def in_turns(works: Mapping[str, Work], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
+def interleaved(
+    works: Mapping[str, Work], repeats: int, warm_up: int = 1
+) -> dict[str, list[float]]:
     """Return seconds of every piece of work, by name, for each of `repeats` rounds.
 
     Who begins rotates from round to round; the first `warm_up` rounds are thrown away.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
-    for turn in range(warm_up + repeats):
-        first = turn % len(names)
+    for work in range(warm_up + repeats):
+        first = work % len(names)
         for name in (*names[first:], *names[:first]):
             taken = seconds_of(works[name])
-            if turn >= warm_up:
+            if work >= warm_up:
                 seconds[name].append(taken)
     return seconds
 
 
 def medians(works: Mapping[str, Work], repeats: int, warm_up: int = 1) -> dict[str, float]:
     """Return the median seconds of every piece of work."""
-    return {name: median(taken) for name, taken in in_turns(works, repeats, warm_up).items()}
+    return {name: median(taken) for name, taken in interleaved(works, repeats, warm_up).items()}
 
 
 def repeated(work: Work, count: int) -> Work:

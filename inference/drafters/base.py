@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.drafters.candidates import Candidates, deterministic_tree
-from inference.protocol import Budget, Committed, MemoryRows, Turns, VerifyResult
+from inference.protocol import Budget, Committed, EncodedMemory, RequestCounter, VerifyResult
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
@@ -104,7 +104,7 @@ class TokenSession:
         base_length = torch.tensor(self.lengths, device=self._device)
         return deterministic_tree(self._proposed, base_length, self._step_id)
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Show the target's logits along each accepted path to those who learn from them."""
         if result.base_length != list(self.lengths) or not self._proposed:
             return  # a plain step, of which the session is told later
@@ -138,7 +138,7 @@ class TokenSession:
             context = np.concatenate((self._known(place), np.array(accepted, np.int64)))
             self.guessers[place].read_logits(context, logits())
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Let a sequence's guesser read what has come since it last did."""
         known = np.array(token_ids, np.int64)
         if len(known) > self._num_read[place]:
@@ -151,7 +151,7 @@ class TokenSession:
         self._num_read = [min(length, one) for one in self._num_read]
         self._device = None
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
         self.guessers = [self.guessers[place] for place in places]
         self.lengths = tuple(self.lengths[place] for place in places)
@@ -159,7 +159,7 @@ class TokenSession:
         self._tokens = self._tokens[list(places)]
         self._proposed = []
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Begin another request; what is chosen does not depend on how tokens are drawn."""
         for place, guesser in enumerate(self.guessers):
             if guesser.begin():
@@ -186,11 +186,11 @@ class WithoutMemory:
 
     needs: frozenset[str] = frozenset()
     hidden_states: tuple[int, ...] = ()
-    turns: Turns | None = None
+    request_counter: RequestCounter | None = None
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Never asked, because `needs` is empty.
 
         Raises:

@@ -49,7 +49,7 @@ class LookupDrafter(WithoutMemory):
         self.max_nodes = self.settings.num_nodes
         self.max_depth = self.settings.depth
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         guessers = [LookupGuesser(self.settings)] * batch
         return TokenSession(guessers, Budget(self.max_nodes, self.max_depth), capacity)

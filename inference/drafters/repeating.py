@@ -16,7 +16,7 @@ from inference.drafters.candidates import Candidates, deterministic_tree
 from inference.drafters.combined.session import CombinedSession
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
-from inference.protocol import Budget, Committed, Drafter, DraftSession, MemoryRows, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory, VerifyResult
 from inference.sampling import Sampling
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import StepOutput
@@ -164,30 +164,30 @@ class RepeatingDrafter:
         self.needs = drafter.needs
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
-        self.turns = drafter.turns
+        self.request_counter = drafter.request_counter
         self.bytes_per_token = drafter.bytes_per_token
         # The other one's trees are never verified as they are.
         self.max_nodes = self.settings.num_nodes
         self.max_depth = self.settings.depth
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RepeatingSession":
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RepeatingSession":
         """Return a session for `batch` sequences of up to `capacity` tokens.
 
         Raises:
             ConfigError: the drafter draws candidates for this way of sampling.
         """
-        session = self.drafter.open(sampling, capacity, batch)
+        session = self.drafter.new_session(sampling, capacity, batch)
         return RepeatingSession(session, self.settings, self.drafter.max_nodes)
 
     def reset(self) -> None:
         """Pass on."""
         self.drafter.reset()
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Encode as the other drafter does."""
-        return self.drafter.encode(output, rows)
+        return self.drafter.encode_memory(output, rows)
 
 
 class _Row(NamedTuple):
@@ -251,28 +251,28 @@ class RepeatingSession:
         ]
         return deterministic_tree(candidates, tree.base_length, tree.step_id, proposers)
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Pass on what is known of the tree that was drafted."""
         if result.base_length == list(self.lengths) and self._rows:
-            self.session.feedback(self._translated(result))
+            self.session.on_verified(self._translated(result))
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Pass on."""
-        self.session.conclude(place, token_ids)
+        self.session.on_finished(place, token_ids)
 
     def rollback(self, length: int) -> None:
         """Pass on."""
         self.session.rollback(length)
         self._rows = []
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Pass on."""
-        self.session.keep(places)
+        self.session.select_sequences(places)
         self._rows = []
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Pass on; errors as for `RepeatingDrafter.open`."""
-        self.session.adopt(sampling)
+        self.session.set_sampling(sampling)
         _refuse_sampled(self.session)
 
     def reserve(self, capacity: int) -> None:

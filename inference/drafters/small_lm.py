@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
 from inference.drafters.base import WithoutMemory
-from inference.drafters.small_lm_cache import LMRows
+from inference.drafters.small_lm_cache import LMCache
 from inference.protocol import Budget, Committed, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.builder import TreeBuilder
@@ -92,7 +92,7 @@ class SmallLMDrafter(WithoutMemory):
         model = load_causal_lm(place, "the small language model", dtype=target.dtype)
         return cls(model, target, settings)
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return SmallLMSession(self, sampling, capacity, batch)
 
@@ -108,9 +108,9 @@ class SmallLMSession:
         self, drafter: SmallLMDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
         self.drafter = drafter
-        self.adopt(sampling)
+        self.set_sampling(sampling)
         inner = max(shape.breadth * (shape.depth - 1) for shape in drafter.shapes)
-        self.rows = LMRows(drafter.model, batch, capacity, inner, drafter.vocab_size)
+        self.rows = LMCache(drafter.model, batch, capacity, inner, drafter.vocab_size)
         self.step_id = 0
 
     @property
@@ -144,21 +144,21 @@ class SmallLMSession:
         tree = builder.build(self.rows.start_tree(), base_length, self.step_id)
         return tree.limited(self.drafter.model.spec.max_position)
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn nothing: the weights are fixed."""
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Learn nothing."""
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; the next `advance` starts there."""
         self.rows.rollback(length)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.rows.keep(places)
+        self.rows.select_sequences(places)
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft for another way of sampling from now on."""
         self.sampling = sampling
         self.shape = self.drafter.shape(sampling)

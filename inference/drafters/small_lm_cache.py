@@ -71,7 +71,7 @@ class LMPass:
             slots.append(self.lengths[row] + 1 + node)
         return slots
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, for which no more laws are asked."""
         self.lengths = [self.lengths[place] for place in places]
         self.token_ids = self.token_ids[list(places)]
@@ -115,7 +115,7 @@ class LMPass:
 WAITING = 64  # verified tokens that are read together with the root; more are read at once
 
 
-class LMRows:
+class LMCache:
     """Rows of tokens at the slots equal to their positions; those of a tree stand behind the root.
 
     A row of a node that was accepted is brought down to its position, any other is overwritten.
@@ -180,14 +180,14 @@ class LMRows:
         self._num_read = [min(length, one) for one in self._num_read]
         self._tree, self._has_root = None, False
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.cache.keep(places)
+        self.cache.select_sequences(places)
         self.lengths = tuple(self.lengths[place] for place in places)
         self._tokens = [self._tokens[place] for place in places]
         self._num_read = [self._num_read[place] for place in places]
         if self._tree is not None:
-            self._tree.keep(places)
+            self._tree.select_sequences(places)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""

@@ -25,7 +25,7 @@ from jakiro.errors import DraftError
 TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
 
-class Trial(NamedTuple):
+class CandidateCheck(NamedTuple):
     """One candidate's turn: accepted with `accept_prob`, else `residual` is the target's law."""
 
     node: int
@@ -33,14 +33,16 @@ class Trial(NamedTuple):
     residual: Float[Tensor, " vocab"]
 
 
-class Walk(NamedTuple):
+class AcceptedPath(NamedTuple):
     """The accepted nodes, from the first level down, and the law of the token that follows them."""
 
     path: list[int]
     next_probs: Float[Tensor, " vocab"]
 
 
-def walk(tree: TreeRow, target_probs: TargetProbs, decide: Callable[[float], bool]) -> Walk:
+def accept_path(
+    tree: TreeRow, target_probs: TargetProbs, decide: Callable[[float], bool]
+) -> AcceptedPath:
     """Return the accepted path and the law of the token after it.
 
     Args:
@@ -52,17 +54,19 @@ def walk(tree: TreeRow, target_probs: TargetProbs, decide: Callable[[float], boo
     path: list[int] = []
     while True:
         residual = target_probs(node)
-        for trial in trials(tree, node, residual):
-            if decide(trial.accept_prob):
-                node = trial.node
+        for check in candidate_checks(tree, node, residual):
+            if decide(check.accept_prob):
+                node = check.node
                 path.append(node)
                 break
-            residual = trial.residual
+            residual = check.residual
         else:
-            return Walk(path, residual)
+            return AcceptedPath(path, residual)
 
 
-def trials(tree: TreeRow, parent: int, target_probs: Float[Tensor, " vocab"]) -> Iterator[Trial]:
+def candidate_checks(
+    tree: TreeRow, parent: int, target_probs: Float[Tensor, " vocab"]
+) -> Iterator[CandidateCheck]:
     """Yield the candidates under `parent` in the order in which they must be tried.
 
     Sampled ones come first; a deterministic candidate that repeats a sampled one has probability 0
@@ -74,13 +78,13 @@ def trials(tree: TreeRow, parent: int, target_probs: Float[Tensor, " vocab"]) ->
         target_probs: the target's processed law after `parent`, normalised.
     """
     residual = target_probs
-    for rule in (_multi_round, _point_mass):
-        for trial in rule(tree, parent, residual):
-            yield trial
-            residual = trial.residual
+    for rule in (_recursive_rejection, _point_mass):
+        for check in rule(tree, parent, residual):
+            yield check
+            residual = check.residual
 
 
-def greedy_walk(tree: TreeRow, best_token: Callable[[int], int]) -> tuple[list[int], int]:
+def accept_greedy_path(tree: TreeRow, best_token: Callable[[int], int]) -> tuple[list[int], int]:
     """Return the path and the next token of `walk` when every law is a point mass.
 
     Args:
@@ -107,7 +111,7 @@ def draw(probs: Float[Tensor, " vocab"], uniform: float) -> int:
     return min(token, int(probs.nonzero()[-1]))
 
 
-def _multi_round(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial]:
+def _recursive_rejection(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[CandidateCheck]:
     siblings = tree.sampled.get(parent, [])
     if not siblings:
         return
@@ -128,19 +132,19 @@ def _multi_round(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial
         excess = residual.index_add(0, ids, -draft_probs).clamp(min=0)
         residual = _renormalised(excess, otherwise=residual)
         # In this order NaN stays what it is, and accepts nothing.
-        yield Trial(node, min(target_prob / draft_prob, 1.0), residual)
+        yield CandidateCheck(node, min(target_prob / draft_prob, 1.0), residual)
         rest = draft_probs * ~is_token
         draft_probs = _renormalised(rest, otherwise=rest)
 
 
-def _point_mass(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Trial]:
+def _point_mass(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[CandidateCheck]:
     for node in tree.deterministic.get(parent, ()):
         token = tree.token_ids[node]
         accept_prob = float(residual[token])
         rest = residual.clone()
         rest[token] = 0
         residual = _renormalised(rest, otherwise=residual)
-        yield Trial(node, accept_prob, residual)
+        yield CandidateCheck(node, accept_prob, residual)
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:

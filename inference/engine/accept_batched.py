@@ -18,7 +18,7 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree
 BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
 
 
-class RowsWalk(NamedTuple):
+class AcceptedPaths(NamedTuple):
     """What was accepted of every tree, and the token that follows."""
 
     path: Int[Tensor, "batch depth"]  # accepted nodes, then ROOT
@@ -26,9 +26,9 @@ class RowsWalk(NamedTuple):
     is_sound: Bool[Tensor, " batch"]  # every law that decided was finite, every draft possible
 
 
-def walk_rows(
+def accept_paths(
     tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Float[Tensor, "batch trials"]
-) -> RowsWalk:
+) -> AcceptedPaths:
     """Return each sequence's accepted path and next token.
 
     Args:
@@ -37,14 +37,14 @@ def walk_rows(
         uniforms: as many as nodes and one more; used in the order of the trials, then for the
             next token.
     """
-    walk = _Walk(tree, target_probs, uniforms)
-    path = [walk.descend() for _ in range(tree.max_depth)]
-    next_token = _draw_rows(walk.residual, walk.uniform())
+    descent = _Descent(tree, target_probs, uniforms)
+    path = [descent.descend() for _ in range(tree.max_depth)]
+    next_token = _draw_rows(descent.residual, descent.uniform())
     columns = torch.stack(path, dim=1) if path else next_token.new_empty(len(next_token), 0)
-    return RowsWalk(columns, next_token, walk.is_sound)
+    return AcceptedPaths(columns, next_token, descent.is_sound)
 
 
-class _Trial(NamedTuple):
+class _Check(NamedTuple):
     """The candidates whose turn it is, one of each sequence that has one left."""
 
     node: Int[Tensor, " batch"]
@@ -75,7 +75,7 @@ class _DraftDistribution:
         self.probs = torch.where(where[:, None], _renormalised(rest, rest), self.probs)
 
 
-class _Walk:
+class _Descent:
     """Where each sequence stands, and what is left of the target's law there."""
 
     def __init__(self, tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Tensor) -> None:
@@ -85,8 +85,8 @@ class _Walk:
         self.every = torch.arange(len(uniforms), device=uniforms.device)
         self.at = torch.full_like(self.every, ROOT)
         self.num_used = torch.zeros_like(self.every)
-        self.is_walking = torch.ones_like(self.every, dtype=torch.bool)
-        self.is_sound = self.is_walking
+        self.is_active = torch.ones_like(self.every, dtype=torch.bool)
+        self.is_sound = self.is_active
         self.children = _children(tree)
         self.residual = target_probs(self.at)
         # What is no token is the caller's to refuse, once it can look.
@@ -105,40 +105,40 @@ class _Walk:
         draft = self._draft_distribution()
         chosen = torch.full_like(self.at, ROOT)
         for place in range(self.tree.max_siblings):
-            trial = self._trial(candidates[:, place], self.is_walking & (chosen == ROOT))
-            accepted = self._decide(trial, draft)
-            chosen = torch.where(accepted, trial.node, chosen)
-        self.is_walking = chosen != ROOT
-        self.at = torch.where(self.is_walking, chosen, self.at)
+            check = self._next_check(candidates[:, place], self.is_active & (chosen == ROOT))
+            accepted = self._decide(check, draft)
+            chosen = torch.where(accepted, check.node, chosen)
+        self.is_active = chosen != ROOT
+        self.at = torch.where(self.is_active, chosen, self.at)
         if not self._is_over():
             probs = self.target_probs(self.at)
             self._check(probs)
-            self.residual = torch.where(self.is_walking[:, None], probs, self.residual)
+            self.residual = torch.where(self.is_active[:, None], probs, self.residual)
         return chosen
 
-    def _decide(self, trial: _Trial, draft: _DraftDistribution | None) -> Bool[Tensor, " batch"]:
+    def _decide(self, check: _Check, draft: _DraftDistribution | None) -> Bool[Tensor, " batch"]:
         """Accept some of the candidates, and leave the residual of the others."""
-        probability = self.residual[self.every, trial.token].double()
-        after = self.residual.scatter(1, trial.token[:, None], 0.0)
+        probability = self.residual[self.every, check.token].double()
+        after = self.residual.scatter(1, check.token[:, None], 0.0)
         if draft is not None:
-            drafted = draft.probability(trial.token).double()
+            drafted = draft.probability(check.token).double()
             is_possible = draft.is_distribution & (drafted > 0)  # NaN is not above 0 either
-            self.is_sound = self.is_sound & (is_possible | ~(trial.is_tried & trial.is_sampled))
-            probability = torch.where(trial.is_sampled, probability / drafted, probability)
+            self.is_sound = self.is_sound & (is_possible | ~(check.is_tried & check.is_sampled))
+            probability = torch.where(check.is_sampled, probability / drafted, probability)
             excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
-            after = torch.where(trial.is_sampled[:, None], excess, after)
-        accepted = trial.is_tried & (self.uniform() < probability)
-        self.num_used = self.num_used + trial.is_tried
-        rejected = trial.is_tried & ~accepted
+            after = torch.where(check.is_sampled[:, None], excess, after)
+        accepted = check.is_tried & (self.uniform() < probability)
+        self.num_used = self.num_used + check.is_tried
+        rejected = check.is_tried & ~accepted
         after = _renormalised(after, otherwise=self.residual)
         self.residual = torch.where(rejected[:, None], after, self.residual)
         if draft is not None:
-            draft.remove(trial.token, where=rejected & trial.is_sampled)
+            draft.remove(check.token, where=rejected & check.is_sampled)
         return accepted
 
-    def _trial(self, node: Tensor, may_try: Tensor) -> _Trial:
+    def _next_check(self, node: Tensor, may_try: Tensor) -> _Check:
         place = node.clamp(min=0)
-        return _Trial(
+        return _Check(
             node,
             self.token_ids[self.every, place],
             self.tree.kind[self.every, place] == CandidateKind.SAMPLED,
@@ -153,11 +153,11 @@ class _Walk:
         return _DraftDistribution(recorded.ids[self.every, self.at + 1], probs)
 
     def _check(self, probs: Tensor) -> None:
-        self.is_sound = self.is_sound & (probs.sum(dim=-1).isfinite() | ~self.is_walking)
+        self.is_sound = self.is_sound & (probs.sum(dim=-1).isfinite() | ~self.is_active)
 
     def _is_over(self) -> bool:
         """Whether nothing is left to do; asked on the CPU only, where looking is free."""
-        return self.every.device.type == "cpu" and not bool(self.is_walking.any())
+        return self.every.device.type == "cpu" and not bool(self.is_active.any())
 
 
 def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
@@ -168,9 +168,11 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
     batch, count = tree.token_ids.shape
     table = tree.parent.new_full((batch, (count + 1) * (tree.max_siblings + 1)), ROOT)
     nodes = torch.arange(count, device=table.device)
-    turn = torch.where(tree.kind == CandidateKind.SAMPLED, tree.rank, count + nodes)
+    order_key = torch.where(tree.kind == CandidateKind.SAMPLED, tree.rank, count + nodes)
     are_siblings = tree.parent[:, :, None] == tree.parent[:, None, :]
-    is_earlier = are_siblings & tree.is_valid[:, None, :] & (turn[:, None, :] < turn[:, :, None])
+    is_earlier = (
+        are_siblings & tree.is_valid[:, None, :] & (order_key[:, None, :] < order_key[:, :, None])
+    )
     # One more column, which is cut off again, takes the invalid nodes.
     order = torch.where(tree.is_valid, is_earlier.sum(dim=-1), tree.max_siblings)
     places = (tree.parent + 1) * (tree.max_siblings + 1) + order

@@ -8,14 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, TreeRow
-from inference.engine.accept import draw, greedy_walk, walk
-from inference.engine.accept_batched import walk_rows
-from inference.engine.request import Progress
+from inference.engine.accept import accept_greedy_path, accept_path, draw
+from inference.engine.accept_batched import accept_paths
+from inference.engine.request import SequenceState
 from inference.sampling import ProcessedDistribution
 from jakiro.errors import DraftError
 
 
-class Verdict(NamedTuple):
+class AcceptResult(NamedTuple):
     """What verification made of one sequence's tree."""
 
     row: TreeRow
@@ -29,12 +29,12 @@ class Verdict(NamedTuple):
         return [ROOT, *self.path]
 
 
-def judge(
+def accept_trees(
     tree: DraftTree,
     logits: Float[Tensor, "batch queries vocab"],
-    sequences: Sequence[Progress],
+    sequences: Sequence[SequenceState],
     step_id: int,
-) -> list[Verdict]:
+) -> list[AcceptResult]:
     """Return the verdict on each sequence's tree.
 
     Args:
@@ -59,7 +59,9 @@ def judge(
     return _one_by_one(tree, logits, sequences, step_id)
 
 
-def _greedily(tree: DraftTree, logits: Tensor, sequences: Sequence[Progress]) -> list[Verdict]:
+def _greedily(
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
+) -> list[AcceptResult]:
     highest, best = logits.max(dim=-1)
     rows, extra = tree.rows(torch.cat((best, highest.isfinite().long()), dim=1))
     distributions = _distributions(rows, logits, sequences)
@@ -67,44 +69,48 @@ def _greedily(tree: DraftTree, logits: Tensor, sequences: Sequence[Progress]) ->
     return [_greedy(row, distribution, facts) for row, distribution, facts in each]
 
 
-def _greedy(row: TreeRow, distribution: ProcessedDistribution, facts: list[int]) -> Verdict:
+def _greedy(row: TreeRow, distribution: ProcessedDistribution, facts: list[int]) -> AcceptResult:
     """Return a greedy verdict, given each query's best token and whether its logit is finite."""
     best_tokens, is_finite = facts[: len(facts) // 2], facts[len(facts) // 2 :]
-    verdict = Verdict(row, *greedy_walk(row, lambda node: best_tokens[node + 1]), distribution)
-    if not all(is_finite[node + 1] for node in verdict.visited):
-        _explain(verdict)
-    return verdict
+    result = AcceptResult(
+        row, *accept_greedy_path(row, lambda node: best_tokens[node + 1]), distribution
+    )
+    if not all(is_finite[node + 1] for node in result.visited):
+        _explain(result)
+    return result
 
 
 def _together(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], step_id: int
-) -> list[Verdict]:
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
+) -> list[AcceptResult]:
     every = torch.arange(len(sequences), device=logits.device)
     sampling = sequences[0].request.sampling
     count = tree.num_nodes + 1
     uniforms = [one.request.sampling.uniforms(step_id, count) for one in sequences]
-    walked = walk_rows(
+    accepted = accept_paths(
         tree,
         lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
         torch.stack(uniforms).to(logits.device),
     )
-    ends = torch.stack((walked.next_token, walked.is_sound.long()), dim=1)
-    rows, extra = tree.rows(torch.cat((walked.path, ends), dim=1))
-    verdicts = []
+    ends = torch.stack((accepted.next_token, accepted.is_sound.long()), dim=1)
+    rows, extra = tree.rows(torch.cat((accepted.path, ends), dim=1))
+    results = []
     for row, distribution, facts in zip(
         rows, _distributions(rows, logits, sequences), extra, strict=True
     ):
         *path, next_token, is_sound = facts
-        verdict = Verdict(row, [node for node in path if node != ROOT], next_token, distribution)
+        result = AcceptResult(
+            row, [node for node in path if node != ROOT], next_token, distribution
+        )
         if not is_sound:
-            _explain(verdict)
-        verdicts.append(verdict)
-    return verdicts
+            _explain(result)
+        results.append(result)
+    return results
 
 
 def _one_by_one(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[Progress], step_id: int
-) -> list[Verdict]:
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
+) -> list[AcceptResult]:
     """Judge sequence by sequence: for processors that look at each node's own path."""
     rows, _ = tree.rows(tree.token_ids[:, :0])
     return [
@@ -113,17 +119,19 @@ def _one_by_one(
     ]
 
 
-def _alone(row: TreeRow, distribution: ProcessedDistribution, step_id: int) -> Verdict:
+def _alone(row: TreeRow, distribution: ProcessedDistribution, step_id: int) -> AcceptResult:
     sampling = distribution.sampling
     if not sampling.do_sample:
-        return Verdict(row, *greedy_walk(row, distribution.best), distribution)
+        return AcceptResult(row, *accept_greedy_path(row, distribution.best), distribution)
     uniforms = iter(sampling.uniforms(step_id, len(row.token_ids) + 1).tolist())
-    path, next_probs = walk(row, distribution, lambda probability: next(uniforms) < probability)
-    return Verdict(row, path, draw(next_probs, next(uniforms)), distribution)
+    path, next_probs = accept_path(
+        row, distribution, lambda probability: next(uniforms) < probability
+    )
+    return AcceptResult(row, path, draw(next_probs, next(uniforms)), distribution)
 
 
 def _distributions(
-    rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[Progress]
+    rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[ProcessedDistribution]:
     for row in rows:
         _check_tokens(row, vocab=logits.shape[-1])
@@ -144,13 +152,13 @@ def _check_tokens(row: TreeRow, vocab: int) -> None:
         )
 
 
-def _explain(verdict: Verdict) -> None:
+def _explain(result: AcceptResult) -> None:
     """Raise the error that makes a verdict worthless."""
-    for node in verdict.visited:
-        verdict.distribution.best(node)
+    for node in result.visited:
+        result.distribution.best(node)
     raise DraftError(
         "a drawn candidate has no probability under the draft law that is said to be its own",
         expected="siblings drawn without replacement from the recorded law",
-        got=[verdict.row.token_ids[node] for node in verdict.path],
+        got=[result.row.token_ids[node] for node in result.path],
         remedy="record the law that the drafter draws from",
     )

@@ -43,7 +43,7 @@ class Context:
         self.cache = target.new_cache(batch, capacity + self._margin, hidden_states)
         self.session: DraftSession | None = None
         if drafter is not None:
-            self.session = drafter.open(sampling, capacity + self._margin, batch)
+            self.session = drafter.new_session(sampling, capacity + self._margin, batch)
         self.lengths = [0] * batch  # cached tokens of each sequence
 
     def read(
@@ -100,12 +100,12 @@ class Context:
         if self.session is not None:
             self.session.rollback(length)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.cache.keep(places)
+        self.cache.select_sequences(places)
         self.lengths = [self.lengths[place] for place in places]
         if self.session is not None:
-            self.session.keep(places)
+            self.session.select_sequences(places)
 
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
@@ -153,7 +153,7 @@ class Context:
         memory = None
         if "memory" in self.drafter.needs:
             nothing = torch.empty(*step.slots.shape, 0, device=step.slots.device)  # no features
-            memory = self.drafter.encode(StepOutput(nothing, step, self.cache))
+            memory = self.drafter.encode_memory(StepOutput(nothing, step, self.cache))
         return Committed(
             base_length=tuple(ends),
             num_verified=tuple(end - start for _, start, end in spans),

@@ -6,12 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import GenerationConfig
 
-from inference.engine.acceptance import Verdict
+from inference.engine.acceptance import AcceptResult
 from inference.sampling import widened
 
 
 @dataclass(frozen=True)
-class Record:
+class OutputOptions:
     """What to note."""
 
     log_probs: bool = False
@@ -19,14 +19,14 @@ class Record:
     logits: bool = False
 
 
-def record_for(config: GenerationConfig, log_probs: bool) -> Record | None:
+def record_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
     """Return what a config and its caller ask for, or None where it is nothing."""
-    record = Record(log_probs, bool(config.output_scores), bool(config.output_logits))
-    return record if record != Record() else None
+    record = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
+    return record if record != OutputOptions() else None
 
 
 @dataclass(frozen=True)
-class Details:
+class TokenDetails:
     """What was noted about the tokens of one round; empty where it was not asked for."""
 
     log_probs: list[float]  # under the target's processed law
@@ -34,7 +34,7 @@ class Details:
     logits: list[Float[Tensor, " vocab"]]  # the target's own
 
 
-def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
+def details_of(record: OutputOptions, result: AcceptResult, emitted: list[int]) -> TokenDetails:
     """Return the details of tokens that a verdict has let through.
 
     Args:
@@ -42,10 +42,10 @@ def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
         verdict: on the tree.
         emitted: the first tokens of its path, or all of them and the next token.
     """
-    visited = verdict.visited[: len(emitted)]
-    scores = [verdict.distribution.scores(node) for node in visited] if record.scores else []
+    visited = result.visited[: len(emitted)]
+    scores = [result.distribution.scores(node) for node in visited] if record.scores else []
     logits = (
-        [widened(verdict.distribution.raw(node)[None])[0] for node in visited]
+        [widened(result.distribution.raw(node)[None])[0] for node in visited]
         if record.logits
         else []
     )
@@ -53,7 +53,7 @@ def details_of(record: Record, verdict: Verdict, emitted: list[int]) -> Details:
     if record.log_probs:
         pairs = zip(visited, emitted, strict=True)
         pairs_of_log_probs = [
-            (verdict.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
+            (result.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
         ]
         log_probs = [float(log_probs_at[token]) for log_probs_at, token in pairs_of_log_probs]
-    return Details(log_probs, scores, logits)
+    return TokenDetails(log_probs, scores, logits)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
-from inference.engine.acceptance import Verdict, judge
+from inference.engine.acceptance import AcceptResult, accept_trees
 from inference.engine.context import PREFILL_CHUNK, Context
-from inference.engine.details import Details, Record, details_of
+from inference.engine.details import OutputOptions, TokenDetails, details_of
 from inference.engine.policy import AlwaysDraft, DraftPolicy
-from inference.engine.request import Progress, Request
+from inference.engine.request import Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.protocol import Drafter, VerifyResult
 from jakiro.target.adapter import StepInput, TargetAdapter
@@ -31,7 +31,7 @@ class DecodeStep:
     depths: list[int]  # depth in the draft tree, or BONUS
     finished: bool
     row: int = 0  # which request
-    details: Details | None = None  # where they were asked for
+    details: TokenDetails | None = None  # where they were asked for
 
 
 class DecodeRun:
@@ -53,15 +53,15 @@ class DecodeRun:
         requests: Request | Sequence[Request],
         policy: DraftPolicy | None = None,
         context: Context | None = None,
-        record: Record | None = None,
+        record: OutputOptions | None = None,
     ) -> None:
         several = [requests] if isinstance(requests, Request) else list(requests)
         sampling = several[0].sampling
         capacity = max(one.max_length for one in several)
         self.target = target
-        self.sequences = [Progress.of(index, one) for index, one in enumerate(several)]
+        self.sequences = [SequenceState.of(index, one) for index, one in enumerate(several)]
         self.live = list(self.sequences)
-        self.policy = (policy or AlwaysDraft(drafter)).open(sampling, len(several))
+        self.policy = (policy or AlwaysDraft(drafter)).new_run(sampling, len(several))
         self.record = record
         self.is_context_lent = context is not None
         self.context = context or Context(target, drafter, sampling, len(several), capacity)
@@ -109,8 +109,8 @@ class DecodeRun:
             return
         self.is_closed = True
         for one in self.sequences:
-            if one.request.turn is not None:
-                one.request.turn.end()
+            if one.request.ticket is not None:
+                one.request.ticket.end()
         if not self.is_context_lent:
             self.context.close()
 
@@ -131,7 +131,7 @@ class DecodeRun:
             self.context.lengths = [len(ids) for ids in prompts]
             logits = self.target.logits(torch.stack(features)[:, None])
             tree = DraftTree.empty(torch.tensor(self.context.lengths, device=logits.device))
-            return self._settle(tree, judge(tree, logits, self.live, self.num_steps))
+            return self._advance(tree, accept_trees(tree, logits, self.live, self.num_steps))
 
     @torch.inference_mode()
     def _step(self) -> list[DecodeStep]:
@@ -144,12 +144,12 @@ class DecodeRun:
             output = self.target.forward(self._tree_step(tree), self.context.cache)
             logits = self.target.logits(output.features)
         with self._clock("commit"):
-            verdicts = judge(tree, logits, self.live, self.num_steps)
+            results = accept_trees(tree, logits, self.live, self.num_steps)
             for one in self.live:
                 one.stats.target_forwards += 1
-            steps = self._settle(tree, verdicts)
-        rows = [verdict.row for verdict in verdicts]
-        paths = [verdict.path for verdict in verdicts]
+            steps = self._advance(tree, results)
+        rows = [result.row for result in results]
+        paths = [result.path for result in results]
         self.policy.learn(rows, paths, time.perf_counter() - started)
         return steps
 
@@ -184,34 +184,34 @@ class DecodeRun:
             max_depth=tree.max_depth + 1,
         )
 
-    def _settle(self, tree: DraftTree, verdicts: list[Verdict]) -> list[DecodeStep]:
+    def _advance(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
         """Emit what was decided, make it permanent, and let go of finished sequences."""
-        pairs = list(zip(self.live, verdicts, strict=True))
-        steps = [self._emit(one, verdict) for one, verdict in pairs]
+        pairs = list(zip(self.live, results, strict=True))
+        steps = [self._emit(one, result) for one, result in pairs]
         if self.num_steps:
-            self._commit(verdicts, steps)
-            self._tell(tree, verdicts, steps)
-        self._conclude(steps)
+            self._commit(results, steps)
+            self._notify(tree, results, steps)
+        self._notify_finished(steps)
         still = [place for place, one in enumerate(steps) if not one.finished]
         if still and len(still) < len(steps):
-            self.context.keep(still)
+            self.context.select_sequences(still)
         self.live = [self.live[place] for place in still]
         return steps
 
-    def _emit(self, one: Progress, verdict: Verdict) -> DecodeStep:
+    def _emit(self, one: SequenceState, result: AcceptResult) -> DecodeStep:
         """Append tokens one by one until the request is complete."""
-        row = verdict.row
-        drafted = [(row.token_ids[n], row.depth[n], row.proposer_id[n]) for n in verdict.path]
+        row = result.row
+        drafted = [(row.token_ids[n], row.depth[n], row.proposer_id[n]) for n in result.path]
         emitted: list[int] = []
         depths: list[int] = []
         finished = False
         one.stats.count_reached(
-            depth for depth, n in enumerate(verdict.visited) if n in row.children
+            depth for depth, n in enumerate(result.visited) if n in row.children
         )
         one.stats.proposed_by_proposer.update(
             row.proposer_id[n] for siblings in row.children.values() for n in siblings
         )
-        for token, depth, proposer in [*drafted, (verdict.next_token, BONUS, BONUS)]:
+        for token, depth, proposer in [*drafted, (result.next_token, BONUS, BONUS)]:
             one.token_ids.append(token)
             emitted.append(token)
             depths.append(depth)
@@ -222,33 +222,35 @@ class DecodeRun:
             if finished:
                 break
         one.stats.emitted += len(emitted)
-        details = None if self.record is None else details_of(self.record, verdict, emitted)
+        details = None if self.record is None else details_of(self.record, result, emitted)
         return DecodeStep(emitted, depths, finished, one.index, details)
 
-    def _commit(self, verdicts: list[Verdict], steps: list[DecodeStep]) -> None:
+    def _commit(self, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
         """Make the rows of emitted tokens permanent: of all but the last, which is the new root."""
         if not self.is_context_lent and all(one.finished for one in steps):
             return
         lengths = self.context.lengths
         self.context.commit(
             [
-                [length + 1 + node for node in verdict.visited[: len(one.token_ids)]]
-                for length, verdict, one in zip(lengths, verdicts, steps, strict=True)
+                [length + 1 + node for node in result.visited[: len(one.token_ids)]]
+                for length, result, one in zip(lengths, results, steps, strict=True)
             ]
         )
 
-    def _tell(self, tree: DraftTree, verdicts: list[Verdict], steps: list[DecodeStep]) -> None:
+    def _notify(
+        self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
+    ) -> None:
         if self.context.session is None:
             return
-        distributions = [verdict.distribution for verdict in verdicts]
+        distributions = [verified.distribution for verified in results]
         # What was accepted behind the end of a sequence is none of its text.
-        pairs = zip(verdicts, steps, strict=True)
-        paths = [verdict.path[: len(one.token_ids) - 1] for verdict, one in pairs]
-        result = VerifyResult(
+        pairs = zip(results, steps, strict=True)
+        paths = [verified.path[: len(one.token_ids) - 1] for verified, one in pairs]
+        verified = VerifyResult(
             step_id=tree.step_id,
             base_length=[distribution.length - 1 for distribution in distributions],
             path=paths,
-            accepted_length=[len(path) for path in paths],
+            num_accepted=[len(path) for path in paths],
             next_token=[one.token_ids[-1] for one in steps],
             finished=[one.finished for one in steps],
             target_probs=lambda sequence, node: distributions[sequence](node),
@@ -256,15 +258,15 @@ class DecodeRun:
                 [node + 1 for node in nodes]
             ],
         )
-        self.context.session.feedback(result)
+        self.context.session.on_verified(verified)
 
-    def _conclude(self, steps: list[DecodeStep]) -> None:
+    def _notify_finished(self, steps: list[DecodeStep]) -> None:
         """Show the drafter what is complete, the end of which it has not been told of."""
         if self.context.session is None:
             return
         for place, one in enumerate(steps):
             if one.finished:
-                self.context.session.conclude(place, self.live[place].token_ids)
+                self.context.session.on_finished(place, self.live[place].token_ids)
 
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from inference.draft_tree import TreeRow
-from inference.protocol import Budget, Drafter, Turns
+from inference.protocol import Budget, Drafter, RequestCounter
 from inference.sampling import Sampling
 
 
@@ -32,11 +32,11 @@ class DraftPolicy(Protocol):
     """Whatever runs share: it hands out their policies."""
 
     @property
-    def turns(self) -> Turns | None:
+    def request_counter(self) -> RequestCounter | None:
         """Numbers the runs that it learns from for later ones; None: it learns nothing so."""
         ...
 
-    def open(self, sampling: Sampling, batch: int) -> StepPolicy:
+    def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:
         """Return the policy of a run over `batch` sequences."""
         ...
 
@@ -52,12 +52,12 @@ class AlwaysDraft:
         drafter: whose trees these are; None never drafts.
     """
 
-    turns: Turns | None = None
+    request_counter: RequestCounter | None = None
 
     def __init__(self, drafter: Drafter | None) -> None:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)
 
-    def open(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
+    def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
         """Return itself: nothing is learnt."""
         return self
 

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from inference.engine.stats import DecodeStats
-from inference.protocol import Turn
+from inference.protocol import RequestTicket
 from inference.sampling import Sampling
 
 # Exactly these: what derives from them may decide otherwise.
@@ -76,11 +76,11 @@ class Request:
     sampling: Sampling
     stop: StopRule
     max_length: int  # prompt included
-    turn: Turn | None = None  # where it teaches something
+    ticket: RequestTicket | None = None  # where it teaches something
 
 
 @dataclass
-class Progress:
+class SequenceState:
     """One request being decoded."""
 
     index: int  # among the requests of the run
@@ -89,7 +89,7 @@ class Progress:
     stats: DecodeStats = field(default_factory=DecodeStats)
 
     @classmethod
-    def of(cls, index: int, request: Request) -> "Progress":
+    def of(cls, index: int, request: Request) -> "SequenceState":
         """Return the state before the first token."""
         return cls(index, request, list(request.token_ids))
 

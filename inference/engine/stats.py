@@ -39,12 +39,12 @@ class DecodeStats:
         return self.decoded / self.target_forwards if self.target_forwards else 1.0
 
     @property
-    def acceptance_by_depth(self) -> list[float]:
+    def conditional_acceptance_rate(self) -> list[float]:
         """Share of rounds that accepted a draft at depth d, of those with a candidate to try."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
 
     @property
-    def marginal_acceptance_by_depth(self) -> list[float]:
+    def acceptance_rate_per_position(self) -> list[float]:
         """Share of all rounds that accepted a draft at depth d."""
         steps = max(self.target_forwards, 1)
         return [self.accepted[depth] / steps for depth in sorted(self.reached)]

@@ -159,7 +159,7 @@ class BenchPrompt:
         """Answers to be generated."""
         return 1 + len(self.later_turns)
 
-    def turn(self, answers: Sequence[str]) -> Prompt:
+    def chat_turn(self, answers: Sequence[str]) -> Prompt:
         """Return the prompt of the next turn: the whole dialogue so far.
 
         Args:

@@ -1,6 +1,6 @@
 """Shows on a user's own models that decoding with a drafter is lossless."""
 
 from inference.losslessness.check import verify_losslessness
-from inference.losslessness.records import Check, Verdict, VerifySettings
+from inference.losslessness.records import Check, VerifyReport, VerifySettings
 
-__all__ = ["Check", "Verdict", "VerifySettings", "verify_losslessness"]
+__all__ = ["Check", "VerifyReport", "VerifySettings", "verify_losslessness"]

@@ -10,7 +10,7 @@ from inference.losslessness.records import (
     Check,
     Difference,
     GreedyCheck,
-    Verdict,
+    VerifyReport,
     VerifySettings,
 )
 from inference.losslessness.reference import Reference, Tokens, rounding
@@ -39,7 +39,7 @@ def check_greedy(
         tokens += equal
         drafted += sum(depth > 0 for depth in output.depths)
         if expected != got:
-            differences.append(_judge(reference, expected, got, number))
+            differences.append(_checked(reference, expected, got, number))
     return GreedyCheck(
         prompts=len(prompts), tokens=tokens, drafted=drafted, differences=tuple(differences)
     )
@@ -50,7 +50,7 @@ def _common_length(expected: Tokens, got: Tokens) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
 
 
-def _judge(reference: Reference, expected: Tokens, got: Tokens, number: int) -> Difference:
+def _checked(reference: Reference, expected: Tokens, got: Tokens, number: int) -> Difference:
     place = _common_length(expected, got)
     gap, rounded = None, 0.0
     if place < min(len(expected), len(got)):
@@ -72,7 +72,7 @@ def verify_losslessness(
     prompts: Sequence[Prompt],
     settings: VerifySettings | None = None,
     on_check: Callable[[Check], None] | None = None,
-) -> Verdict:
+) -> VerifyReport:
     """Return whether a decoder generates what its target alone would, greedily and sampled.
 
     In half precision the order in which a batch is summed moves logits, also the target's own, so
@@ -97,7 +97,7 @@ def verify_losslessness(
         if on_check is not None:
             on_check(check)
     model = decoder.target.model
-    return Verdict(
+    return VerifyReport(
         target=model.name_or_path,
         dtype=str(model.dtype).removeprefix("torch."),
         settings=settings,

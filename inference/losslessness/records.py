@@ -147,7 +147,7 @@ class SupportCheck(_Record):
 Check = GreedyCheck | DistributionCheck | SupportCheck
 
 
-class Verdict(_Record):
+class VerifyReport(_Record):
     """All checks, and what was checked."""
 
     target: str

@@ -82,7 +82,7 @@ def _alone(
     count = steps * (RIGHT + 1) + 1
     middle = steps // 2
     plain, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
-    session = oracle.open(drafted.sequences[0].request.sampling, 0)
+    session = oracle.new_session(drafted.sequences[0].request.sampling, 0)
     session.lengths = (len(prompt) + middle * (RIGHT + 1),)
     return {
         "target": forwards_of_step(subject, plain, middle * (RIGHT + 1)).replay,

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from inference.benchmark.stats import Figure, interval
-from inference.benchmark.timing import Work, in_turns, note, now
+from inference.benchmark.timing import Work, interleaved, note, now
 from inference.engine.loop import DecodeRun
 from inference.profiling.subject import Subject, random_prompts
 from inference.protocol import Drafter
@@ -110,7 +110,7 @@ GOAL = 0.10
 SHORT, LONG = 128, 1536
 WARM_UP = 2
 
-Turn = dict[str, float]  # seconds of each piece of work in one round of measurement
+Seconds = dict[str, float]  # seconds of each piece of work in one round of measurement
 
 
 def measure_growth(subject: Subject) -> dict[str, Figure]:
@@ -120,7 +120,7 @@ def measure_growth(subject: Subject) -> dict[str, Figure]:
     works: dict[str, Work] = {}
     for name, length in (("short", short), ("long", long)):
         works |= _works(subject, name, length, new_tokens)
-    seconds = in_turns(works, subject.effort.repeats, WARM_UP)
+    seconds = interleaved(works, subject.effort.repeats, WARM_UP)
     turns = [
         dict(zip(seconds, taken, strict=True)) for taken in zip(*seconds.values(), strict=True)
     ]
@@ -139,9 +139,9 @@ def _contexts(room: int) -> tuple[int, int]:
     return min(SHORT, long // 2), long
 
 
-def _growth(turns: Sequence[Turn]) -> float:
+def _growth(measured: Sequence[Seconds]) -> float:
     def typical(name: str) -> float:
-        return median(turn[name] for turn in turns)
+        return median(turn[name] for turn in measured)
 
     whole = typical("long round") - typical("short round")
     alone = typical("long forwards alone") - typical("short forwards alone")

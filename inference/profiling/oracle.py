@@ -49,7 +49,7 @@ class OracleDrafter(WithoutMemory):
         self.zeros = torch.zeros_like(self.parent)
         assert int(self.parent[0, 0]) == ROOT
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
         """Return a session."""
         return OracleSession(self, batch)
 
@@ -102,22 +102,22 @@ class OracleSession:
         """Return the trees below the roots, whatever the budget."""
         return self.drafter.tree(self.lengths, self.places)
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn nothing."""
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Learn nothing."""
 
     def rollback(self, length: int) -> None:
         """Go back to position `length`."""
         self.lengths = tuple(min(length, one) for one in self.lengths)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places."""
         self.lengths = tuple(self.lengths[place] for place in places)
         self.places = [self.places[place] for place in places]
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft as before."""
 
     def reserve(self, capacity: int) -> None:

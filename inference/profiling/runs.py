@@ -46,13 +46,13 @@ def measure_batches(subject: Subject) -> dict[str, Figure]:
     return {"batch8_scaling": Figure(scaling["plain"], None, details)}
 
 
-def _speeds(subject: Subject, drafter: Drafter | None, turn: int) -> tuple[float, float]:
+def _speeds(subject: Subject, drafter: Drafter | None, work: int) -> tuple[float, float]:
     """Return tokens per second of one prompt, and of a batch that begins with it."""
     count = subject.effort.new_tokens
-    prompts = [subject.prompts[(turn + n) % len(subject.prompts)] for n in range(BATCH)]
+    prompts = [subject.prompts[(work + n) % len(subject.prompts)] for n in range(BATCH)]
     runs = [subject.start(drafter, several, count) for several in (prompts[:1], prompts)]
-    one, many = (_speed(run) for run in (runs if turn % 2 else runs[::-1]))
-    return (one, many) if turn % 2 else (many, one)
+    one, many = (_speed(run) for run in (runs if work % 2 else runs[::-1]))
+    return (one, many) if work % 2 else (many, one)
 
 
 def _speed(run: DecodeRun) -> float:

@@ -22,7 +22,13 @@ from inference.generation.prompt_file import BUILT_IN, read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan
-from jakiro.config import BankSettings, DrafterSettings, MemorySettings, TrunkSettings, config_for
+from jakiro.config import (
+    DrafterSettings,
+    ExpertsSettings,
+    MemorySettings,
+    TrunkSettings,
+    config_for,
+)
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter, TargetSpec
 from jakiro.target.record import check_target, record_target
@@ -172,7 +178,7 @@ def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
     settings = DrafterSettings(
         trunk=TrunkSettings(kind="moa"),
         memory=MemorySettings(layers=_alike(target.spec), common_width=64),
-        bank=BankSettings(expert_width=max(width // 4, 1)),
+        experts=ExpertsSettings(intermediate_size=max(width // 4, 1)),
     )
     return JakiroDrafter(config_for(settings, record_target(target.spec, "random")))
 

@@ -79,8 +79,8 @@ def _layout(
         device: where they live.
     """
     depth = [level for level, (size, _) in enumerate(counts, start=1) for _ in range(size)]
-    turn = [place % children for size, children in counts for place in range(size)]
-    return torch.tensor(depth, device=device), torch.tensor(turn, device=device)
+    rank = [place % children for size, children in counts for place in range(size)]
+    return torch.tensor(depth, device=device), torch.tensor(rank, device=device)
 
 
 def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Tensor, "batch kept"]]:

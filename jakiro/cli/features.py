@@ -17,7 +17,7 @@ def features(
         Path, typer.Option(metavar="FILE", help="The YAML file of settings to train with.")
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where to write; later features.folder.")
+        Path, typer.Option(metavar="FOLDER", help="Where to write; later target_states.folder.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -30,7 +30,7 @@ def features(
         typer.Option("--check", help="Read finished shards again, and write damaged ones anew."),
     ] = False,
 ) -> None:
-    """Write what the target says of all training rows, for features.source offline.
+    """Write what the target says of all training rows, for target_states.source offline.
 
     An interrupted start is finished by the next one; several may run side by side.
     """

@@ -13,7 +13,7 @@ SKIP = "Leave out rows that cannot be used, and count them; else the first one i
 def prepare(
     target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help=TARGET)],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
-    row_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed row.")] = 512,
+    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed row.")] = 512,
     split: Annotated[
         Literal["never", "texts", "all"],
         typer.Option(help="Which documents to split, so that rows are full; as data.split."),
@@ -52,7 +52,7 @@ def prepare(
     console = Console()
     for document in preview_of(store, tokenizer, preview):
         console.print(document, end="\n\n")
-    rows = PackedRows(store, range(store.num_documents), row_length, split)
+    rows = PackedRows(store, range(store.num_documents), sequence_length, split)
     if store.counts is not None:
         counts = DataCounts(read=store.counts, packed=rows.counts)
         for line in counts.lines():

@@ -83,7 +83,7 @@ def train(
 
     words = [*(overrides or ())]
     if micro_batch is not None and micro_batch != "auto":
-        words.append(f"batch.micro_batch={micro_batch}")
+        words.append(f"batch.micro_batch_size={micro_batch}")
     settings = load_settings(TrainSettings, config, words)
     memory = None if device_memory is None else int(device_memory * _GIB)
     device = (plan_device if dry_run else present_device)(settings, memory)
@@ -92,7 +92,7 @@ def train(
     taking_part = Processes(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
     if micro_batch == "auto":
         settings = _fitting(settings, taking_part, device)
-        words.append(f"batch.micro_batch={settings.batch.micro_batch}")
+        words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")
     settings.batch.accumulation(taking_part.count(settings))  # before anything is started
     if dry_run:
         _say_what_it_takes(settings, taking_part, device, device_speed)
@@ -110,7 +110,7 @@ def _fitting(
 
     memory = _memory(settings, processes, device)
     fitting = choose_micro_batch(settings, processes.count(settings), memory, device.kind)
-    say(f"batch.micro_batch: {fitting.batch.micro_batch}, as memory allows")
+    say(f"batch.micro_batch_size: {fitting.batch.micro_batch_size}, as memory allows")
     return fitting
 
 

@@ -73,10 +73,10 @@ def verify(
     decoder = SpeculativeDecoder.from_pretrained(
         drafter, target, dtype=dtype, device_map=choose_device(device)
     )
-    verdict = verify_losslessness(decoder, texts, settings, on_check=_show_check)
-    store(verdict.model_dump_json(indent=2) + "\n")
-    typer.echo(f"{_word(verdict.passed)}  {verdict.target} in {verdict.dtype}: {verdict.summary}")
-    if not verdict.passed:
+    report = verify_losslessness(decoder, texts, settings, on_check=_show_check)
+    store(report.model_dump_json(indent=2) + "\n")
+    typer.echo(f"{_word(report.passed)}  {report.target} in {report.dtype}: {report.summary}")
+    if not report.passed:
         raise typer.Exit(1)
 
 

@@ -30,17 +30,17 @@ def train_drafter(
     """
     width = int(model.config.get_text_config().hidden_size)
     memory = {"common_width": width // 2, "num_heads": 2, "mlp_width": width}
-    data = {"paths": (str(texts),), "row_length": 256, "held_out": 8}
+    data = {"paths": (str(texts),), "sequence_length": 256, "validation_size": 8}
     settings = TrainSettings.model_validate(
         {
             "target": {"name_or_path": target},
             "data": data | {"cache_folder": folder / "tokens"},
             "drafter": {
                 "memory": memory | {"head_dim": 32 if width < 512 else 64},
-                "bank": {"num_experts": 2, "expert_width": 2 * width},
+                "experts": {"num_experts": 2, "intermediate_size": 2 * width},
                 "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
             },
-            "batch": {"rows": recipe.rows, "micro_batch": recipe.rows},
+            "batch": {"global_batch_size": recipe.rows, "micro_batch_size": recipe.rows},
             "optimizer": {
                 "kind": "muon",
                 "learning_rate": recipe.learning_rate,
@@ -48,7 +48,7 @@ def train_drafter(
                 "schedule": "cosine",
             },
             "engine": {"device": device},
-            "evaluation": {"num_prompts": 0, "held_out_rows": 16},
+            "evaluation": {"num_prompts": 0, "num_sequences": 16},
             "checkpoint": {"every": 100, "keep": 1},
             "steps": recipe.steps,
         }

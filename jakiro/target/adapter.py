@@ -170,7 +170,7 @@ class TargetAdapter:
     def forward(self, step: StepInput, cache: SlotCache) -> StepOutput:
         """Read the tokens of `step`, write their rows to the cache, and return their features."""
         num_visible = cache.visible_for(step.highest_slot)
-        cache.aim(step.slots, num_visible)
+        cache.set_slots(step.slots, num_visible)
         # A prompt has no parents; compiling for each length of prompt would never pay.
         is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
@@ -195,7 +195,7 @@ class TargetAdapter:
             output_hidden_states=bool(cache.hidden_states),
         )
         if cache.hidden_states:
-            cache.note([output.hidden_states[k] for k in cache.hidden_states], step.slots)
+            cache.store_hidden([output.hidden_states[k] for k in cache.hidden_states], step.slots)
         features: Tensor = output.last_hidden_state
         return features
 

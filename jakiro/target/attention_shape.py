@@ -19,20 +19,20 @@ class AttentionShape(Settings):
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
         head_dim: size of each.
-        rope_base: wavelength base of the rotation.
+        rope_theta: wavelength base of the rotation.
     """
 
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=2, multiple_of=2)
-    rope_base: float = Field(gt=0)
+    rope_theta: float = Field(gt=0)
 
 
 def usual_shape(hidden_size: int) -> AttentionShape:
     """Return as many heads of 64 as the hidden size has room for."""
     heads = max(1, hidden_size // _USUAL_HEAD_DIM)
     return AttentionShape(
-        num_heads=heads, num_kv_heads=heads, head_dim=_USUAL_HEAD_DIM, rope_base=_USUAL_BASE
+        num_heads=heads, num_kv_heads=heads, head_dim=_USUAL_HEAD_DIM, rope_theta=_USUAL_BASE
     )
 
 
@@ -52,7 +52,7 @@ def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> Attent
         num_heads=heads,
         num_kv_heads=last.num_kv_heads,
         head_dim=last.key_dim,
-        rope_base=_rope_base(config),
+        rope_theta=_rope_base(config),
     )
 
 

@@ -27,7 +27,7 @@ def in_place(buffer: Tensor) -> Tensor:
     return buffer
 
 
-def write_rows(
+def write_kv(
     buffer: Float[Tensor, "batch heads slots dim"],
     rows: Float[Tensor, "batch heads rows dim"],
     slots: Int[Tensor, "batch rows"],
@@ -40,7 +40,7 @@ def write_rows(
         buffer.scatter_(2, slots[:, None, :, None].expand_as(rows), rows)
 
 
-def kept(buffer: Tensor, places: Sequence[int], dim: int) -> Tensor:
+def selected(buffer: Tensor, places: Sequence[int], dim: int) -> Tensor:
     """Return the part of a buffer that holds these sequences, moved together in place.
 
     Args:
@@ -105,7 +105,7 @@ class SlotLayer(CacheLayerMixin):
         self.slots: Tensor | None = None
         self.num_visible = 0
 
-    def aim(self, slots: Tensor, num_visible: int) -> None:
+    def set_slots(self, slots: Tensor, num_visible: int) -> None:
         """Send the next update to `slots` [batch, queries]; it will return `num_visible` slots."""
         self.slots, self.num_visible = slots, num_visible
 
@@ -114,8 +114,8 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Scatter new keys and values [batch, heads, queries, dim]; return the visible prefix."""
         assert self.slots is not None
-        write_rows(self.keys, key_states, self.slots)
-        write_rows(self.values, value_states, self.slots)
+        write_kv(self.keys, key_states, self.slots)
+        write_kv(self.values, value_states, self.slots)
         return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -187,9 +187,9 @@ class SlotCache(Cache):
         total = sum(block.numel() * block.element_size() for block in self._all_blocks)
         return total // (self._blocks[0].shape[1] * self.capacity)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
-        self._replace([kept(block, places, dim=1) for block in self._all_blocks])
+        self._replace([selected(block, places, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots, keeping what is there."""
@@ -197,10 +197,10 @@ class SlotCache(Cache):
             self.capacity = bucketed(capacity)
             self._replace([grown(block, self.capacity) for block in self._all_blocks])
 
-    def aim(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
+    def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
         """Prepare every layer for a forward that writes `slots` and reads `num_visible` slots."""
         for layer in self.slot_layers:
-            layer.aim(slots, num_visible)
+            layer.set_slots(slots, num_visible)
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the bucketed number of slots that covers `highest_slot`."""
@@ -233,25 +233,25 @@ class SlotCache(Cache):
             taken = block.gather(3, source[None, :, None, :, None].expand(shape))
             block.scatter_(3, destination[None, :, None, :, None].expand(shape), taken)
 
-    def note(
+    def store_hidden(
         self,
         hidden: Sequence[Float[Tensor, "batch queries hidden"]],
         slots: Int[Tensor, "batch queries"],
     ) -> None:
         """Store the kept hidden states of the tokens at `slots`."""
         for block, states in zip(self._hidden, hidden, strict=True):
-            write_rows(in_place(block), states.unsqueeze(1), slots)
+            write_kv(in_place(block), states.unsqueeze(1), slots)
 
     def state(
         self, slots: Int[Tensor, "batch rows"], source: StateSource
     ) -> Float[Tensor, "batch rows layers width"]:
         """Return what memory is made of, for the tokens at `slots`."""
         if source.kind == "kv":
-            return self.rows(slots, source.layers)
+            return self.kv(slots, source.layers)
         places = tuple(self.hidden_states.index(layer) for layer in source.layers)
-        return _rows_of(self._hidden, slots, places)
+        return _kv_of(self._hidden, slots, places)
 
-    def rows(
+    def kv(
         self, slots: Int[Tensor, "batch rows"], layers: tuple[int, ...]
     ) -> Float[Tensor, "batch rows layers width"]:
         """Return keys and values of `layers` at `slots`, flattened to one width per layer.
@@ -259,18 +259,18 @@ class SlotCache(Cache):
         Layers that are narrower than the widest one are filled up with zeros.
         """
         if len(self._blocks) == 2:
-            gathered = [_rows_of(block, slots, layers) for block in self._blocks]
+            gathered = [_kv_of(block, slots, layers) for block in self._blocks]
             return torch.cat(gathered, dim=-1)
         parts = []
         for index in layers:
             layer = self.slot_layers[index]
-            pair = [_rows_of(part[None], slots, (0,)) for part in (layer.keys, layer.values)]
+            pair = [_kv_of(part[None], slots, (0,)) for part in (layer.keys, layer.values)]
             parts.append(torch.cat(pair, dim=-1))
         widest = max(part.shape[-1] for part in parts)
         return torch.cat([pad(part, (0, widest - part.shape[-1])) for part in parts], dim=2)
 
 
-def _rows_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
+def _kv_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
     """Gather [layer, batch, head, slot, dim] at slots into [batch, row, layer, head * dim]."""
     is_all = layers == tuple(range(block.shape[0]))
     chosen = block if is_all else block[list(layers)]

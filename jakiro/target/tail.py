@@ -10,9 +10,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.cache import SlotCache, write_rows
+from jakiro.target.cache import SlotCache, write_kv
 
-KeptRows = tuple[Float[Tensor, "batch heads rows dim"], ...]  # keys, values of each layer in turn
+TailKV = tuple[Float[Tensor, "batch heads rows dim"], ...]  # keys, values of each layer in turn
 
 
 class TargetTail:
@@ -49,7 +49,7 @@ class TargetTail:
             first_layer=self.input_state,
         )
 
-    def rows(self, cache: SlotCache, slots: Int[Tensor, "batch rows"]) -> KeptRows:
+    def kv(self, cache: SlotCache, slots: Int[Tensor, "batch rows"]) -> TailKV:
         """Return the target's own rows of these layers at some slots of its cache."""
         layers = cache.slot_layers[self.input_state :]
         return tuple(
@@ -58,11 +58,11 @@ class TargetTail:
             for part in (layer.keys, layer.values)
         )
 
-    def keep(self, cache: SlotCache, rows: KeptRows, slots: Int[Tensor, "batch rows"]) -> None:
+    def store(self, cache: SlotCache, rows: TailKV, slots: Int[Tensor, "batch rows"]) -> None:
         """Store rows at slots of a cache from `new_cache`."""
         buffers = [part for layer in cache.slot_layers for part in (layer.keys, layer.values)]
         for buffer, new in zip(buffers, rows, strict=True):
-            write_rows(buffer, new.to(buffer.dtype), slots)
+            write_kv(buffer, new.to(buffer.dtype), slots)
 
     def forward(
         self,
@@ -100,7 +100,7 @@ class TargetTail:
         states = told.hidden_states
         chain = torch.ones(1, 4, 4, dtype=torch.bool, device=token_ids.device).tril()
         cache = self.new_cache(1, 4)
-        cache.aim(token_ids, num_visible=4)
+        cache.set_slots(token_ids, num_visible=4)
         try:
             got = self.forward(states[self.input_state], token_ids, chain, token_ids, cache)
         except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
@@ -120,7 +120,7 @@ class JoinedCache(Cache):
         first_layer: index of the first of these layers in the model that reads the cache.
     """
 
-    def __init__(self, rows: KeptRows, first_layer: int) -> None:
+    def __init__(self, rows: TailKV, first_layer: int) -> None:
         layers = [_JoinedLayer(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
         super().__init__(layers=[*layers[:1] * first_layer, *layers])
 

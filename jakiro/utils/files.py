@@ -32,7 +32,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def settle(partial: Path, final: Path) -> None:
+def publish(partial: Path, final: Path) -> None:
     """Give a finished folder its name, after everything in it has reached the disk.
 
     Args:

@@ -76,7 +76,7 @@ def test_the_drafter_that_the_readme_advises_is_one(own_file: Path) -> None:
     own_file.write_text(own_file.read_text().replace("extends: configs/base.yaml\n", advice))
     drafter = load_settings(TrainSettings, own_file).drafter
     assert not drafter.trunk.attends_memory
-    assert drafter.bank.num_experts == 1
+    assert drafter.experts.num_experts == 1
 
 
 @pytest.mark.parametrize("override", re.findall(r"--set (\S+)", README))

@@ -11,12 +11,12 @@ from transformers import LogitsProcessorList
 
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.drafters.trained.tree_pass import TreePass
-from inference.protocol import Budget, Committed, MemoryRows
+from inference.protocol import Budget, Committed, EncodedMemory
 from inference.sampling import Sampling
 from inference.trees.builder import Frontier
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import BankOutput, posterior_log_weights
+from jakiro.experts import ExpertsOutput, posterior_log_weights
 from jakiro.target.adapter import StepOutput, TargetAdapter, chain_step
 from training.loss.anchors import rollout_anchors
 from training.loss.drafting import draft_all_positions
@@ -25,7 +25,7 @@ from training.module import TargetReader
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
-def committed(tokens: Tensor, start: int, end: int, memory: MemoryRows) -> Committed:
+def committed(tokens: Tensor, start: int, end: int, memory: EncodedMemory) -> Committed:
     """The news that tokens from `start` to `end` are verified and the next one is the root."""
     return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
@@ -37,15 +37,15 @@ def prefilled(
     target = drafter.target
     cache = target.new_cache(1, 64, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
-    session = drafter.open(GREEDY, capacity=64)
-    memory = drafter.encode(output, torch.arange(length)[None])
+    session = drafter.new_session(GREEDY, capacity=64)
+    memory = drafter.encode_memory(output, torch.arange(length)[None])
     session.advance(committed(tokens, 0, length, memory))
     return session, output
 
 
 def trained_outputs(
     target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
-) -> list[BankOutput]:
+) -> list[ExpertsOutput]:
     """What training predicts at distances 1..depth from the last verified token, at length - 1."""
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:

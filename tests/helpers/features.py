@@ -31,8 +31,8 @@ def write_features(
     settings: TrainSettings, model: CausalLM | None = None, shard_bytes: int = 2**16
 ) -> FeatureWriter:
     """Write the features that a run reads, into several shards."""
-    assert settings.features.folder is not None
-    writer = FeatureWriter(prepare(settings, model), settings.features.folder, shard_bytes)
+    assert settings.target_states.folder is not None
+    writer = FeatureWriter(prepare(settings, model), settings.target_states.folder, shard_bytes)
     assert writer.write()
     return writer
 
@@ -48,7 +48,7 @@ def both_views(
     """Pairs of what the target says of each micro-batch of two epochs, and what it has said."""
     inputs = prepare(settings, model)
     online, offline = _reader(inputs, is_offline=False), _reader(inputs, is_offline=True)
-    size = settings.batch.micro_batch
+    size = settings.batch.micro_batch_size
     rows = Sampler(inputs.rows, rows_per_step=size, rule=anchor_rule(settings), seed=0)
     for step in range(-(-2 * rows.num_rows // size)):
         batch = rows.batch(step, 0, size)
@@ -60,13 +60,13 @@ def read_share(
 ) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
     """What one of so many processes reads from shards in an epoch: views by step and first row."""
     inputs = prepare(settings)
-    reader, size = _reader(inputs, is_offline=True), settings.batch.rows
+    reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
     rows = Sampler(inputs.rows, rows_per_step=size, rule=anchor_rule(settings), seed=0)
     return {
         (step, first): {name: one.numpy() for name, one in tensors(reader.view(batch)).items()}
         for step in range(-(-rows.num_rows // size))
         for first, batch in rows.micro_batches(
-            step, settings.batch.micro_batch, rank, count
+            step, settings.batch.micro_batch_size, rank, count
         ).items()
     }
 
@@ -80,7 +80,7 @@ def tensors(view: TargetView) -> dict[str, Tensor]:
         "embeddings": view.embeddings,
         "tail_input": view.tail_input,
     }
-    named |= {f"tail_rows {number}": rows for number, rows in enumerate(view.tail_rows)}
+    named |= {f"tail_rows {number}": rows for number, rows in enumerate(view.tail_kv)}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
@@ -97,7 +97,7 @@ def _reader(inputs: Prepared, *, is_offline: bool) -> TargetReader:
     return TargetReader(
         inputs.target,
         inputs.build_drafter(),
-        settings.data.row_length,
+        settings.data.sequence_length,
         TORCH_DTYPES[settings.engine.dtype],
         open_features(inputs) if is_offline else None,
     )

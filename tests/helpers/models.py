@@ -4,8 +4,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from jakiro.config import (
-    BankSettings,
     DrafterSettings,
+    ExpertsSettings,
     MemorySettings,
     ScheduleSettings,
     TrunkSettings,
@@ -56,9 +56,9 @@ def tiny_settings(
         memory=MemorySettings() if is_feedback else MemorySettings(**sizes, **memory),
         tail_layers=tail_layers,
         draft_vocab_size=draft_vocab_size,
-        bank=BankSettings(
+        experts=ExpertsSettings(
             num_experts=num_experts,
-            expert_width=24,
+            intermediate_size=24,
             combine=combine,
             contrastive_head=contrastive_head,
         ),
@@ -75,6 +75,6 @@ def tiny_drafter(
     torch.manual_seed(seed)
     record = record_target(target.spec, "tiny")
     drafter = JakiroDrafter(config_for(settings or tiny_settings(), record)).eval()
-    if drafter.bank.beta is not None:  # starts at 0, where the contrast would not be tested
-        torch.nn.init.constant_(drafter.bank.beta, 0.7)
+    if drafter.experts.beta is not None:  # starts at 0, where the contrast would not be tested
+        torch.nn.init.constant_(drafter.experts.beta, 0.7)
     return drafter

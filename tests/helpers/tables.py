@@ -129,7 +129,7 @@ def _walked(
     law = cache(processed.__call__)
 
     def experiment(chooser: Chooser) -> Prefix:
-        path, next_law = accept.walk(row, law, chooser.accept)
+        path, next_law = accept.accept_path(row, law, chooser.accept)
         last = chooser.choose(next_law.tolist())
         return (*(row.token_ids[node] for node in path), last)
 

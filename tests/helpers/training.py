@@ -51,19 +51,19 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "target": {"name_or_path": str(folder / "target")},
         "data": {
             "paths": [str(folder / "texts.jsonl")],
-            "row_length": 48,
-            "held_out": 2,
+            "sequence_length": 48,
+            "validation_size": 2,
             "cache_folder": str(folder / "cache"),
         },
         "drafter": {
             "trunk": {"kind": "moa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
             "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
-            "bank": {"expert_width": 32},
+            "experts": {"intermediate_size": 32},
         },
         "initialize": {"attention_layer": None},
         "objective": {"token_weight": 1.0, "feature_weight": 0.0},
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
-        "batch": {"rows": 4, "micro_batch": 2},
+        "batch": {"global_batch_size": 4, "micro_batch_size": 2},
         "evaluation": {"num_prompts": 2, "prompt_tokens": 8, "max_new_tokens": 8},
         "checkpoint": {"every": 5},
         "steps": 10,
@@ -86,16 +86,16 @@ def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
 
 
 def random_batch(
-    *rows: Sequence[int], row_length: int = 24, draws: int = 1, vocab: int = 61, seed: int = 0
+    *rows: Sequence[int], sequence_length: int = 24, draws: int = 1, vocab: int = 61, seed: int = 0
 ) -> Batch:
     """Rows of documents of the given lengths with random tokens; all tokens are responses."""
     random = np.random.default_rng(seed)
     batch = []
     for number, lengths in enumerate(rows):
-        padding = row_length - sum(lengths)
+        padding = sequence_length - sum(lengths)
         documents = np.repeat([*range(len(lengths)), -1], [*lengths, padding])
         positions = np.concatenate([np.arange(length) for length in (*lengths, padding)])
-        tokens = random.integers(0, vocab, row_length)
+        tokens = random.integers(0, vocab, sequence_length)
         row = PackedRow(tokens, positions, documents, documents >= 0)
         keys = [(seed, number, draw) for draw in range(draws)]
         batch.append((row, np.stack([draw_anchors(row.document_starts, 2, key) for key in keys])))
@@ -103,17 +103,17 @@ def random_batch(
 
 
 def batch_for(
-    settings: DrafterSettings, *rows: Sequence[int], row_length: int = 24, seed: int = 0
+    settings: DrafterSettings, *rows: Sequence[int], sequence_length: int = 24, seed: int = 0
 ) -> Batch:
     """Packed documents with the anchors that training draws for such a drafter."""
-    batch = random_batch(*rows, row_length=row_length, seed=seed)
+    batch = random_batch(*rows, sequence_length=sequence_length, seed=seed)
     kind, draws = "drafting", 2
     if settings.trunk.reads_features:
         kind, draws = "rollout", ROLLED_OUT
     elif settings.tail_layers:
         kind = "blocks"
     rule = AnchorRule(kind, num_levels=3, draws=draws)
-    starts = (torch.arange(row_length) - batch.positions).numpy()
+    starts = (torch.arange(sequence_length) - batch.positions).numpy()
     anchors = [torch.from_numpy(rule.anchors(one, (seed, n))) for n, one in enumerate(starts)]
     return Batch(**(vars(batch) | {"anchors": torch.stack(anchors)}))
 
@@ -151,9 +151,9 @@ class TinyTraining:
         """What the target says of a batch."""
         return self.reader(batch.token_ids.shape[1]).view(batch)
 
-    def reader(self, row_length: int) -> TargetReader:
+    def reader(self, sequence_length: int) -> TargetReader:
         """What reads the target for the drafter."""
-        return TargetReader(self.target, self.drafter, row_length, torch.float32)
+        return TargetReader(self.target, self.drafter, sequence_length, torch.float32)
 
     def loss(self, batch: Batch, **changes: object) -> LossTerms:
         """The loss terms of a batch, with changes to the objective."""

@@ -21,7 +21,7 @@ from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
-from inference.protocol import Drafter, Turn, Turns
+from inference.protocol import Drafter, RequestCounter, RequestTicket
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -97,7 +97,7 @@ def test_decoders_that_share_what_is_learnt_share_the_count() -> None:
 
 
 def _learns(drafter: Drafter) -> bool:
-    return drafter.turns is not None
+    return drafter.request_counter is not None
 
 
 def test_every_drafter_says_whether_it_learns_from_requests() -> None:
@@ -106,10 +106,10 @@ def test_every_drafter_says_whether_it_learns_from_requests() -> None:
     assert _learns(AdedDrafter())
     assert _learns(CombinedDrafter(small, LookupDrafter()))
     aded = AdedDrafter()
-    assert CombinedDrafter(small, aded).turns is aded.turns
+    assert CombinedDrafter(small, aded).request_counter is aded.request_counter
     for drafter in (AdedDrafter(), LookupDrafter(), small):
         for outer in (RepeatingDrafter(drafter), RecordingDrafter(drafter)):
-            assert outer.turns is drafter.turns
+            assert outer.request_counter is drafter.request_counter
     assert not _learns(small)
     assert not _learns(AdedDrafter(AdedSettings(reset_per_request=True)))
 
@@ -126,7 +126,7 @@ def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
 
 
 def test_threads_never_take_the_same_turn() -> None:
-    turns = Turns()
+    turns = RequestCounter()
     with ThreadPoolExecutor(8) as threads:
         taken = list(threads.map(lambda _: turns.take().number, range(400)))
     assert sorted(taken) == list(range(400))
@@ -136,7 +136,7 @@ def test_threads_never_take_the_same_turn() -> None:
 
 def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
     decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
-    turns = decoder.drafter.turns
+    turns = decoder.drafter.request_counter
     decoder.generate(PROMPT, seed=7, **SAMPLING)
     dropped = decoder.start([PROMPT], seed=7, **SAMPLING)
     kept = decoder.start([PROMPT], seed=7, **SAMPLING)
@@ -151,7 +151,7 @@ def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
 class _Abandoned:
     """A run that nobody holds but itself, and that ends its turn when the collector comes."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: RequestTicket) -> None:
         self.turn, self.itself = turn, self
 
     def __del__(self) -> None:
@@ -159,7 +159,7 @@ class _Abandoned:
 
 
 def test_a_turn_may_end_while_its_thread_takes_another() -> None:
-    turns = Turns()
+    turns = RequestCounter()
 
     def take_many() -> None:
         for _ in range(300):

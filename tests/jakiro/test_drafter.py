@@ -36,7 +36,7 @@ def test_saving_and_loading_keeps_weights_settings_and_outputs(
     state = TargetState(torch.randn(1, 4, 3, 32), None)
     positions = torch.arange(4)[None]
     for got, kept in zip(
-        loaded.remember(state, positions), drafter.remember(state, positions), strict=True
+        loaded.encode_memory(state, positions), drafter.encode_memory(state, positions), strict=True
     ):
         torch.testing.assert_close(got, kept)
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from jakiro.experts import ExpertBank
+from jakiro.experts import MixtureOfExperts
 
 HIDDEN, WIDTH = 10, 6
 
 
-def _bank(num_experts: int, **changes: Any) -> ExpertBank:
+def _bank(num_experts: int, **changes: Any) -> MixtureOfExperts:
     torch.manual_seed(3)
     settings = {"num_parallel": 2, "combine": "mixture", "contrastive_head": True, **changes}
-    bank = ExpertBank(HIDDEN, WIDTH, num_experts, **settings).double()
+    bank = MixtureOfExperts(HIDDEN, WIDTH, num_experts, **settings).double()
     torch.nn.init.uniform_(bank.norm.weight, 0.5, 1.5)
     if bank.beta is not None:
         bank.beta.data.copy_(torch.tensor([0.7, -0.4]))

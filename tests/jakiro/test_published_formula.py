@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
-from moa.trunk import Evidence
+from moa.trunk import TrunkInputs
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, COUNT = 4, 2, 8, 32, 24, 6
 BASE, EPS = 10_000.0, 1e-6
@@ -123,7 +123,7 @@ def test_both_features_equal_the_closed_form(trunk: dict[str, object]) -> None:
     tokens, features = torch.randn(2, COUNT, HIDDEN, dtype=torch.float64)
     previous = torch.cat((torch.zeros(1, HIDDEN), features[:-1])).double()
     mask = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()[None, None]
-    output = drafter(tokens[None], torch.arange(COUNT)[None], mask, Evidence(previous[None]))
+    output = drafter(tokens[None], torch.arange(COUNT)[None], mask, TrunkInputs(previous[None]))
     reference = Reference(drafter)
     expected = [reference.bank(x) for x in reference.trunk(list(tokens), list(previous))]
     for i, (first, second) in enumerate(expected):
@@ -142,17 +142,19 @@ def test_the_second_step_reads_the_feature_that_the_first_one_predicted() -> Non
     first, _ = reference.bank(reference.trunk(list(tokens[:2]), known)[1])
     second, _ = reference.bank(reference.trunk(list(tokens), [*known, first])[2])
     mask = torch.ones(2, 2, dtype=torch.bool).tril()[None, None]
-    one = drafter(tokens[None, :2], torch.arange(2)[None], mask, Evidence(torch.stack(known)[None]))
+    one = drafter(
+        tokens[None, :2], torch.arange(2)[None], mask, TrunkInputs(torch.stack(known)[None])
+    )
     previous = torch.stack([*known, one.expected[0, 1]])[None]
     mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-    two = drafter(tokens[None], torch.arange(3)[None], mask, Evidence(previous))
+    two = drafter(tokens[None], torch.arange(3)[None], mask, TrunkInputs(previous))
     assert (two.features[0, 2, 0, 0] - second).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("num_experts", [2, 4])
 @torch.no_grad()
 def test_the_contrast_adds_the_top_expert_and_takes_all_others_away(num_experts: int) -> None:
-    bank = _published(PUBLISHED, num_experts).bank
+    bank = _published(PUBLISHED, num_experts).experts
     x = torch.randn(20, HIDDEN, dtype=torch.float64)
     weight = {name: part.double() for name, part in bank.state_dict().items()}
     tops = set()
@@ -171,7 +173,7 @@ def test_the_contrast_adds_the_top_expert_and_takes_all_others_away(num_experts:
 
 @torch.no_grad()
 def test_of_experts_that_weigh_the_same_only_one_is_on_top() -> None:
-    bank = _published(PUBLISHED).bank
+    bank = _published(PUBLISHED).experts
     bank.router.weight.zero_()  # all scores are equal
     x = torch.randn(3, HIDDEN, dtype=torch.float64)
     inner = bank._inner(bank.norm(x))

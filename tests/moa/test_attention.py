@@ -51,10 +51,10 @@ def test_without_layer_attention_one_state_is_memory_and_several_stand_side_by_s
 @torch.no_grad()
 def test_rows_written_ahead_equal_rows_of_a_forward() -> None:
     torch.manual_seed(0)
-    attention = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_base=1e4)
+    attention = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_theta=1e4)
     embeddings, positions = torch.randn(1, 6, 16), torch.arange(6)[None]
     mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     seen = []
     attention(embeddings, positions, mask, lambda rows: seen.append(rows) or rows)
-    for got, expected in zip(attention.rows(embeddings, positions), seen[0], strict=True):
+    for got, expected in zip(attention.kv(embeddings, positions), seen[0], strict=True):
         torch.testing.assert_close(got, expected)

@@ -85,7 +85,7 @@ def test_the_drafter_for_an_8b_target_has_264_million_parameters() -> None:
         kv_widths=(2048,) * 32,
         fingerprint="any",
         num_hidden_states=33,
-        attention=AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_base=500_000.0),
+        attention=AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=500_000.0),
     )
     with torch.device("meta"):
         drafter = JakiroDrafter(config_for(settings.drafter, record))

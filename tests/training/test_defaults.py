@@ -20,7 +20,7 @@ from training.train import train
 _SMALL = {
     "steps": 4,
     "optimizer": {"warmup_steps": 2},
-    "batch": {"rows": 2, "micro_batch": 2},
+    "batch": {"global_batch_size": 2, "micro_batch_size": 2},
 }
 
 
@@ -34,7 +34,7 @@ def settings(workshop: Path) -> TrainSettings:
         "target": {"name_or_path": str(workshop / "target")},
         "data": {
             "paths": [str(write_jsonl(workshop / "tokens.jsonl", rows))],
-            "row_length": 64,
+            "sequence_length": 64,
             "cache_folder": str(workshop / "cache"),
         },
         "run_folder": str(workshop / "run"),

@@ -17,14 +17,14 @@ from training.config import TrainSettings, anchor_rule
 
 MOA = {"kind": "moa"}
 FED_BACK = {"trunk": FEEDBACK}
-SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 
 
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
         ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers only with trunk.kind feedback"),
-        ({"trunk": MOA | {"rollout_steps": 2}}, "rollout_steps only with trunk.kind feedback"),
+        ({"trunk": MOA | {"ttt_steps": 2}}, "ttt_steps only with trunk.kind feedback"),
         ({"trunk": MOA | {"input_norms": False}}, "input_norms only with trunk.kind feedback"),
         (
             {"trunk": MOA | {"input_norms": False, "fusion_layers": [1]}},
@@ -35,12 +35,12 @@ SUMMED = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
             "num_heads must be a multiple of num_kv_heads",
         ),
         ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
-        ({"trunk": FEEDBACK | {"rollout_steps": 9}}, r"'trunk\.rollout_steps'"),
+        ({"trunk": FEEDBACK | {"ttt_steps": 9}}, r"'trunk\.ttt_steps'"),
         (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
-        ({"tail_layers": 1}, "bank.combine sum and schedule.parallel_levels 0 with tail_layers"),
-        (SUMMED | {"bank": {}, "tail_layers": 1}, "bank.combine sum"),
+        ({"tail_layers": 1}, "experts.combine sum and schedule.parallel_levels 0 with tail_layers"),
+        (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine sum"),
         (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels 0"),
-        ({"bank": {"num_experts": 3}}, r"'bank\.num_experts'"),
+        ({"experts": {"num_experts": 3}}, r"'bank\.num_experts'"),
         ({"schedule": {"parallel_levels": 4}}, r"'schedule\.parallel_levels'"),
         ({"draft_vocab_size": 0}, "'draft_vocab_size'"),
     ],
@@ -51,7 +51,7 @@ def test_drafters_that_cannot_be_are_refused(drafter: dict[str, Any], message: s
 
 
 def test_those_that_can_be_are_not() -> None:
-    fused = FEEDBACK | {"fusion_layers": [1], "rollout_steps": 8, "input_norms": False}
+    fused = FEEDBACK | {"fusion_layers": [1], "ttt_steps": 8, "input_norms": False}
     for drafter in ({"trunk": fused}, SUMMED | {"tail_layers": 2}, {"draft_vocab_size": 1}):
         validate_settings(DrafterSettings, drafter, source="the test")
 
@@ -109,7 +109,7 @@ def _run(**changes: Any) -> TrainSettings:
 
 def _fed_back(**changes: Any) -> TrainSettings:
     plain = _run(**changes).model_dump()
-    plain["drafter"] = {"trunk": FEEDBACK | {"rollout_steps": 3}}
+    plain["drafter"] = {"trunk": FEEDBACK | {"ttt_steps": 3}}
     return validate_settings(TrainSettings, plain, source="the test")
 
 
@@ -134,9 +134,9 @@ def test_the_rule_of_anchors_follows_from_the_drafter() -> None:
     kinds = {"drafting": "drafting", "blocks": "blocks", "previous": "previous"}
     for given, kind in kinds.items():
         assert anchor_rule(_run(batch={"anchors": given})).kind == kind
-    tail = {"bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}, "tail_layers": 1}
+    tail = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}, "tail_layers": 1}
     assert anchor_rule(_run(drafter=tail)).kind == "blocks"
     assert anchor_rule(_run(drafter=tail, batch={"anchors": "previous"})).kind == "previous"
     rule = anchor_rule(_fed_back())
     assert (rule.kind, rule.draws) == ("rollout", 3)
-    assert anchor_rule(_run(batch={"draws": 4})).draws == 4
+    assert anchor_rule(_run(batch={"anchor_samples": 4})).draws == 4

@@ -21,7 +21,7 @@ from training.train import main, train
 
 
 def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=40, batch={"draws": 2}, evaluation={"every": 20})
+    settings = tiny_run(workshop, steps=40, batch={"anchor_samples": 2}, evaluation={"every": 20})
     folder = train(settings)
     losses = curve(settings)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
@@ -54,7 +54,9 @@ def test_nothing_but_our_own_bar_is_shown_while_steps_are_taken(
 
 def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:
     runs = [
-        tiny_run(workshop, batch={"micro_batch": size}, run_folder=str(workshop / f"run-{size}"))
+        tiny_run(
+            workshop, batch={"micro_batch_size": size}, run_folder=str(workshop / f"run-{size}")
+        )
         for size in (1, 2, 4)
     ]
     for settings in runs:
@@ -115,7 +117,7 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
     ((_, found),) = read_evaluations(settings.run_folder)
     (decoding,) = found["decoding"]
     proposed, shares = decoding["candidates_by_expert"], decoding["acceptance_by_expert"]
-    assert len(proposed) == len(shares) == settings.drafter.bank.num_experts
+    assert len(proposed) == len(shares) == settings.drafter.experts.num_experts
     assert sum(proposed) > 0
     pairs = zip(proposed, shares, strict=True)
     assert all((share is None) == (count == 0) for count, share in pairs)
@@ -126,9 +128,13 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
     ("changes", "error", "message"),
     [
         ({"data": {"paths": ["./missing.jsonl"]}}, DataError, "no file or folder"),
-        ({"data": {"held_out": 8}}, DataError, "held_out leaves nothing"),
-        ({"data": {"row_length": 1000}}, ConfigError, "longer than the target's context"),
-        ({"batch": {"rows": 3}}, ConfigError, r"batch\.rows cannot be shared out evenly"),
+        ({"data": {"validation_size": 8}}, DataError, "held_out leaves nothing"),
+        ({"data": {"sequence_length": 1000}}, ConfigError, "longer than the target's context"),
+        (
+            {"batch": {"global_batch_size": 3}},
+            ConfigError,
+            r"batch\.rows cannot be shared out evenly",
+        ),
         ({"target": {"name_or_path": "./missing"}}, CheckpointError, "cannot load the tokenizer"),
         ({"evaluation": {"prompts": "./missing.jsonl"}}, PromptError, "cannot read the prompts"),
         ({"drafter": {"memory": {"layers": [3]}}}, ConfigError, "layers that the target does not"),

@@ -35,10 +35,10 @@ def choose_held_out(
     firsts = store.first_documents
     if count >= len(firsts):
         raise DataError(
-            "data.held_out leaves nothing to train on",
+            "data.validation_size leaves nothing to train on",
             expected=f"fewer than all {len(firsts)} rows of data",
             got=count,
-            remedy="lower data.held_out, or add data",
+            remedy="lower data.validation_size, or add data",
         )
     if count == 0 and share == 1:
         return np.arange(store.num_documents), np.arange(0)

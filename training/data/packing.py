@@ -40,7 +40,7 @@ class PackedRows:
     Args:
         store: the tokens.
         documents: which of its documents to pack.
-        row_length: tokens of a row.
+        sequence_length: tokens of a row.
         split: which of them are split to fill rows.
 
     Attributes:
@@ -51,13 +51,13 @@ class PackedRows:
         self,
         store: TokenStore,
         documents: Iterable[SupportsIndex],
-        row_length: int,
+        sequence_length: int,
         split: Split = "never",
     ) -> None:
         self.store = store
-        self.row_length = row_length
+        self.sequence_length = sequence_length
         chosen = np.fromiter(documents, np.int64)
-        layout = lay_out(store, chosen, row_length, split)
+        layout = lay_out(store, chosen, sequence_length, split)
         self._pieces, self._ends = layout.pieces, layout.ends
         self.counts = PackCounts(
             documents=len(chosen),
@@ -65,7 +65,7 @@ class PackedRows:
             left_out=len(layout.left_out),
             left_out_tokens=int(layout.left_out.sum()),
             rows=len(self),
-            padding=layout.padding(row_length),
+            padding=layout.padding(sequence_length),
             filled_with=layout.filled_with,
             wider_split=layout.wider_split,
         )
@@ -76,10 +76,10 @@ class PackedRows:
     def row(self, index: int) -> PackedRow:
         """Return one row; padding has document -1 and is no response."""
         row = PackedRow(
-            token_ids=np.zeros(self.row_length, np.int64),
-            positions=np.arange(self.row_length),
-            documents=np.full(self.row_length, -1),
-            is_response=np.zeros(self.row_length, np.bool_),
+            token_ids=np.zeros(self.sequence_length, np.int64),
+            positions=np.arange(self.sequence_length),
+            documents=np.full(self.sequence_length, -1),
+            is_response=np.zeros(self.sequence_length, np.bool_),
         )
         begin = 0
         own = self._pieces.chosen(np.arange(self._ends[index], self._ends[index + 1]))

@@ -38,20 +38,20 @@ def report(counts: DataCounts) -> None:
 
 
 def advice(
-    packed: PackCounts, split: str = "data.split", row_length: str = "data.row_length"
+    packed: PackCounts, split: str = "data.split", sequence_length: str = "data.sequence_length"
 ) -> str | None:
     """Return what to do about padding, if it is a waste.
 
     Args:
         packed: what was packed.
         split: name of the setting that splits documents, where the user is.
-        row_length: name of that of a row's length.
+        sequence_length: name of that of a row's length.
     """
     if packed.padding <= TOLERATED_PADDING:
         return None
     wider = "" if packed.wider_split is None else f"{split} {packed.wider_split}, or "
     return (
-        f"{packed.padding:.0%} of what is read is padding: {wider}another {row_length}, such as "
+        f"{packed.padding:.0%} of what is read is padding: {wider}another {sequence_length}, such as "
         "twice this one, may waste less"
     )
 

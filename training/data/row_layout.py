@@ -35,7 +35,7 @@ class RowFilling:
     texts, so all but one of the rows that are begun here have less than a twentieth of padding.
 
     Args:
-        row_length: tokens of a row.
+        sequence_length: tokens of a row.
         free: tokens that are left in the rows to begin with.
         is_useful: tells whether a piece has a response.
 
@@ -49,15 +49,15 @@ class RowFilling:
 
     def __init__(
         self,
-        row_length: int,
+        sequence_length: int,
         free: Iterable[int] = (),
         is_useful: Callable[[Piece], bool] = lambda _: True,
     ) -> None:
         self.starts, self.lengths, self.rows = array("q"), array("q"), array("q")
         self.left_out: list[Piece] = []
         self.num_split = 0
-        self._row_length = row_length
-        self._shortest = max(2, row_length // _PARTS)
+        self._row_length = sequence_length
+        self._shortest = max(2, sequence_length // _PARTS)
         self._is_useful = is_useful
         # Free tokens and number of each row that is not full, in this order.
         self._open: list[tuple[int, int]] = []
@@ -160,14 +160,14 @@ class Layout:
         """Tokens of each row that are no padding."""
         return np.diff(np.concatenate([[0], np.cumsum(self.pieces.lengths)])[self.ends])
 
-    def padding(self, row_length: int) -> float:
+    def padding(self, sequence_length: int) -> float:
         """Return the share of all rows that is padding."""
-        size = self.num_rows * row_length
+        size = self.num_rows * sequence_length
         return 1 - int(self.pieces.lengths.sum()) / size if size else 0.0
 
 
 def lay_out(
-    store: TokenStore, documents: npt.NDArray[np.int64], row_length: int, split: Split
+    store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int, split: Split
 ) -> Layout:
     """Return rows of documents.
 
@@ -178,17 +178,17 @@ def lay_out(
     Args:
         store: the tokens.
         documents: which of its documents.
-        row_length: tokens of a row.
+        sequence_length: tokens of a row.
         split: which documents may be split to fill rows: "never" any, plain "texts", or "all".
     """
-    whole = _whole(store, documents, row_length)
-    if whole.padding(row_length) <= TOLERATED_PADDING:
+    whole = _whole(store, documents, sequence_length)
+    if whole.padding(sequence_length) <= TOLERATED_PADDING:
         return whole
     best, is_text = whole, store.is_text[documents]
     choices = {"never": np.zeros_like(is_text), "texts": is_text, "all": np.ones_like(is_text)}
     is_divisible = choices[split]
     if is_divisible.any():
-        filled = _filled(store, documents[~is_divisible], documents[is_divisible], row_length)
+        filled = _filled(store, documents[~is_divisible], documents[is_divisible], sequence_length)
         if filled.num_rows < whole.num_rows:
             best = replace(filled, filled_with="texts" if is_text[is_divisible].all() else "all")
     return replace(best, wider_split=_wider(split, is_text))
@@ -201,18 +201,18 @@ def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
     return "texts" if is_text.all() else "all"
 
 
-def _whole(store: TokenStore, documents: npt.NDArray[np.int64], row_length: int) -> Layout:
-    pieces, is_useful = _split(store, documents, row_length)
+def _whole(store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int) -> Layout:
+    pieces, is_useful = _split(store, documents, sequence_length)
     kept = pieces.chosen(is_useful)
     order, ends = array("q"), array("q", [0])
-    for row in _pack(kept.lengths, row_length):
+    for row in _pack(kept.lengths, sequence_length):
         order.extend(row)
         ends.append(len(order))
     return Layout(
         pieces=kept.chosen(np.array(order, np.int64)),
         ends=np.array(ends, np.int64),
         left_out=pieces.lengths[~is_useful],
-        num_split=int((store.lengths[documents] > row_length).sum()),
+        num_split=int((store.lengths[documents] > sequence_length).sum()),
     )
 
 
@@ -220,13 +220,13 @@ def _filled(
     store: TokenStore,
     undivided: npt.NDArray[np.int64],
     divisible: npt.NDArray[np.int64],
-    row_length: int,
+    sequence_length: int,
 ) -> Layout:
     """Lay whole documents out, and others into what these leave and into more rows."""
-    whole = _whole(store, undivided, row_length)
+    whole = _whole(store, undivided, sequence_length)
     filling = RowFilling(
-        row_length,
-        (row_length - whole.used).tolist(),
+        sequence_length,
+        (sequence_length - whole.used).tolist(),
         lambda piece: bool(store.is_response[piece.start : piece.end].any()),
     )
     begins, lengths = store.starts[divisible].tolist(), store.lengths[divisible].tolist()
@@ -250,19 +250,19 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 
 
 def _split(
-    store: TokenStore, documents: npt.NDArray[np.int64], row_length: int
+    store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
     """Return pieces that fit into rows, and which of them have a response and a second token.
 
     Every document has both, so only those of several pieces are looked at.
     """
     begins, lengths = store.starts[documents], store.lengths[documents]
-    counts = -(-lengths // row_length)
+    counts = -(-lengths // sequence_length)
     firsts = np.cumsum(counts) - counts
-    offsets = (np.arange(counts.sum()) - np.repeat(firsts, counts)) * row_length
+    offsets = (np.arange(counts.sum()) - np.repeat(firsts, counts)) * sequence_length
     pieces = Pieces(
         starts=np.repeat(begins, counts) + offsets,
-        lengths=np.minimum(np.repeat(lengths, counts) - offsets, row_length),
+        lengths=np.minimum(np.repeat(lengths, counts) - offsets, sequence_length),
     )
     is_useful = pieces.lengths > 1
     for document in np.flatnonzero(counts > 1):
@@ -272,13 +272,13 @@ def _split(
     return pieces, is_useful
 
 
-def _pack(lengths: npt.NDArray[np.int64], row_length: int) -> Iterator[list[int]]:
+def _pack(lengths: npt.NDArray[np.int64], sequence_length: int) -> Iterator[list[int]]:
     """Best fit among a bounded number of open rows, kept in the order of their free tokens."""
     open_rows: list[tuple[int, int]] = []  # free tokens, and the key of the row's pieces
     contents: dict[int, list[int]] = {}
     for piece, length in enumerate(array("q", lengths.tobytes())):
         place = bisect_left(open_rows, (length, -1))
-        free, row = open_rows.pop(place) if place < len(open_rows) else (row_length, piece)
+        free, row = open_rows.pop(place) if place < len(open_rows) else (sequence_length, piece)
         contents.setdefault(row, []).append(piece)
         if free == length:
             yield contents.pop(row)

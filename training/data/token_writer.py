@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jakiro.errors import DataError, ResourceError
-from jakiro.utils.files import settle, write_atomically
+from jakiro.utils.files import publish, write_atomically
 from training.data.counts import ReadCounts
 from training.data.documents import Document
 from training.data.sources import Intake, Record
@@ -42,7 +42,7 @@ def write_tokens(
         _write(partial, rows, intake)
         with _writing(home):
             shutil.rmtree(home, ignore_errors=True)
-            settle(partial, home)
+            publish(partial, home)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from jakiro.errors import CheckpointError, ResourceError
-from jakiro.utils.files import settle, write_atomically
+from jakiro.utils.files import publish, write_atomically
 from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
 
@@ -265,7 +265,7 @@ class Checkpoints:
             if writes:
                 facts = asdict(state) | {"scaler": scaler_state(engine)}
                 write_atomically(partial / _STATE, json.dumps(facts))
-                settle(partial, self._folder / f"step-{state.step:08d}")
+                publish(partial, self._folder / f"step-{state.step:08d}")
                 self._prune()
 
     def restore(self, engine: Any) -> RunState:

@@ -28,10 +28,10 @@ def build_deepspeed_config(
     # it is built, which spoils Adam's correction of its first averages.
     stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
     return {
-        "train_batch_size": batch.rows,
-        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation(num_processes),
-        "gradient_clipping": settings.optimizer.clip,
+        "gradient_clipping": settings.optimizer.max_grad_norm,
         "zero_optimization": {"stage": stage} | _offload(engine, device),
         "bf16": {"enabled": engine.dtype == "bf16"},
         "fp16": {"enabled": engine.dtype == "fp16"},

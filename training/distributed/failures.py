@@ -31,8 +31,8 @@ class FiniteWatch:
 
     def __init__(self, sampler: Sampler, settings: TrainSettings, processes: Processes) -> None:
         self._sampler = sampler
-        self._size = settings.batch.micro_batch
-        self._num_batches = settings.batch.rows // self._size
+        self._size = settings.batch.micro_batch_size
+        self._num_batches = settings.batch.global_batch_size // self._size
         # In fp16 gradients may overflow: DeepSpeed then skips the step and lowers the loss scale.
         self._may_overflow = settings.engine.dtype == "fp16"
         self._processes = processes
@@ -77,7 +77,7 @@ class FiniteWatch:
             got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
             # The same settings would lead there again, unless it was the device's fault.
             remedy="look at these rows of data, or lower optimizer.learning_rate or set "
-            "optimizer.clip in another run_folder; or start again, and the run repeats the steps "
+            "optimizer.max_grad_norm in another run_folder; or start again, and the run repeats the steps "
             f"since its last good checkpoint: {last}",
         )
 
@@ -157,22 +157,22 @@ def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
     if evaluates:
         return (
             f"lower evaluation.max_new_tokens ({settings.evaluation.max_new_tokens}), "
-            f"evaluation.num_prompts ({settings.evaluation.num_prompts}) or batch.micro_batch "
-            f"({settings.batch.micro_batch}); the run then goes on from its last checkpoint"
+            f"evaluation.num_prompts ({settings.evaluation.num_prompts}) or batch.micro_batch_size "
+            f"({settings.batch.micro_batch_size}); the run then goes on from its last checkpoint"
         )
     return (
         "; ".join(_savings(settings)) + "; the run then goes on where it was; "
-        "or start another one with a shorter data.row_length"
+        "or start another one with a shorter data.sequence_length"
     )
 
 
 def _savings(settings: TrainSettings) -> Iterator[str]:
     """Yield what would save memory and is not done yet, the cheapest first."""
     batch, engine = settings.batch, settings.engine
-    if batch.micro_batch > 1:
-        yield f"lower batch.micro_batch ({batch.micro_batch})"
-    if settings.objective.chunk_rows > 1:
-        yield f"lower objective.chunk_rows ({settings.objective.chunk_rows})"
+    if batch.micro_batch_size > 1:
+        yield f"lower batch.micro_batch_size ({batch.micro_batch_size})"
+    if settings.objective.chunk_size > 1:
+        yield f"lower objective.chunk_size ({settings.objective.chunk_size})"
     if not engine.activation_checkpointing:
         yield "set engine.activation_checkpointing=true"
     if settings.optimizer.kind == "muon":  # it needs whole matrices

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from training.distributed.processes import Processes
 from training.loss.batch import Batch
 
@@ -56,7 +56,9 @@ class Diversity:
         self._gates, self._tops = (Histogram(num_experts, processes.device) for _ in range(2))
 
     @torch.no_grad()
-    def add(self, output: BankOutput, chosen: Bool[Tensor, "batch rows"], logits: Logits) -> None:
+    def add(
+        self, output: ExpertsOutput, chosen: Bool[Tensor, "batch rows"], logits: Logits
+    ) -> None:
         """Add the chosen positions of one output of the drafter.
 
         Args:

@@ -41,7 +41,7 @@ class Evaluation:
         inputs = self._inputs
         if self._processes.is_first and not inputs.prompts and not len(inputs.held_out):
             _logger.warning(
-                "evaluation.every has nothing to measure on: set data.held_out, or name "
+                "evaluation.every has nothing to measure on: set data.validation_size, or name "
                 "evaluation.prompts"
             )
 
@@ -55,7 +55,7 @@ class Evaluation:
         What there is nothing held out for is left out. All processes must call it.
         """
         results: dict[str, Any] = {}
-        if len(self._inputs.held_out) and self._settings.evaluation.held_out_rows:
+        if len(self._inputs.held_out) and self._settings.evaluation.num_sequences:
             results |= self._measure_rows(drafter)
         if self._inputs.prompts:
             results["decoding"] = self._measure_decoding(drafter)
@@ -65,8 +65,8 @@ class Evaluation:
     def _measure_rows(self, drafter: JakiroDrafter) -> dict[str, Any]:
         module = TrainingModule(drafter, self._settings.objective)
         meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
-        bank = self._settings.drafter.bank
-        diversity = Diversity(self._processes, bank.num_experts, bank.combine == "mixture")
+        bank = self._settings.drafter.experts
+        diversity = Diversity(self._processes, experts.num_experts, experts.combine == "mixture")
         for batch in self._held_out_batches():
             view = self._reader.view(batch)
             terms = module(view, batch, self._reader)
@@ -79,7 +79,7 @@ class Evaluation:
     def _held_out_batches(self) -> Iterator[Batch]:
         """Yield this process's share of the held-out rows."""
         sampler, num_rows = self._held_out_rows()
-        size = self._settings.batch.micro_batch
+        size = self._settings.batch.micro_batch_size
         for begin in range(size * self._processes.rank, num_rows, size * self._processes.count):
             batch = sampler.batch(0, begin, min(begin + size, num_rows))
             yield batch.to(self._processes.device)
@@ -94,7 +94,7 @@ class Evaluation:
             seed=self._settings.seed,
             first_number=len(self._inputs.rows),
         )
-        return sampler, min(self._settings.evaluation.held_out_rows, len(rows))
+        return sampler, min(self._settings.evaluation.num_sequences, len(rows))
 
     def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
         decoder = SpeculativeDecoder(self._inputs.target.model, drafter, self._inputs.tokenizer)
@@ -112,11 +112,11 @@ class Evaluation:
             for seed, prompt in prompts[self._processes.rank :: self._processes.count]
         )
         stats = DecodeStats.pooled(self._processes.gather(mine))
-        experts = range(self._settings.drafter.bank.num_experts)
+        experts = range(self._settings.drafter.experts.num_experts)
         return {
             "temperature": temperature,
             "tau": stats.tau,
-            "acceptance_by_depth": stats.acceptance_by_depth,
+            "acceptance_by_depth": stats.conditional_acceptance_rate,
             "acceptance_by_expert": [stats.acceptance_of(expert) for expert in experts],
             "candidates_by_expert": [stats.proposed_by_proposer[expert] for expert in experts],
             "prompts": len(prompts),

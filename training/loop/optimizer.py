@@ -85,7 +85,7 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
     progress = (step - settings.warmup_steps) / max(1, steps - 1 - settings.warmup_steps)
     if settings.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
-    return settings.learning_rate * (1 - (1 - settings.floor) * progress)
+    return settings.learning_rate * (1 - (1 - settings.min_lr_ratio) * progress)
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

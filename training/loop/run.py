@@ -120,7 +120,7 @@ class Run:
         return TargetReader(
             self._inputs.target,
             drafter,
-            self._settings.data.row_length,
+            self._settings.data.sequence_length,
             TORCH_DTYPES[self._settings.engine.dtype],
             self._features,
         )
@@ -128,10 +128,10 @@ class Run:
     def _build_sampler(self) -> Sampler:
         return Sampler(
             self._inputs.rows,
-            rows_per_step=self._settings.batch.rows,
+            rows_per_step=self._settings.batch.global_batch_size,
             rule=anchor_rule(self._settings),
             seed=self._settings.seed,
-            narrow_steps=round(self._settings.batch.curriculum * self._settings.steps),
+            narrow_steps=round(self._settings.batch.curriculum_fraction * self._settings.steps),
         )
 
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.utils.files import ensure_writable_folder, settle, write_atomically
+from jakiro.utils.files import ensure_writable_folder, publish, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import write_provenance
 from jakiro.utils.settings import flattened
@@ -34,7 +34,7 @@ _FREE: Any = {
     "data": {"paths", "cache_folder", "split"},  # what is split is a fact where it matters
     "features": {"folder"},
     "batch": {"micro_batch"},
-    "objective": {"chunk_rows"},
+    "objective": {"chunk_size"},
     "engine": {
         *("device", "zero_stage", "activation_checkpointing"),
         *("offload_optimizer", "offload_parameters"),
@@ -209,20 +209,20 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         save_adapters(drafter, partial, base)
         shutil.rmtree(self.adapter, ignore_errors=True)  # of a run that ended before its drafter
-        settle(partial, self.adapter)
+        publish(partial, self.adapter)
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         """Write the finished drafter with its tokenizer and its model card, in full or not at all.
 
         What the card says is taken from the drafter's record.
         """
-        settle(self._export(drafter, tokenizer), self.drafter)
+        publish(self._export(drafter, tokenizer), self.drafter)
         return self.drafter
 
     def keep_best(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         """Let `best` be this drafter with its tokenizer; at any moment it is one or the other."""
         folder = self.path / f".best-{uuid.uuid4().hex}"
-        settle(self._export(drafter, tokenizer), folder)
+        publish(self._export(drafter, tokenizer), folder)
         # A folder that is not empty cannot be replaced by renaming; a link to it can.
         link = self.path / ".best.partial"
         link.unlink(missing_ok=True)

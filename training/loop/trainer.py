@@ -128,7 +128,7 @@ class Trainer:
     def _batches(self, step: int) -> dict[int, Batch]:
         """Return this process's micro-batches of a step, by the first of the step's rows."""
         return self._sampler.micro_batches(
-            step, self._settings.batch.micro_batch, self._processes.rank, self._processes.count
+            step, self._settings.batch.micro_batch_size, self._processes.rank, self._processes.count
         )
 
     def _count_positions(self, batches: Iterable[Batch]) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from jakiro.target.masks import same_document
 from jakiro.target.tail import JoinedCache, TargetTail
-from moa.attention import Rows, RowStore
-from moa.trunk import Evidence
+from moa.attention import KV, KVStore
+from moa.trunk import TrunkInputs
 from training.loss.batch import Batch
 from training.loss.views import TargetView
 
@@ -22,16 +22,16 @@ from training.loss.views import TargetView
 class _Halves(NamedTuple):
     """The two halves of a drafter, with or without keeping their activations for backward."""
 
-    remember: Callable[..., tuple[Tensor, ...]]
-    draft: Callable[..., BankOutput]
+    encode_memory: Callable[..., tuple[Tensor, ...]]
+    draft: Callable[..., ExpertsOutput]
 
     @classmethod
     def of(cls, drafter: JakiroDrafter, recompute: bool) -> "_Halves":
         if not recompute:
-            return cls(drafter.remember, drafter)
+            return cls(drafter.encode_memory, drafter)
         # Nothing in a drafter is drawn, so there is no random state to bring back.
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        return cls(partial(again, drafter.remember), partial(again, drafter))
+        return cls(partial(again, drafter.encode_memory), partial(again, drafter))
 
 
 def draft_all_positions(
@@ -40,7 +40,7 @@ def draft_all_positions(
     batch: Batch,
     tail: TargetTail | None = None,
     recompute: bool = False,
-) -> Iterator[BankOutput]:
+) -> Iterator[ExpertsOutput]:
     """Yield the drafter's output at every position, once per draw of anchors.
 
     Position i sees tokens up to i and what is verified up to its anchor, both of its own document
@@ -62,9 +62,9 @@ def draft_all_positions(
 
 def _from_memory(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
-) -> Iterator[BankOutput]:
+) -> Iterator[ExpertsOutput]:
     """Draft each draw's positions, all at once: they do not depend on each other."""
-    kept = halves.remember(view.state, batch.positions)
+    kept = halves.encode_memory(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
     for draw in range(batch.anchors.shape[1]):
@@ -77,7 +77,7 @@ def _from_memory(
 
 def _rolled_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
-) -> Iterator[BankOutput]:
+) -> Iterator[ExpertsOutput]:
     """Draft distance 1 from the target's features, then each next one from the drafter's own.
 
     This is the training-time test of EAGLE-3 (arXiv 2503.01840). At distance k, position i sees the
@@ -89,10 +89,10 @@ def _rolled_out(
         2             first pass: ..., i - 1; second: i
         3             first pass: ..., i - 2; second: i - 1; third: i
     """
-    kept = halves.remember(view.state, batch.positions)
+    kept = halves.encode_memory(view.state, batch.positions)
     previous = _shifted(kept[-1].squeeze(1), batch)
-    rows = _EarlierRows()
-    predicted = None if tail is None else JoinedCache(view.tail_rows, tail.input_state)
+    rows = _EarlierKV()
+    predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for draw in range(batch.anchors.shape[1]):
         mask = _rollout_mask(batch, num_passes=draw + 1).unsqueeze(1)
         evidence = _memory(drafter, kept, batch, draw)._replace(previous=previous)
@@ -101,32 +101,34 @@ def _rolled_out(
         if tail is not None and predicted is not None:
             output = _rolled_through_tail(output, tail, batch, draw, predicted)
         yield output
-        previous = _shifted(output.expected, batch)
+        previous = _shifted(output.mean_feature, batch)
 
 
-def _memory(drafter: JakiroDrafter, kept: tuple[Tensor, ...], batch: Batch, draw: int) -> Evidence:
+def _memory(
+    drafter: JakiroDrafter, kept: tuple[Tensor, ...], batch: Batch, draw: int
+) -> TrunkInputs:
     """Return the memory that each position sees: up to its anchor."""
     if drafter.trunk.cross_attention is None:
-        return Evidence()
+        return TrunkInputs()
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, draw, :, None])
-    return Evidence(rows=Rows(*kept[:2]), mask=verified.unsqueeze(1))
+    return TrunkInputs(memory=KV(*kept[:2]), mask=verified.unsqueeze(1))
 
 
-class _EarlierRows:
+class _EarlierKV:
     """Shows the rows of all passes, one after the other, also to a pass that is computed again."""
 
     def __init__(self) -> None:
-        self._up_to: list[Rows] = []
+        self._up_to: list[KV] = []
 
-    def of_pass(self, number: int) -> RowStore:
+    def of_pass(self, number: int) -> KVStore:
         """Return the store of a pass, counted from zero, which sees those before it."""
         earlier = self._up_to[number - 1] if number else None
 
-        def join(rows: Rows) -> Rows:
+        def join(rows: KV) -> KV:
             if earlier is not None:
                 pairs = zip(earlier, rows, strict=True)
-                rows = Rows(*(torch.cat(pair, dim=2) for pair in pairs))
+                rows = KV(*(torch.cat(pair, dim=2) for pair in pairs))
             if len(self._up_to) == number:
                 self._up_to.append(rows)
             return rows
@@ -159,8 +161,8 @@ def _shifted(
 
 
 def through_tail(
-    output: BankOutput, tail: TargetTail, view: TargetView, batch: Batch, draw: int
-) -> BankOutput:
+    output: ExpertsOutput, tail: TargetTail, view: TargetView, batch: Batch, draw: int
+) -> ExpertsOutput:
     """Return an output whose features went through the target's last layers.
 
     A predicted state sees the target's own rows up to its anchor, and predicted ones from there on.
@@ -177,23 +179,25 @@ def through_tail(
     same = same_document(batch.documents)
     anchors = batch.anchors[:, draw, :, None]
     predicted = same & (index > anchors) & (index <= index[:, None])
-    rows = JoinedCache(view.tail_rows, tail.input_state)
-    return _behind(output, tail, batch, [same & (index <= anchors), predicted], rows)
+    rows = JoinedCache(view.tail_kv, tail.input_state)
+    return _with_tail_output(output, tail, batch, [same & (index <= anchors), predicted], rows)
 
 
 def _rolled_through_tail(
-    output: BankOutput, tail: TargetTail, batch: Batch, draw: int, rows: JoinedCache
-) -> BankOutput:
+    output: ExpertsOutput, tail: TargetTail, batch: Batch, draw: int, rows: JoinedCache
+) -> ExpertsOutput:
     """Return the output of a rollout's step behind the tail, whose rows are those of all steps."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, draw, :, None])
-    return _behind(output, tail, batch, [verified, *_own_passes(batch, draw + 1)], rows)
+    return _with_tail_output(output, tail, batch, [verified, *_own_passes(batch, draw + 1)], rows)
 
 
-def _behind(
-    output: BankOutput, tail: TargetTail, batch: Batch, visible: list[Tensor], rows: JoinedCache
-) -> BankOutput:
+def _with_tail_output(
+    output: ExpertsOutput, tail: TargetTail, batch: Batch, visible: list[Tensor], rows: JoinedCache
+) -> ExpertsOutput:
     positions = batch.positions
     seen_positions = positions.repeat(1, len(visible))
     seen = torch.cat(visible, dim=2)
-    return output.behind(tail.forward(output.expected, positions, seen, seen_positions, rows))
+    return output.with_tail_output(
+        tail.forward(output.mean_feature, positions, seen, seen_positions, rows)
+    )

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize, smooth_l1_loss
 
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from jakiro.utils.settings import Settings
 from training.loss.batch import Batch
 from training.loss.positions import Examples, gather_examples
@@ -74,7 +74,7 @@ class ObjectiveSettings(Settings):
     parallel_weight: float = Field(0.5, ge=0)  # of every level after the first
     distance_decay: float = Field(1.0, gt=0, le=1)  # gamma^(d - 1)
     contrast_temperature: float = Field(0.1, gt=0)
-    chunk_rows: int = Field(256, ge=1)  # positions whose vocabulary-wide laws exist at once
+    chunk_size: int = Field(256, ge=1)  # positions whose vocabulary-wide laws exist at once
 
 
 class LossTerms(NamedTuple):
@@ -91,7 +91,7 @@ class LossTerms(NamedTuple):
 
 
 def drafter_loss(
-    output: BankOutput,
+    output: ExpertsOutput,
     goals: Goals,
     batch: Batch,
     draw: int,
@@ -112,7 +112,7 @@ def drafter_loss(
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
     importance = importance * _level_weights(examples, settings)
     token, results = compare_distributions(
-        examples, importance, heads, settings.token_loss, settings.chunk_rows
+        examples, importance, heads, settings.token_loss, settings.chunk_size
     )
     features = examples.features.float()
     blended = einsum(results.weights, features, "n l c, n l c h -> n l h")

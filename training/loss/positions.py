@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
 
 
@@ -31,7 +31,7 @@ class Examples(NamedTuple):
 
 
 def gather_examples(
-    output: BankOutput,
+    output: ExpertsOutput,
     target_features: Float[Tensor, "batch rows hidden"],
     batch: Batch,
     draw: int,

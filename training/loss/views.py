@@ -8,7 +8,7 @@ from torch import Tensor
 
 from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
 from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetState
-from jakiro.target.tail import KeptRows, TargetTail
+from jakiro.target.tail import TailKV, TargetTail
 from training.loss.batch import Batch
 
 
@@ -19,7 +19,7 @@ class TargetView(NamedTuple):
     state: TargetState
     embeddings: Float[Tensor, "batch rows hidden"]
     tail_input: Float[Tensor, "batch rows hidden"] | None = None  # with target layer inference
-    tail_rows: KeptRows = ()
+    tail_kv: TailKV = ()
 
     def to(self, dtype: torch.dtype) -> "TargetView":
         """Return the view in another dtype; rows of the target's layers stay in its own."""
@@ -56,7 +56,7 @@ def look_at_target(
     if tail is None:
         return view
     tail_input = cache.state(slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
-    return view._replace(tail_input=tail_input, tail_rows=tail.rows(cache, slots))
+    return view._replace(tail_input=tail_input, tail_rows=tail.kv(cache, slots))
 
 
 def read_rows(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:

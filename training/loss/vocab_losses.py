@@ -82,7 +82,7 @@ def compare_distributions(
     importance: Float[Tensor, "n levels"],
     heads: Heads,
     kind: TokenLoss,
-    chunk_rows: int,
+    chunk_size: int,
 ) -> tuple[Float[Tensor, ""], TokenResults]:
     """Return the sum of all token losses, and what was seen of each position, without gradients.
 
@@ -94,11 +94,11 @@ def compare_distributions(
         importance: of each loss in the sum; where it is 0 the loss is not looked at.
         heads: of target and drafter.
         kind: of loss.
-        chunk_rows: positions of a chunk.
+        chunk_size: positions of a chunk.
     """
     features, log_weights = examples.features, examples.log_weights
     parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
-    chunks = zip(*(part.detach().split(chunk_rows) for part in parts), strict=True)
+    chunks = zip(*(part.detach().split(chunk_size) for part in parts), strict=True)
     learns = torch.is_grad_enabled() and features.requires_grad
     totals, results, slopes = zip(
         *(_chunk(heads, kind, learns, *one) for one in chunks), strict=True

@@ -66,14 +66,18 @@ class Estimate:
     def flops(self) -> int:
         """Floating-point operations of an optimizer step, on one process."""
         one = self.micro_batch.drafter_flops
-        if self.settings.features.source == "online":
+        if self.settings.target_states.source == "online":
             one += self.micro_batch.target_flops
         return one * self.settings.batch.accumulation(self.num_processes)
 
     @property
     def tokens(self) -> int:
         """Tokens that the run reads, padding included."""
-        return self.settings.steps * self.settings.batch.rows * self.settings.data.row_length
+        return (
+            self.settings.steps
+            * self.settings.batch.global_batch_size
+            * self.settings.data.sequence_length
+        )
 
 
 def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = None) -> Estimate:
@@ -115,7 +119,7 @@ def choose_micro_batch(
     """Return the settings with the largest micro-batch that fits into a device's memory.
 
     Args:
-        settings: of the run; `batch.micro_batch` does not matter.
+        settings: of the run; `batch.micro_batch_size` does not matter.
         num_processes: over which its rows are shared out.
         memory: bytes of a device.
         device: as for `estimate`.
@@ -135,7 +139,7 @@ def choose_micro_batch(
             "not even one row at a time fits into the device's memory",
             expected=f"at most {USABLE:.0%} of {size_text(memory)}",
             got=size_text(needed(1)),
-            remedy="lower objective.chunk_rows or data.row_length, raise engine.zero_stage, or "
+            remedy="lower objective.chunk_size or data.sequence_length, raise engine.zero_stage, or "
             "offload",
         )
     return with_micro_batch(settings, sizes[place - 1])
@@ -194,7 +198,7 @@ def _parameters(found: Estimate) -> str:
 
 def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     states, batch = found.states, found.settings.batch
-    micro = f"{batch.micro_batch} of {batch.rows} rows, {found.num_processes} process(es)"
+    micro = f"{batch.micro_batch_size} of {batch.global_batch_size} rows, {found.num_processes} process(es)"
     return {
         "target": size_text(found.target),
         f"drafter, {_parameters(found)}": size_text(states.parameters),

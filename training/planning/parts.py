@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.experts import BankOutput
-from moa.attention import Rows, RowStore
+from jakiro.experts import ExpertsOutput
+from moa.attention import KV, KVStore
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
 from training.loss.objectives import Goals, ObjectiveSettings, drafter_loss
@@ -29,18 +29,18 @@ class _NotedStore:
     The rows of earlier passes are noted when it is asked first, without the graph behind them.
     """
 
-    store: RowStore
-    earlier: Rows | None = None
+    store: KVStore
+    earlier: KV | None = None
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: KV) -> KV:
         if self.earlier is None:
             joined, own = self.store(rows), rows.keys.shape[2]
-            self.earlier = Rows(*(_bare(part[:, :, : part.shape[2] - own]) for part in joined))
+            self.earlier = KV(*(_bare(part[:, :, : part.shape[2] - own]) for part in joined))
             return joined
         if self.earlier.keys.shape[2] == 0:
             return rows
         pairs = zip(self.earlier, rows, strict=True)
-        return Rows(*(torch.cat(pair, dim=2) for pair in pairs))
+        return KV(*(torch.cat(pair, dim=2) for pair in pairs))
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Calls:
     arguments: list[tuple[Any, ...]] = field(default_factory=list)
 
     def note(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = tuple(_NotedStore(one) if isinstance(one, RowStore) else one for one in arguments)
+        given = tuple(_NotedStore(one) if isinstance(one, KVStore) else one for one in arguments)
         self.arguments.append(tree_map_only(Tensor, _bare, given))
         return given
 
@@ -82,11 +82,11 @@ def parts_of(
             got=str(tail_layers),
         )
     view = reader.view(batch)
-    with _listening(drafter.trunk, drafter.bank) as (to_trunk, to_bank):
+    with _listening(drafter.trunk, drafter.experts) as (to_trunk, to_bank):
         outputs = [_bare_output(one) for one in draft_all_positions(drafter, view, batch)]
 
     def memory() -> None:
-        _backward(drafter.remember(view.state, batch.positions))
+        _backward(drafter.encode_memory(view.state, batch.positions))
 
     def head() -> None:
         for draw, output in enumerate(outputs):
@@ -97,7 +97,7 @@ def parts_of(
         "target": lambda: reader.view(batch),
         "memory": memory,
         "trunk": _replayed(drafter.trunk, to_trunk),
-        "bank": _replayed(drafter.bank, to_bank),
+        "experts": _replayed(drafter.experts, to_bank),
         "head": head,
     }
 
@@ -143,6 +143,6 @@ def _bare(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _bare_output(output: BankOutput) -> BankOutput:
+def _bare_output(output: ExpertsOutput) -> ExpertsOutput:
     fields: Sequence[Any] = [None if part is None else _bare(part) for part in output]
-    return BankOutput(*fields)
+    return ExpertsOutput(*fields)

@@ -112,7 +112,7 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     Attention is taken to store its scores, as it does where no fused kernel fits masks and heads.
 
     Args:
-        settings: of the run; `batch.micro_batch` rows are read.
+        settings: of the run; `batch.micro_batch_size` rows are read.
         target: from `target_on_meta`.
     """
     dtype = TORCH_DTYPES[settings.engine.dtype]
@@ -121,7 +121,7 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     module = TrainingModule(drafter, settings.objective, recompute).to(dtype)
     for parameter in module.parameters():  # gradients are counted with the optimizer's states
         parameter.grad = torch.zeros_like(parameter)
-    reader = TargetReader(target, drafter, settings.data.row_length, dtype)
+    reader = TargetReader(target, drafter, settings.data.sequence_length, dtype)
     batch = _batch_on_meta(settings)
     flops = FlopCounterMode(display=False)
     with LiveBytes() as live, flops:
@@ -158,7 +158,7 @@ def _drafter_on_meta(config: JakiroConfig) -> JakiroDrafter:
 
 
 def _batch_on_meta(settings: TrainSettings) -> Batch:
-    rows, length = settings.batch.micro_batch, settings.data.row_length
+    rows, length = settings.batch.micro_batch_size, settings.data.sequence_length
     draws = anchor_rule(settings).draws
     with torch.device("meta"):
         return Batch(

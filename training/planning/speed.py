@@ -49,7 +49,7 @@ def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
         drafter = inputs.build_drafter()
     recompute = settings.engine.activation_checkpointing
     module = TrainingModule(drafter, settings.objective, recompute).to(device, dtype)
-    reader = TargetReader(inputs.target, drafter, settings.data.row_length, dtype)
+    reader = TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
     optimizer = build_optimizer(module, settings.optimizer)
     batch = sample_batch(inputs).to(device)
 
@@ -66,11 +66,11 @@ def sample_batch(inputs: Prepared) -> Batch:
     batch = inputs.settings.batch
     sampler = Sampler(
         inputs.rows,
-        rows_per_step=batch.rows,
+        rows_per_step=batch.global_batch_size,
         rule=anchor_rule(inputs.settings),
         seed=inputs.settings.seed,
     )
-    return sampler.batch(0, 0, batch.micro_batch)
+    return sampler.batch(0, 0, batch.micro_batch_size)
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:

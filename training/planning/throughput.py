@@ -21,7 +21,7 @@ import torch
 
 from inference.benchmark.machine import device_name, processor
 from inference.benchmark.stats import median_interval
-from inference.benchmark.timing import in_turns, note, peak_memory
+from inference.benchmark.timing import interleaved, note, peak_memory
 from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.provenance import provenance
@@ -122,10 +122,10 @@ def measure(settings: TrainSettings, steps: int) -> Throughput:
             model.to(processes.device)
             drafter = inputs.build_drafter()
             dtype = TORCH_DTYPES[settings.engine.dtype]
-            reader = TargetReader(inputs.target, drafter, settings.data.row_length, dtype)
+            reader = TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
             sampler = Sampler(
                 inputs.rows,
-                rows_per_step=settings.batch.rows,
+                rows_per_step=settings.batch.global_batch_size,
                 rule=anchor_rule(settings),
                 seed=settings.seed,
             )
@@ -141,7 +141,7 @@ def padding_of(rows: PackedRows) -> float:
     """Return the share of padding in the first rows."""
     looked_at = range(min(len(rows), _ROWS_LOOKED_AT))
     filled = sum(int((rows.row(index).documents >= 0).sum()) for index in looked_at)
-    return 1 - filled / (len(looked_at) * rows.row_length)
+    return 1 - filled / (len(looked_at) * rows.sequence_length)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -165,12 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measured(subject: _Subject, steps: int) -> Throughput:
     settings, device = subject.settings, subject.device
-    batch = subject.sampler.batch(0, 0, settings.batch.micro_batch).to(device)
+    batch = subject.sampler.batch(0, 0, settings.batch.micro_batch_size).to(device)
     # Beside the engine's own drafter, whose gradients and hooks are DeepSpeed's.
     drafter = subject.trainer.copy_drafter().requires_grad_(True)
     parts = parts_of(drafter, subject.reader, batch, settings.objective)
     numbers = count()
-    seconds = in_turns({RUN: lambda: subject.trainer.step(next(numbers)), **parts}, steps)
+    seconds = interleaved({RUN: lambda: subject.trainer.step(next(numbers)), **parts}, steps)
     with peak_memory(device) as peak:
         subject.trainer.step(next(numbers))
     micro_batches = settings.batch.accumulation(1)

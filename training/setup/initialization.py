@@ -54,7 +54,7 @@ def initialize(
     attention = _attention_to_start_from(settings, target, heads, says_why_not=True)
     if attention is None:
         return
-    _warn(attention, heads.rope_base, target)
+    _warn(attention, heads.rope_theta, target)
     start_from(drafter.trunk, attention)
     if not is_fitted(settings, target):
         _say_why_attention_alone(settings)
@@ -99,11 +99,11 @@ def _attention_to_start_from(
         return None
 
 
-def _warn(attention: LayerAttention, rope_base: float, target: TargetAdapter) -> None:
+def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -> None:
     warn_of_left_behind("drafter.trunk", attention.left_behind)
     if not attention.has_same_base:
         _logger.warning(
-            f"drafter.trunk.rope_base {rope_base:g} is not how the target's layer rotates: "
+            f"drafter.trunk.rope_theta {rope_theta:g} is not how the target's layer rotates: "
             f"{_rotation_of(target)}"
         )
 

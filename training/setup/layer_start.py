@@ -7,7 +7,7 @@ from torch import nn
 
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import ExpertBank
+from jakiro.experts import MixtureOfExperts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from moa.trunk import Trunk
@@ -81,7 +81,7 @@ def start_as_layer(
     index = place_of(drafter.config.settings)
     feed_forward = read_feed_forward(target, index)
     if feed_forward is not None:
-        warn_of_left_behind("drafter.bank", feed_forward.left_behind)
+        warn_of_left_behind("drafter.experts", feed_forward.left_behind)
     fit = fit_layer(drafter, target, index, feed_forward, batches)
     num_units = tell_in_features(drafter, attention, feed_forward, fit, seed)
     number = index + len(layers_of(target))
@@ -128,21 +128,23 @@ def tell_in_features(
         trunk.cross_attention.output.weight.zero_()
     if feed_forward is None:
         return 0
-    return _start_bank(drafter.bank, feed_forward, fit, seed)
+    return _start_experts(drafter.experts, feed_forward, fit, seed)
 
 
-def _start_bank(bank: ExpertBank, feed_forward: LayerFeedForward, fit: LayerFit, seed: int) -> int:
+def _start_experts(
+    bank: MixtureOfExperts, feed_forward: LayerFeedForward, fit: LayerFit, seed: int
+) -> int:
     """Give experts the strongest units, not quite the same ones; return how many."""
     assert fit.strengths is not None
     generator = torch.Generator().manual_seed(seed)
     num_units = len(fit.strengths)
-    if bank.num_experts > 1:
+    if experts.num_experts > 1:
         num_units = round(num_units * _SHARE_OF_UNITS)
     num_kept = min(bank.down.shape[1], num_units)
-    gate_up = bank.gate_up.weight.unflatten(0, (bank.num_experts, 2, -1))
-    for expert in range(bank.num_experts):
+    gate_up = bank.gate_up.weight.unflatten(0, (experts.num_experts, 2, -1))
+    for expert in range(experts.num_experts):
         luck = torch.rand(len(fit.strengths), generator=generator).to(fit.strengths)
-        weighed = fit.strengths * (1 + luck if bank.num_experts > 1 else 1)
+        weighed = fit.strengths * (1 + luck if experts.num_experts > 1 else 1)
         kept = weighed.argsort(descending=True)[:num_kept]
         gate_up[expert, 0, :num_kept] = feed_forward.gate[kept]
         gate_up[expert, 1, :num_kept] = feed_forward.up[kept]

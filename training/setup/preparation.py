@@ -19,10 +19,10 @@ from jakiro.target.tail import TargetTail
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
-from training.data.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.data.packing import PackedRows
 from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
+from training.data.validation_size import Documents, choose_held_out, prompts_of, read_prompts
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
 from training.setup.loading import load_model, load_tokenizer, vocab_size_of
@@ -85,7 +85,7 @@ def prepare(
     """Load the target and the data of a run; arguments and errors are those of `train`."""
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
-    train, held_out = choose_held_out(store, settings.data.held_out, settings.data.share)
+    train, held_out = choose_held_out(store, settings.data.validation_size, settings.data.fraction)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     settings.data.check_context(target.spec.max_position)
     check_initialization(settings, target)
@@ -99,7 +99,7 @@ def prepare(
         tokenizer=tokenizer,
         drafter_config=config,
         rows=_pack(store, train, settings),
-        held_out=PackedRows(store, held_out, settings.data.row_length),
+        held_out=PackedRows(store, held_out, settings.data.sequence_length),
         prompts=_prompts(settings, store, held_out, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target, start),
@@ -134,7 +134,7 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
     start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
     store = inputs.rows.store
-    train, _ = choose_held_out(store, settings.data.held_out, settings.data.share)
+    train, _ = choose_held_out(store, settings.data.validation_size, settings.data.fraction)
     _draft_ids(settings, store, train, inputs.target, start)
 
 
@@ -170,7 +170,7 @@ def _draft_ids(
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
-    rows = PackedRows(store, documents, settings.data.row_length, settings.data.split)
+    rows = PackedRows(store, documents, settings.data.sequence_length, settings.data.split)
     if store.counts is not None:
         report(DataCounts(read=store.counts, packed=rows.counts))
     if not len(rows):
@@ -178,7 +178,7 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
             "there is nothing to train on",
             expected="response tokens outside of the held-out rows of data",
             got="none",
-            remedy="add data, or lower data.held_out",
+            remedy="add data, or lower data.validation_size",
         )
     return rows
 

@@ -201,7 +201,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         output=output * residual_factor_of(layer),
         gain=gain_of(norm, query),
         left_behind=left_behind_by(attention, _PROJECTIONS, norm),
-        has_same_base=rotation.has_base(heads.rope_base),
+        has_same_base=rotation.has_base(heads.rope_theta),
     )
 
 

@@ -13,7 +13,7 @@ from jakiro.utils.settings import flattened
 from training.config import TrainSettings
 
 # How far drafting and its training go; the weights are the same ones.
-_FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"rollout_steps"}}
+_FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"ttt_steps"}}
 
 _logger = get_logger(__name__)
 

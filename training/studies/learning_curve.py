@@ -21,8 +21,8 @@ from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
 from training.config import TrainSettings
-from training.data.held_out import choose_held_out
 from training.data.packing import PackedRows
+from training.data.validation_size import choose_held_out
 from training.loop.run_folder import RunFolder
 from training.setup.loading import load_tokenizer
 from training.setup.preparation import open_store
@@ -145,7 +145,7 @@ class ShareRun:
     @property
     def overrides(self) -> list[str]:
         """What tells it from the run of all documents, as on the command line."""
-        return [f"data.share={self.share}", f"run_folder={json.dumps(str(self.folder.path))}"]
+        return [f"data.fraction={self.share}", f"run_folder={json.dumps(str(self.folder.path))}"]
 
     @property
     def folder(self) -> RunFolder:
@@ -170,20 +170,20 @@ class LearningCurve:
     """
 
     def __init__(self, settings: TrainSettings, shares: Sequence[float]) -> None:
-        if not settings.data.held_out or not settings.evaluation.held_out_rows:
+        if not settings.data.validation_size or not settings.evaluation.num_sequences:
             raise ConfigError(
                 "a learning curve needs documents that it is measured on",
-                expected="data.held_out and evaluation.held_out_rows above 0",
-                got=f"{settings.data.held_out} and {settings.evaluation.held_out_rows}",
-                remedy="--set data.held_out=50",
+                expected="data.validation_size and evaluation.num_sequences above 0",
+                got=f"{settings.data.validation_size} and {settings.evaluation.num_sequences}",
+                remedy="--set data.validation_size=50",
             )
-        if settings.features.source == "offline":
+        if settings.target_states.source == "offline":
             raise ConfigError(
                 "a learning curve packs other rows for each share, and features on disk belong to "
                 "the rows that they were written for",
-                expected="features.source online",
+                expected="target_states.source online",
                 got="offline",
-                remedy="--set features.source=online",
+                remedy="--set target_states.source=online",
             )
         self._settings = settings
         self._folder = settings.run_folder.expanduser().absolute() / "learning-curve"
@@ -204,10 +204,10 @@ class LearningCurve:
         store = open_store(self._settings, load_tokenizer(self._settings.target))
         points = []
         for run in self.runs:
-            documents, _ = choose_held_out(store, data.held_out, run.share)
-            rows = PackedRows(store, documents, data.row_length, data.split)
+            documents, _ = choose_held_out(store, data.validation_size, run.share)
+            rows = PackedRows(store, documents, data.sequence_length, data.split)
             tokens = sum(int(store.lengths[document]) for document in documents)
-            read = self._settings.steps * self._settings.batch.rows
+            read = self._settings.steps * self._settings.batch.global_batch_size
             points.append(_point(run, tokens, read / len(rows)))
         return points
 

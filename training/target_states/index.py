@@ -34,7 +34,7 @@ class FeatureIdentity(Settings):
             adapters are scaled and switched.
         data: fingerprint of data and tokenizer.
         packing: hash of packed rows.
-        row_length: tokens of a row.
+        sequence_length: tokens of a row.
         num_rows: rows to train on, which come first.
         num_held_out_rows: rows to measure on, which follow.
         dtype: what the features are kept in.
@@ -45,7 +45,7 @@ class FeatureIdentity(Settings):
     target_configuration: str
     data: str
     packing: str
-    row_length: int
+    sequence_length: int
     num_rows: int
     num_held_out_rows: int
     dtype: FeatureDtype
@@ -71,10 +71,10 @@ def identify(inputs: Prepared) -> FeatureIdentity:
         target_dtype=str(inputs.target.dtype).removeprefix("torch."),
         data=inputs.data_fingerprint,
         packing=_hash_rows(inputs),
-        row_length=inputs.settings.data.row_length,
+        sequence_length=inputs.settings.data.sequence_length,
         num_rows=len(inputs.rows),
         num_held_out_rows=len(inputs.held_out),
-        dtype=inputs.settings.features.dtype,
+        dtype=inputs.settings.target_states.dtype,
     )
 
 
@@ -84,10 +84,10 @@ def ways_to_repeat(name: str) -> str:
     Args:
         name: of what differs.
     """
-    if name not in ("packing", "row_length", "num_rows", "num_held_out_rows"):
+    if name not in ("packing", "sequence_length", "num_rows", "num_held_out_rows"):
         return ""
     return (
-        "set data.split, data.row_length, data.held_out and data.share as they were when the "
+        "set data.split, data.sequence_length, data.validation_size and data.fraction as they were when the "
         "features were written; or "
     )
 

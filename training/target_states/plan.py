@@ -21,14 +21,14 @@ class FeaturePlan:
     """What is to be written.
 
     Attributes:
-        row_length: positions of a row, padding among them.
+        sequence_length: positions of a row, padding among them.
         num_rows: all rows.
         num_rows_left: those that are not written yet.
         bytes_per_position: of all parts.
         num_shards: files.
     """
 
-    row_length: int
+    sequence_length: int
     num_rows: int
     num_rows_left: int
     bytes_per_position: int
@@ -37,17 +37,17 @@ class FeaturePlan:
     @property
     def num_bytes(self) -> int:
         """Size of all shards."""
-        return self.num_rows * self.row_length * self.bytes_per_position
+        return self.num_rows * self.sequence_length * self.bytes_per_position
 
     @property
     def num_bytes_left(self) -> int:
         """Size of the shards that are not written yet."""
-        return self.num_rows_left * self.row_length * self.bytes_per_position
+        return self.num_rows_left * self.sequence_length * self.bytes_per_position
 
     def __str__(self) -> str:
         files = "1 shard" if self.num_shards == 1 else f"{self.num_shards:,} shards"
         return (
-            f"{self.num_rows * self.row_length:,} tokens x {self.bytes_per_position:,} bytes = "
+            f"{self.num_rows * self.sequence_length:,} tokens x {self.bytes_per_position:,} bytes = "
             f"{_size(self.num_bytes)} in {files}, {_size(self.num_bytes_left)} still to be written"
         )
 
@@ -63,8 +63,8 @@ class FeaturePlan:
                 f"the features do not fit on the disk of {folder}",
                 expected=f"{_size(int(self.num_bytes_left / _SHARE_OF_DISK))} free",
                 got=_size(free),
-                remedy="choose another disk, features.dtype bf16, fewer of the target's layers in "
-                "drafter.memory.layers, or less data; features.source online needs no disk",
+                remedy="choose another disk, target_states.dtype bf16, fewer of the target's layers in "
+                "drafter.memory.layers, or less data; target_states.source online needs no disk",
             )
 
 
@@ -91,17 +91,17 @@ def expected_bytes(
     Raises:
         CheckpointError: there is an index of shards that cannot be read.
     """
-    features, batch = settings.features, settings.batch
-    if features.source == "online" or features.folder is None:
+    features, batch = settings.target_states, settings.batch
+    if target_states.source == "online" or target_states.folder is None:
         return ExpectedBytes(0, is_exact=True)
-    index = read_index(features.folder.expanduser().absolute())
+    index = read_index(target_states.folder.expanduser().absolute())
     if index is not None:
         num_rows, num_bytes = index.identity.total_rows, index.bytes_per_position
     else:
         widths = States.needed_by(config).widths(spec)
-        num_bytes = sum(widths.values()) * TORCH_DTYPES[features.dtype].itemsize
-        num_rows = settings.steps * batch.rows
-    size = num_rows * settings.data.row_length * num_bytes
+        num_bytes = sum(widths.values()) * TORCH_DTYPES[target_states.dtype].itemsize
+        num_rows = settings.steps * batch.global_batch_size
+    size = num_rows * settings.data.sequence_length * num_bytes
     return ExpectedBytes(size, is_exact=index is not None)
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from jakiro.config import JakiroConfig, state_sources
 from jakiro.target.adapter import StepOutput, TargetSpec
 from jakiro.target.cache import HeadShape, SlotCache, StateSource, StateSources, TargetState
-from jakiro.target.tail import KeptRows, TargetTail
+from jakiro.target.tail import TailKV, TargetTail
 from training.loss.views import TargetView
 
 FEATURES = "features"
@@ -105,7 +105,7 @@ def _state(parts: Parts, source: StateSource) -> Tensor:
     return torch.stack([pad(layer, (0, widest - layer.shape[-1])) for layer in layers], dim=2)
 
 
-def _heads(layer: Tensor, shape: HeadShape) -> KeptRows:
+def _heads(layer: Tensor, shape: HeadShape) -> TailKV:
     """Return keys and values of a layer by heads, as a cache has them."""
     count = shape.num_kv_heads
     pair = layer.split([count * shape.key_dim, count * shape.value_dim], dim=-1)

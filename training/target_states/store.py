@@ -74,7 +74,7 @@ def open_features(inputs: Prepared) -> FeatureStore | None:
     Raises:
         CheckpointError: shards are missing or damaged, or those of another target or other data.
     """
-    settings = inputs.settings.features
+    settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:
         return None
     folder = settings.folder.expanduser().absolute()
@@ -97,7 +97,7 @@ def _check_identity(folder: Path, index: FeatureIndex, inputs: Prepared) -> None
             f"the features in {folder} are not those of this run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name)}set features.folder to features of this target and "
+            remedy=f"{ways_to_repeat(name)}set target_states.folder to features of this target and "
             "data, or write them",
         )
 

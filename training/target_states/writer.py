@@ -134,8 +134,8 @@ class FeatureWriter:
 
     def __init__(self, inputs: Prepared, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self._inputs = inputs
-        self._row_length = inputs.settings.data.row_length
-        self._micro_batch = inputs.settings.batch.micro_batch
+        self._row_length = inputs.settings.data.sequence_length
+        self._micro_batch = inputs.settings.batch.micro_batch_size
         self._states = States.needed_by(inputs.drafter_config)
         self.folder = ShardFolder(folder, self._new_index(shard_bytes))
 
@@ -144,7 +144,7 @@ class FeatureWriter:
         """What all shards take, and what is left to be done."""
         left, index = self.folder.unfinished(), self.folder.index
         return FeaturePlan(
-            row_length=self._row_length,
+            sequence_length=self._row_length,
             num_rows=index.identity.total_rows,
             num_rows_left=sum(len(index.rows_of(number)) for number in left),
             bytes_per_position=index.bytes_per_position,
@@ -219,7 +219,7 @@ class FeatureWriter:
     @torch.no_grad()
     def _read(self, rows: range, advance: Advance) -> dict[str, Tensor]:
         """Return all parts of some rows, as they are kept."""
-        dtype = TORCH_DTYPES[self._inputs.settings.features.dtype]
+        dtype = TORCH_DTYPES[self._inputs.settings.target_states.dtype]
         parts = {
             name: torch.empty(len(rows), self._row_length, width, dtype=dtype)
             for name, width in self.folder.index.widths.items()

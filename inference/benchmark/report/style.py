@@ -174,9 +174,9 @@ def looks(document: ComparisonDocument) -> Looks:
 
 def look(label: str, place: int) -> Look:
     """Return the look of one of several things, told apart by its place among them."""
-    turn, color = divmod(place, len(_METHODS))
-    turn %= len(_MARKERS)
-    return Look(label, _METHODS[color], _MARKERS[turn], _DASHES[turn], _HATCHES[turn])
+    number, color = divmod(place, len(_METHODS))
+    number %= len(_MARKERS)
+    return Look(label, _METHODS[color], _MARKERS[number], _DASHES[number], _HATCHES[number])
 
 
 def expert_color(expert: int) -> str:

@@ -154,8 +154,8 @@ def draw_tree(tree: ExampleTree) -> Markup:
 def _edge(box: Box, parent: Box, lefts: list[float], widths: list[float]) -> Markup:
     start, end = lefts[parent.depth] + widths[parent.depth], lefts[box.depth]
     middle, down = start + GAP / 2, (box.row - parent.row) * ROW
-    turn = f"H{middle - 5:.1f}q5 0 5 5v{down - 10}q0 5 5 5" if down else ""
-    path = f"M{start:.1f} {parent.middle}{turn}H{end:.1f}"
+    bend = f"H{middle - 5:.1f}q5 0 5 5v{down - 10}q0 5 5 5" if down else ""
+    path = f"M{start:.1f} {parent.middle}{bend}H{end:.1f}"
     return Markup('<path class="{}" d="{}"/>').format(box.kind.replace("node", "edge"), path)
 
 

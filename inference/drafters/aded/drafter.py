@@ -11,7 +11,7 @@ from inference.drafters.aded.search import SearchSettings, search
 from inference.drafters.aded.table import TrigramTable
 from inference.drafters.base import TokenSession, WithoutMemory
 from inference.drafters.candidates import Candidates
-from inference.protocol import Budget, Turns
+from inference.protocol import Budget, RequestCounter
 from inference.sampling import Sampling
 from jakiro.utils.settings import Settings
 
@@ -57,9 +57,9 @@ class AdedDrafter(WithoutMemory):
         self.max_nodes = self.settings.num_nodes
         self.max_depth = self.settings.depth
         self.table = self._new_table()
-        self.turns = None if self.settings.reset_per_request else Turns()
+        self.request_counter = None if self.settings.reset_per_request else RequestCounter()
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         guessers = [self._guesser() for _ in range(batch)]
         return TokenSession(guessers, Budget(self.max_nodes, self.max_depth), capacity)
@@ -67,8 +67,8 @@ class AdedDrafter(WithoutMemory):
     def reset(self) -> None:
         """Forget what was learnt from requests, but not what was known from the beginning."""
         self.table.clear()
-        if self.turns is not None:
-            self.turns.reset()
+        if self.request_counter is not None:
+            self.request_counter.reset()
 
     def _guesser(self) -> "TrigramGuesser":
         table = self._new_table() if self.settings.reset_per_request else self.table

@@ -50,15 +50,15 @@ def search(
     chosen: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
     # Smallest first: (-visits, turn, parent, depth, token before, token).
     waiting: list[tuple[float, int, int, int, int, int]] = []
-    turn = 0
+    order = 0
     node, level, visits = ROOT, 0, settings.visits
     while len(chosen) < num_nodes:
         if level < depth:
             tokens, weights = trigrams.row(first, second)
             for token, share in zip(tokens, share_visits(visits, weights, settings), strict=True):
                 if share > 0:
-                    heappush(waiting, (-share, turn, node, level + 1, second, token))
-                    turn += 1
+                    heappush(waiting, (-share, order, node, level + 1, second, token))
+                    order += 1
         if not waiting:
             break
         negative_visits, _, parent, level, first, second = heappop(waiting)

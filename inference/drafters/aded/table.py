@@ -99,11 +99,11 @@ class BigramPlaces:
         sets = self._sets(bigrams)
         order = np.argsort(sets, kind="stable")
         sets, bigrams = sets[order], bigrams[order]
-        turn = np.arange(len(sets)) - np.searchsorted(sets, sets)  # among those of one set
-        has_room = turn < self._ways
-        sets, bigrams, turn = sets[has_room], bigrams[has_room], turn[has_room]
+        order = np.arange(len(sets)) - np.searchsorted(sets, sets)  # among those of one set
+        has_room = order < self._ways
+        sets, bigrams, order = sets[has_room], bigrams[has_room], order[has_room]
         age = np.where(self._keys[sets] == 0, -1, self._learnt_at[sets])
-        way = np.argsort(age, axis=1, kind="stable")[np.arange(len(sets)), turn]
+        way = np.argsort(age, axis=1, kind="stable")[np.arange(len(sets)), order]
         self._keys[sets, way] = bigrams + 1
         self._learnt_at[sets, way] = self._clock
 

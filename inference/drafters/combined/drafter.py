@@ -13,7 +13,7 @@ from inference.drafters.combined.session import CombinedSession
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import MemoryRows, Turns
+from inference.protocol import EncodedMemory, RequestCounter
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
@@ -42,21 +42,21 @@ class CombinedDrafter:
         self.hidden_states = first.hidden_states
         self.version = first.version
         # What is learnt of both is this drafter's own; the second one may be shared.
-        self.turns = second.turns or Turns()
+        self.request_counter = second.request_counter or RequestCounter()
         self.bytes_per_token = first.bytes_per_token + second.bytes_per_token
         self.max_nodes = self.settings.num_nodes or first.max_nodes
         self.max_depth = max(first.max_depth, second.max_depth)
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
-            self.second_id = first.model.config.settings.bank.num_experts
+            self.second_id = first.model.config.settings.experts.num_experts
         self._knowledge = [Knowledge(self.settings) for _ in range(3)]
-        self._num_resets = self.turns.num_resets
+        self._num_resets = self.request_counter.num_resets
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return CombinedSession(
-            self.first.open(sampling, capacity, batch),
-            self.second.open(sampling, capacity, batch),
+            self.first.new_session(sampling, capacity, batch),
+            self.second.new_session(sampling, capacity, batch),
             self.settings,
             sampling,
             self.knowledge,
@@ -69,25 +69,25 @@ class CombinedDrafter:
 
         Whoever lets a shared second drafter count from 0 again lets this one forget, too.
         """
-        if self.turns.num_resets != self._num_resets:
+        if self.request_counter.num_resets != self._num_resets:
             self._forget()
         return self._knowledge[do_sample + is_sampled]
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Encode as the first drafter does."""
-        return self.first.encode(output, rows)
+        return self.first.encode_memory(output, rows)
 
     def reset(self) -> None:
         """Forget what was learnt from requests."""
         self.first.reset()
         self.second.reset()
-        if self.second.turns is None:
-            self.turns.reset()
+        if self.second.request_counter is None:
+            self.request_counter.reset()
         self._forget()
 
     def _forget(self) -> None:
-        self._num_resets = self.turns.num_resets
+        self._num_resets = self.request_counter.num_resets
         for one in self._knowledge:
             one.clear()

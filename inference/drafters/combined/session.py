@@ -151,7 +151,7 @@ class CombinedSession:
         self.max_depth = max_depth
         self._kept: list[Kept] = []
         self._guesses: list[Candidates] = []
-        self.adopt(sampling)
+        self.set_sampling(sampling)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ class CombinedSession:
         self._kept = [self._pooled(row, views[row], scores[row], limit) for row in rows]
         return mixed_tree(self._kept, tree, self.second_id)
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn which candidates the target continued with, whether they were verified or not."""
         if result.base_length != list(self.lengths) or not self._kept:
             return  # a plain step, of which the session is told later
@@ -203,9 +203,9 @@ class CombinedSession:
             visited = [ROOT, *result.path[row]]
             self.second.learn(row, accepted, partial(result.logits, row, visited))
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Let the second drafter learn."""
-        self.second.conclude(place, token_ids)
+        self.second.on_finished(place, token_ids)
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from position `length` on; what was learnt from them stays."""
@@ -213,16 +213,16 @@ class CombinedSession:
         self.second.rollback(length)
         self._kept = []
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.first.keep(places)
-        self.second.keep(places)
+        self.first.select_sequences(places)
+        self.second.select_sequences(places)
         self._kept = []
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft for another way of sampling from now on."""
-        self.first.adopt(sampling)
-        self.second.adopt(sampling)
+        self.first.set_sampling(sampling)
+        self.second.set_sampling(sampling)
         self.shape = self.first.shape
         self.num_nodes = self.settings.num_nodes or self.shape.max_nodes
         self.knowledge = self.knowledge_of(sampling.do_sample, self.shape.sampled)

@@ -7,9 +7,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
-from inference.drafters.trained.kv import SessionRows
+from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
-from inference.protocol import Budget, Committed, MemoryRows, Turns, VerifyResult
+from inference.protocol import Budget, Committed, EncodedMemory, RequestCounter, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
@@ -52,7 +52,7 @@ class TrainedDrafter:
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
-        self.turns: Turns | None = None
+        self.request_counter: RequestCounter | None = None
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
@@ -61,12 +61,12 @@ class TrainedDrafter:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that a session takes for each token of a sequence."""
-        shapes = (*self.model.trunk.self_attention.row_shapes, *self.model.kept_shapes)
+        shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.kept_shapes)
         values = sum(heads * dim for heads, dim in shapes)
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail
 
-    def open(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
 
@@ -77,17 +77,17 @@ class TrainedDrafter:
         """Return the target's embeddings in the drafter's dtype."""
         return self.target.embed(token_ids).to(self.model.dtype)
 
-    def encode(
+    def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> MemoryRows:
+    ) -> EncodedMemory:
         """Return memory of the tokens at query indices `rows` (None: all) of what was read."""
         slots, positions = output.step.slots, output.step.positions
         if rows is not None:
             slots, positions = slots.gather(1, rows), positions.gather(1, rows)
         state = self.model.state_sources.read(output.cache, slots)
-        memory = self.model.remember(state, positions)
-        tail = () if self.tail is None else self.tail.rows(output.cache, slots)
-        return MemoryRows((*memory, *tail), self.version)
+        memory = self.model.encode_memory(state, positions)
+        tail = () if self.tail is None else self.tail.kv(output.cache, slots)
+        return EncodedMemory((*memory, *tail), self.version)
 
 
 class TrainedSession:
@@ -101,10 +101,10 @@ class TrainedSession:
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
         self.drafter = drafter
-        self.adopt(sampling)
+        self.set_sampling(sampling)
         # Behind the root: nodes that are expanded, and one slot where padding goes.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
-        self.rows = SessionRows(drafter.model, drafter.tail, batch, capacity + self.scratch)
+        self.cache = DrafterCache(drafter.model, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.root: Tensor | None = None
         self.step_id = 0
@@ -125,7 +125,7 @@ class TrainedSession:
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
         positions = self._positions(committed)
-        self.rows.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
+        self.cache.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
         self.lengths, self.root = committed.base_length, committed.root
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
@@ -149,7 +149,7 @@ class TrainedSession:
         """Return the source of the laws of trees below the roots."""
         assert self.root is not None, "advance before propose"
         return TreePass(
-            self.rows,
+            self.cache,
             self.drafter.head,
             (shape or self.shape).autoregressive_levels,
             self.root,
@@ -157,10 +157,10 @@ class TrainedSession:
             max(self.lengths),
         )
 
-    def feedback(self, result: VerifyResult) -> None:
+    def on_verified(self, result: VerifyResult) -> None:
         """Learn nothing: the weights are fixed."""
 
-    def conclude(self, place: int, token_ids: Sequence[int]) -> None:
+    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
         """Learn nothing."""
 
     def rollback(self, length: int) -> None:
@@ -168,24 +168,24 @@ class TrainedSession:
         self.lengths = tuple(min(length, one) for one in self.lengths)
         self.root = None
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Forget all sequences but those at these places, which are ascending."""
-        self.rows.keep(places)
+        self.cache.select_sequences(places)
         self.lengths = tuple(self.lengths[place] for place in places)
         self.root = None if self.root is None else self.root[list(places)]
 
-    def adopt(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Draft for another way of sampling from now on."""
         self.sampling = sampling
         self.shape = self.drafter.plan.shape(sampling)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
-        self.rows.reserve(capacity + self.scratch)
+        self.cache.reserve(capacity + self.scratch)
 
     def close(self) -> None:
         """Free the cached rows."""
-        del self.rows
+        del self.cache
 
     def _base_length(self) -> Int[Tensor, " batch"]:
         return torch.tensor(self.lengths, device=self.drafter.target.device)
@@ -199,7 +199,7 @@ class TrainedSession:
         if min(committed.num_verified) == count:
             return positions
         is_padding = places >= torch.tensor(committed.num_verified, device=device)[:, None]
-        return positions.masked_fill(is_padding, self.rows.capacity - 1)
+        return positions.masked_fill(is_padding, self.cache.capacity - 1)
 
 
 def _starts(committed: Committed) -> tuple[int, ...]:

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from inference.trees.builder import Frontier
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import BankOutput
-from jakiro.target.cache import SlotCache, bucketed, grown, in_place, kept, write_rows
+from jakiro.experts import ExpertsOutput
+from jakiro.target.cache import SlotCache, bucketed, grown, in_place, selected, write_kv
 from jakiro.target.tail import TargetTail
-from moa.attention import Rows
-from moa.trunk import Evidence
+from moa.attention import KV
+from moa.trunk import TrunkInputs
 
 
-class RowBuffer:
+class KVBuffer:
     """What one session keeps of each token, such as keys and values; a row's slot is its position.
 
     Args:
@@ -46,7 +46,7 @@ class RowBuffer:
     ) -> None:
         """Store rows at `slots`."""
         for buffer, new in zip(self._tensors, rows, strict=True):
-            write_rows(buffer, new, slots)
+            write_kv(buffer, new, slots)
 
     def prefix(self, count: int) -> tuple[Float[Tensor, "batch _ slots _"], ...]:
         """Return the first `count` rows, rounded up to whole buckets, without copying."""
@@ -63,9 +63,9 @@ class RowBuffer:
         """Return a store that keeps new keys and values at `slots` and shows the first `count`."""
         return WriteThrough(self, slots, count)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
-        self._tensors = tuple(kept(buffer, places, dim=0) for buffer in self._tensors)
+        self._tensors = tuple(selected(buffer, places, dim=0) for buffer in self._tensors)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows, keeping those that are there."""
@@ -82,14 +82,14 @@ class WriteThrough:
         count: rows to show; `self.count` is that rounded up to whole buckets.
     """
 
-    def __init__(self, buffer: RowBuffer, slots: Tensor, count: int) -> None:
+    def __init__(self, buffer: KVBuffer, slots: Tensor, count: int) -> None:
         self.buffer, self.slots = buffer, slots
         self.count = min(bucketed(count), buffer.capacity)
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: KV) -> KV:
         """Store the rows and return everything that may be attended to."""
         self.buffer.write(rows, self.slots)
-        return Rows(*self.buffer.prefix(self.count))
+        return KV(*self.buffer.prefix(self.count))
 
 
 def token_slots(start: int, count: int, batch: int, device: torch.device) -> Tensor:
@@ -97,7 +97,7 @@ def token_slots(start: int, count: int, batch: int, device: torch.device) -> Ten
     return torch.arange(start, start + count, device=device).expand(batch, -1)
 
 
-class EvidenceBelow:
+class TreeTrunkInputs:
     """Evidence for the passes of a drafter over trees below the roots.
 
     Every query sees the memory of all verified tokens. The root reads the feature of the last
@@ -111,13 +111,13 @@ class EvidenceBelow:
     """
 
     def __init__(
-        self, model: JakiroDrafter, kept: RowBuffer, lengths: Int[Tensor, " batch"], highest: int
+        self, model: JakiroDrafter, kept: KVBuffer, lengths: Int[Tensor, " batch"], highest: int
     ) -> None:
         self._kept = kept
         self._reads_features = model.trunk.feature_input is not None
-        self._rows: Rows | None = None
+        self._rows: KV | None = None
         if model.trunk.cross_attention is not None:
-            self._rows = Rows(*kept.prefix(highest)[:2])
+            self._rows = KV(*kept.prefix(highest)[:2])
             slots = token_slots(0, self._rows.keys.shape[2], 1, lengths.device)
             self._is_verified = slots < lengths[:, None]
 
@@ -125,8 +125,8 @@ class EvidenceBelow:
         self,
         positions: Int[Tensor, "batch queries"],
         frontier: Frontier | None,
-        last: BankOutput | None,
-    ) -> Evidence:
+        last: ExpertsOutput | None,
+    ) -> TrunkInputs:
         """Return the evidence for the nodes of a frontier.
 
         Args:
@@ -136,28 +136,28 @@ class EvidenceBelow:
         """
         previous = self._previous(positions, frontier, last) if self._reads_features else None
         if self._rows is None:
-            return Evidence(previous)
+            return TrunkInputs(previous)
         mask = self._is_verified[:, None, None].expand(-1, -1, positions.shape[1], -1)
-        return Evidence(previous, self._rows, mask)
+        return TrunkInputs(previous, self._rows, mask)
 
     def _previous(
-        self, positions: Tensor, frontier: Frontier | None, last: BankOutput | None
+        self, positions: Tensor, frontier: Frontier | None, last: ExpertsOutput | None
     ) -> Float[Tensor, "batch queries hidden"]:
         if frontier is None or last is None:
             return previous_features(self._kept, positions)
-        predicted = last.expected
+        predicted = last.mean_feature
         return predicted.gather(1, frontier.origin[:, :, None].expand(-1, -1, predicted.shape[2]))
 
 
 def previous_features(
-    kept: RowBuffer, positions: Int[Tensor, "batch rows"]
+    kept: KVBuffer, positions: Int[Tensor, "batch rows"]
 ) -> Float[Tensor, "batch rows hidden"]:
     """Return the kept features of the tokens before `positions`; zeros before the first."""
     features = kept.last_at((positions - 1).clamp(min=0))
     return torch.where(positions[:, :, None] > 0, features.squeeze(1), 0.0)
 
 
-class SessionRows:
+class DrafterCache:
     """Rows of final tokens stand at their positions; those of a tree take the slots behind.
 
     Args:
@@ -174,8 +174,8 @@ class SessionRows:
         like = attention.output.weight
         self.model = model
         self.tail = tail
-        self.own = RowBuffer(batch, capacity, attention.row_shapes, like)
-        self.kept = RowBuffer(batch, capacity, model.kept_shapes, like)
+        self.own = KVBuffer(batch, capacity, attention.kv_shapes, like)
+        self.kept = KVBuffer(batch, capacity, model.kept_shapes, like)
         self.tail_cache: SlotCache | None = None
         if tail is not None:
             self.tail_cache = tail.new_cache(batch, capacity)
@@ -200,14 +200,14 @@ class SessionRows:
         """
         count = len(self.model.kept_shapes)
         self.kept.write(kept[:count], positions)
-        self.own.write(self._own_rows(embeddings, positions), positions)
+        self.own.write(self._own_kv(embeddings, positions), positions)
         if self.tail is not None and self.tail_cache is not None:
-            self.tail.keep(self.tail_cache, tuple(kept[count:]), positions)
+            self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select_sequences(self, places: Sequence[int]) -> None:
         """Drop all sequences but those at these places, which are ascending."""
         for rows in self._all:
-            rows.keep(places)
+            rows.select_sequences(places)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots."""
@@ -215,12 +215,12 @@ class SessionRows:
             rows.reserve(capacity)
 
     @property
-    def _all(self) -> list[RowBuffer | SlotCache]:
-        rows: list[RowBuffer | SlotCache] = [self.own, self.kept]
+    def _all(self) -> list[KVBuffer | SlotCache]:
+        rows: list[KVBuffer | SlotCache] = [self.own, self.kept]
         return rows if self.tail_cache is None else [*rows, self.tail_cache]
 
-    def _own_rows(self, embeddings: Tensor, positions: Tensor) -> Rows:
+    def _own_kv(self, embeddings: Tensor, positions: Tensor) -> KV:
         trunk = self.model.trunk
         if trunk.feature_input is None:
-            return trunk.rows(embeddings, positions)
-        return trunk.rows(embeddings, positions, previous_features(self.kept, positions))
+            return trunk.kv(embeddings, positions)
+        return trunk.kv(embeddings, positions, previous_features(self.kept, positions))

@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from inference.drafters.trained.kv import EvidenceBelow, SessionRows
+from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
 from inference.trees.builder import Frontier
 from jakiro.draft_head import DraftHead
-from jakiro.experts import BankOutput, posterior_log_weights
+from jakiro.experts import ExpertsOutput, posterior_log_weights
 from jakiro.target.masks import positions_in_slots, slot_mask
 
 
@@ -28,21 +28,21 @@ class TreePass:
 
     def __init__(
         self,
-        rows: SessionRows,
+        cache: DrafterCache,
         head: DraftHead,
         num_passes: int,
         root: Int[Tensor, "batch 1"],
         lengths: Int[Tensor, " batch"],
         highest: int,
     ) -> None:
-        self.rows = rows
+        self.cache = cache
         self.head = head
         self.num_passes = num_passes
         self.root = root
         self.lengths = lengths
         self.highest = highest
-        self.evidence = EvidenceBelow(rows.model, rows.kept, lengths, highest)
-        self.output: BankOutput | None = None
+        self.inputs = TreeTrunkInputs(cache.model, cache.kept, lengths, highest)
+        self.output: ExpertsOutput | None = None
         self.positions = root[:, :0]  # of the nodes that were expanded
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
         self.ancestor = torch.zeros_like(
@@ -80,37 +80,39 @@ class TreePass:
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
         return self.level_log_probs[sequence, self.ancestor, level]
 
-    def _run_drafter(self, depth: int, frontier: Frontier | None) -> BankOutput:
+    def _run_drafter(self, depth: int, frontier: Frontier | None) -> ExpertsOutput:
         token_ids = self.root if frontier is None else frontier.token_ids
         count = token_ids.shape[1]
         self._extend_seen(count, frontier)
-        base, model = self.lengths[:, None], self.rows.model
+        base, model = self.lengths[:, None], self.cache.model
         positions = (base + (depth - 1)).expand_as(token_ids)
         self.positions = torch.cat((self.positions, positions), dim=1)
         written = base + torch.arange(self.positions.shape[1], device=base.device)
         slots = written[:, -count:]
-        store = self.rows.own.write_through(slots, self.highest + self.positions.shape[1])
+        store = self.cache.own.write_through(slots, self.highest + self.positions.shape[1])
         mask = slot_mask(self.lengths, written, self.seen, store.count)
-        output: BankOutput = model(
+        output: ExpertsOutput = model(
             self.head.target.embed(token_ids).to(model.dtype),
             positions,
             mask.unsqueeze(1),
-            self.evidence.of(positions, frontier, self.output),
+            self.inputs.of(positions, frontier, self.output),
             store,
         )
         return self._through_tail(output, positions, slots, mask)
 
     def _through_tail(
-        self, output: BankOutput, positions: Tensor, slots: Tensor, mask: Tensor
-    ) -> BankOutput:
+        self, output: ExpertsOutput, positions: Tensor, slots: Tensor, mask: Tensor
+    ) -> ExpertsOutput:
         """Return the output after the target's last layers, if it goes through any."""
-        tail, cache = self.rows.tail, self.rows.tail_cache
+        tail, cache = self.cache.tail, self.cache.tail_cache
         if tail is None or cache is None:
             return output
-        cache.aim(slots, mask.shape[2])
+        cache.set_slots(slots, mask.shape[2])
         written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
         seen = positions_in_slots(written, self.positions, mask.shape[2])
-        return output.behind(tail.forward(output.expected, positions, mask, seen, cache))
+        return output.with_tail_output(
+            tail.forward(output.mean_feature, positions, mask, seen, cache)
+        )
 
     def _extend_seen(self, count: int, frontier: Frontier | None) -> None:
         """Let each new query see what its parent saw, and itself."""

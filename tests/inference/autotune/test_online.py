@@ -34,7 +34,7 @@ class World:
     """Rounds of a machine with known costs, and drafts accepted as a law says."""
 
     def __init__(self, sampling: Sampling, depth_accepted: int) -> None:
-        self.run: AutoRun = AutoTree(PLAN, COSTS).open(sampling, 1)
+        self.run: AutoRun = AutoTree(PLAN, COSTS).new_run(sampling, 1)
         self.shape = PLAN.shape(sampling)
         self.depth_accepted = depth_accepted
         self.seconds = 0.0
@@ -188,7 +188,7 @@ def test_trees_that_turn_out_slower_than_modelled_are_given_up() -> None:
 
 def test_ways_of_sampling_and_batches_learn_apart() -> None:
     trees = AutoTree(PLAN, COSTS)
-    first = trees.open(GREEDY, 1)
-    assert trees.open(GREEDY, 1)._learner is first._learner
-    assert trees.open(GREEDY, 2)._learner is not first._learner
-    assert trees.open(RANDOM, 1)._learner is not first._learner
+    first = trees.new_run(GREEDY, 1)
+    assert trees.new_run(GREEDY, 1)._learner is first._learner
+    assert trees.new_run(GREEDY, 2)._learner is not first._learner
+    assert trees.new_run(RANDOM, 1)._learner is not first._learner

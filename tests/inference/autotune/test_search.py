@@ -82,7 +82,7 @@ def test_a_smaller_budget_draws_fewer_and_never_cuts_what_was_drawn() -> None:
     target = TargetAdapter(tiny_llama())
     shape = TreeShape(children=3, breadth=2, sampled=True)
     drafter = TrainedDrafter(tiny_drafter(target), target, shape)
-    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), 32)
+    session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), 32)
     session.root = torch.tensor([[4]])
     sizes = []
     for num_nodes in (shape.max_nodes, shape.max_nodes - 1, 5, 2):

@@ -19,7 +19,7 @@ def _drafter(autoregressive: int, parallel: int) -> JakiroDrafter:
     values = {
         "trunk": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
         "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
-        "bank": {"expert_width": 16},
+        "experts": {"intermediate_size": 16},
         "schedule": schedule,
     }
     settings = validate_settings(DrafterSettings, values, source="the test")

@@ -88,7 +88,7 @@ def test_sampled_sequences_follow_the_target_law(name: str) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> None:
     drafter = DRAFTERS[name]()
-    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
+    session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
     tokens = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3, 0, 1]
     session.advance(_committed(tokens))
     tree = session.propose(Budget(6, 2), [])
@@ -105,7 +105,7 @@ def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> No
 
 
 def test_no_budget_means_no_candidates(drafter: Drafter) -> None:
-    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=64)
+    session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), capacity=64)
     session.advance(_committed([1, 2, 3, 1, 2, 3, 1, 2]))
     assert session.propose(Budget(0), []).num_nodes == 0
     assert session.propose(Budget(4, 0), []).num_nodes == 0
@@ -115,7 +115,7 @@ def test_no_budget_means_no_candidates(drafter: Drafter) -> None:
 
 
 def test_a_session_takes_news_once_and_refuses_gaps(drafter: Drafter) -> None:
-    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), capacity=8)
+    session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), capacity=8)
     assert isinstance(session, DraftSession)
     tokens = [1, 2, 3, 1, 2, 3, 1]
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_the_targets_laws_teach_what_was_not_written() -> None:
 def _taught(settings: AdedSettings, rounds: int = 1) -> AdedDrafter:
     """Return a drafter that has read laws of 30 places in every round, all of them different."""
     drafter = AdedDrafter(settings)
-    guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    guesser = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
     draw = torch.Generator().manual_seed(3)
     for _ in range(rounds):
         tokens = torch.randint(40, (31,), generator=draw).numpy()
@@ -170,7 +170,7 @@ def _taught(settings: AdedSettings, rounds: int = 1) -> AdedDrafter:
 
 def test_laws_teach_each_tokens_probability() -> None:
     drafter = AdedDrafter(AdedSettings(distribution_tokens=2, distribution_step=0.5))
-    guesser = drafter.open(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    guesser = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
     laws = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
     guesser.read_logits(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), laws)).log())
     known = dict(drafter.table.frozen().items())

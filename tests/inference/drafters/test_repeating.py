@@ -136,7 +136,7 @@ def test_sampled_sequences_follow_the_target_law() -> None:
 def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
     text = [1, 2, 3, 1, 2, 3, 1, 2]
     drafter = RepeatingDrafter(LookupDrafter(), RepeatSettings(num_nodes=20, depth=8, before=0))
-    session = drafter.open(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
+    session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
     end = len(text) - 1
     verified, root = torch.tensor([text[:end]]), torch.tensor([text[end:]])
     session.advance(Committed((end,), (end,), verified, root, None))

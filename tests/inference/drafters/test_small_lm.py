@@ -148,26 +148,26 @@ def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:
 def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
     model = tiny_llama(vocab=31)
     drafter = _drafter(model)
-    session = drafter.open(GREEDY, capacity=100)
+    session = drafter.new_session(GREEDY, capacity=100)
     tokens = [1, 2, 3, 4]
     session.advance(_committed(tokens, 3))
     for taken in (0, 2, 1, 3, 2):
         tree = session.propose(Budget(28), [])
         tokens += [*_some_path(tree, taken), 7]
         session.advance(_committed(tokens, taken + 1))
-        fresh = drafter.open(GREEDY, capacity=100)
+        fresh = drafter.new_session(GREEDY, capacity=100)
         fresh.advance(_committed(tokens, len(tokens) - 1))
         again, expected = (one.propose(Budget(28), []) for one in (session, fresh))
         assert again.token_ids.tolist() == expected.token_ids.tolist()
         torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
         slots = torch.arange(len(tokens))[None]
-        rows = [one.rows.cache.rows(slots, (0, 1)) for one in (session, fresh)]
+        rows = [one.rows.cache.kv(slots, (0, 1)) for one in (session, fresh)]
         torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-5)
 
 
 def test_rows_of_accepted_candidates_are_not_read_again() -> None:
     drafter = _drafter(tiny_llama(vocab=31))
-    session = drafter.open(GREEDY, capacity=100)
+    session = drafter.new_session(GREEDY, capacity=100)
     session.advance(_committed([1, 2, 3, 4], 3))
     path = _some_path(session.propose(Budget(28), []), 3)
     session.advance(_committed([1, 2, 3, 4, *path, 7], 4))
@@ -178,7 +178,7 @@ def test_rows_of_accepted_candidates_are_not_read_again() -> None:
 
 def test_a_session_takes_news_once_refuses_gaps_and_goes_back() -> None:
     drafter = _drafter(tiny_llama(vocab=31))
-    session = drafter.open(GREEDY, capacity=8)
+    session = drafter.new_session(GREEDY, capacity=8)
     for _ in range(2):
         session.advance(_committed([1, 2, 3, 4], 3))
     with pytest.raises(ValueError, match="session ends at"):
@@ -263,7 +263,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def _proposed(
     drafter: SmallLMDrafter, tokens: list[int], sampling: Sampling, budget: Budget
 ) -> DraftTree:
-    session: SmallLMSession = drafter.open(sampling, capacity=64)
+    session: SmallLMSession = drafter.new_session(sampling, capacity=64)
     session.advance(_committed(tokens, len(tokens) - 1))
     return session.propose(budget, [torch.Generator().manual_seed(5)])
 

@@ -9,8 +9,8 @@ from helpers.tables import Tables, TableSource, no_processors
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.engine.accept import draw, walk
-from inference.engine.accept_batched import walk_rows
+from inference.engine.accept import accept_path, draw
+from inference.engine.accept_batched import accept_paths
 from inference.sampling import ProcessedDistribution, Sampling
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreeShape
@@ -89,14 +89,14 @@ def test_both_walks_take_the_same_path_to_the_same_token(
         ROWS, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     every = torch.arange(ROWS)
-    got = walk_rows(
+    got = accept_paths(
         _joined(trees), lambda nodes: sampling.processed_probs(logits[every, nodes + 1]), uniforms
     )
     lengths = set()
     for row, tree in enumerate(rows):
         law = ProcessedDistribution(logits[row], [0], tree, sampling)
         numbers = iter(uniforms[row].tolist())
-        path, next_law = walk(tree, law, lambda p, numbers=numbers: next(numbers) < p)
+        path, next_law = accept_path(tree, law, lambda p, numbers=numbers: next(numbers) < p)
         assert [node for node in got.path[row].tolist() if node != ROOT] == path
         assert got.next_token[row].item() == draw(next_law, next(numbers))
         lengths.add(len(path))
@@ -112,7 +112,7 @@ def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> N
     tree = replace(tree, laws=SparseDistribution(tree.draft_probs.ids, impossible))
     law = torch.full((1, VOCAB), 1 / VOCAB)
     uniforms = torch.full((1, tree.num_nodes + 1), 0.999, dtype=torch.float64)
-    assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
+    assert not bool(accept_paths(tree, lambda nodes: law, uniforms).is_sound)
 
 
 @pytest.mark.parametrize("place", ["candidate", "another token", "all"])
@@ -129,6 +129,6 @@ def test_no_walk_accepts_by_a_draft_law_that_is_none(place: str, wrong: float) -
     law = torch.full((1, VOCAB), 1 / VOCAB)
     for uniform in (0.0, 0.5, 0.999):
         uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)
-        assert not bool(walk_rows(tree, lambda nodes: law, uniforms).is_sound)
+        assert not bool(accept_paths(tree, lambda nodes: law, uniforms).is_sound)
         with pytest.raises(DraftError, match="no probability under its draft law"):
-            walk(tree.row(), lambda node: law[0], lambda p, number=uniform: number < p)
+            accept_path(tree.row(), lambda node: law[0], lambda p, number=uniform: number < p)

@@ -63,7 +63,7 @@ def test_a_row_with_a_seed_of_its_own_draws_what_it_draws_alone(name: str) -> No
 
 def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
-    original = Context.keep
+    original = Context.select_sequences
 
     def noted(self: Context, places: list[int]) -> None:
         kept.append(len(places))

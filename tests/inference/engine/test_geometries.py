@@ -128,7 +128,7 @@ def test_a_drafter_with_heads_of_its_own_trains_drafts_and_decodes(name: str) ->
     assert decoder.generate(PROMPT, temperature=1.0, seed=0, max_new_tokens=9).new_token_ids
 
 
-TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 KINDS: dict[str, dict[str, Any]] = {
     "feedback": {"trunk": {"kind": "feedback"}},
     "hybrid": {"trunk": {"kind": "hybrid"}},

@@ -195,7 +195,7 @@ def test_a_missing_renormalisation_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_residual_that_forgets_rejected_candidates_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = accept.trials
+    original = accept.candidate_checks
 
     def forgetful(tree: accept.TreeRow, parent: int, target_probs: Tensor) -> object:
         for trial in original(tree, parent, target_probs):
@@ -206,12 +206,12 @@ def test_a_residual_that_forgets_rejected_candidates_is_caught(
 
 
 def test_a_bonus_token_from_the_raw_softmax_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = accept.walk
+    original = accept.accept_path
 
-    def careless(tree: accept.TreeRow, law: object, decide: object) -> accept.Walk:
+    def careless(tree: accept.TreeRow, law: object, decide: object) -> accept.AcceptedPath:
         path, next_law = original(tree, law, decide)  # type: ignore[arg-type]
         softer = next_law.pow(0.6)  # what temperature 0.6 had sharpened
-        return accept.Walk(path, softer / softer.sum())
+        return accept.AcceptedPath(path, softer / softer.sum())
 
     monkeypatch.setattr(accept, "walk", careless)
     assert two_step_error(TABLES, DETERMINISTIC, _sampling("temperature")) > CLEARLY_WRONG

@@ -50,26 +50,26 @@ def test_other_files_hold_one_text_per_line(tmp_path: Path) -> None:
 def test_the_next_turn_is_the_whole_dialogue(tmp_path: Path) -> None:
     prompt = read_bench_prompts(_written(tmp_path, {"turns": ["one", "two", "three"]}))[0]
     assert prompt.num_turns == 3
-    assert prompt.turn([]) == [{"role": "user", "content": "one"}]
-    assert prompt.turn(["first", "second"]) == [
+    assert prompt.chat_turn([]) == [{"role": "user", "content": "one"}]
+    assert prompt.chat_turn(["first", "second"]) == [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "first"},
         {"role": "user", "content": "two"},
         {"role": "assistant", "content": "second"},
         {"role": "user", "content": "three"},
     ]
-    assert prompt.turn([]) == [{"role": "user", "content": "one"}]  # and nothing was changed
+    assert prompt.chat_turn([]) == [{"role": "user", "content": "one"}]  # and nothing was changed
     with pytest.raises(ValueError, match="shorter"):
-        prompt.turn(["first", "second", "third"])
+        prompt.chat_turn(["first", "second", "third"])
 
 
 def test_turns_are_written_in_the_chat_template(tmp_path: Path) -> None:
     prompt = read_bench_prompts(_written(tmp_path, {"turns": ["a", "b"]}))[0]
     tokenizer = tiny_tokenizer(TEMPLATE)
-    ids = encode_prompt(prompt.turn(["x"]), tokenizer, len(tokenizer))
+    ids = encode_prompt(prompt.chat_turn(["x"]), tokenizer, len(tokenizer))
     assert tokenizer.decode(ids) == "<user>a<assistant>x<user>b<assistant>"
     with pytest.raises(PromptError, match="no chat template"):
-        encode_prompt(prompt.turn([]), tiny_tokenizer(), len(tokenizer))
+        encode_prompt(prompt.chat_turn([]), tiny_tokenizer(), len(tokenizer))
 
 
 def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:

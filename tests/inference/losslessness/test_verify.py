@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
 from inference.draft_tree import SparseDistribution
-from inference.losslessness import Check, Verdict, VerifySettings, verify_losslessness
+from inference.losslessness import Check, VerifyReport, VerifySettings, verify_losslessness
 from inference.losslessness.check import check_greedy
 from inference.losslessness.records import SupportCheck
 from inference.losslessness.reference import NEAR_TIE_ULPS, Reference, Tokens, rounding
@@ -184,7 +184,7 @@ def test_in_half_precision_a_near_tie_is_counted_and_no_failure(
 @pytest.mark.parametrize(("dtype", "advises"), [("bfloat16", True), ("float32", False)])
 def test_a_failure_in_half_precision_advises_single_precision(dtype: str, advises: bool) -> None:
     failed = SupportCheck(prompt=1, tokens=9, impossible=1, at_the_cut=0)
-    verdict = Verdict(target="t", dtype=dtype, settings=SETTINGS, checks=(failed,))
+    verdict = VerifyReport(target="t", dtype=dtype, settings=SETTINGS, checks=(failed,))
     assert not verdict.passed
     assert verdict.summary.startswith("0 of 1 checks passed")
     assert ("float32" in verdict.summary) == advises

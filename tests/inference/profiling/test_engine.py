@@ -111,7 +111,7 @@ def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None
 
 
 def _remember(drafter: JakiroDrafter, state: TargetState) -> None:
-    drafter.remember(state, torch.tensor([[0, 1]]))
+    drafter.encode_memory(state, torch.tensor([[0, 1]]))
 
 
 def test_interval_holds_its_value_and_narrows_with_more_items() -> None:

@@ -35,7 +35,7 @@ def run(folder: Path, *words: str) -> int:
 def test_a_run_is_trained_from_what_the_command_wrote(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(folder, "--set", "features.dtype=fp32") == 0
+    assert run(folder, "--set", "target_states.dtype=fp32") == 0
     size, end = capsys.readouterr().out.splitlines()
     assert " tokens x 512 bytes = " in size
     assert "in 1 shard, " in size

@@ -77,7 +77,7 @@ def test_packed_documents_are_isolated_and_rows_read_the_cache() -> None:
     expected = torch.cat([model(document).logits for document in documents], dim=1)
     torch.testing.assert_close(logits, expected)
 
-    rows = cache.rows(torch.tensor([[3, 10]]), layers=(0, 2))
+    rows = cache.kv(torch.tensor([[3, 10]]), layers=(0, 2))
     layer = cache.slot_layers[2]
     assert rows.shape == (1, 2, 2, 32)
     torch.testing.assert_close(rows[0, 1, 1, :16], layer.keys[0, :, 10].flatten())

@@ -10,7 +10,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape, usual_shape
 
-LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_base=500_000.0)
+LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=500_000.0)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_it_is_read_off_the_target(
 
 
 def test_what_is_given_stands_and_the_rest_is_the_targets() -> None:
-    heads = TrunkSettings(num_heads=16, rope_base=100.0).heads_for(LLAMA3)
-    assert heads == LLAMA3.model_copy(update={"num_heads": 16, "rope_base": 100.0})
+    heads = TrunkSettings(num_heads=16, rope_theta=100.0).heads_for(LLAMA3)
+    assert heads == LLAMA3.model_copy(update={"num_heads": 16, "rope_theta": 100.0})
 
 
 def test_heads_that_do_not_fit_those_of_the_target_are_refused() -> None:

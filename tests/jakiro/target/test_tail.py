@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter, chain_step
 from jakiro.target.tail import TargetTail
 from training.loss.anchors import draw_blocks
@@ -46,7 +46,7 @@ def _assert_tail_makes_the_features(model: PreTrainedModel, num_layers: int) -> 
     states = model(input_ids=tokens, output_hidden_states=True).hidden_states
     positions = torch.arange(COUNT)[None]
     cache = tail.new_cache(1, COUNT)
-    cache.aim(positions, num_visible=COUNT)
+    cache.set_slots(positions, num_visible=COUNT)
     causal = torch.ones(1, COUNT, COUNT, dtype=torch.bool).tril()
     got = tail.forward(states[tail.input_state], positions, causal, positions, cache)
     torch.testing.assert_close(got, states[-1], **CLOSE)
@@ -182,7 +182,7 @@ def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_rows(
     got = through_tail(output, tail, view, batch, 0).features[:, :, 0, 0]
 
     states = model(input_ids=tokens, output_hidden_states=True).hidden_states
-    rows = torch.cat((states[-1 - num_layers], output.expected), dim=1)
+    rows = torch.cat((states[-1 - num_layers], output.mean_feature), dim=1)
     expected = _stock_layers(model, rows, _double_mask(anchors, count), num_layers)[:, count:]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     _assert_same_gradients(tiny.drafter, got, expected)
@@ -227,9 +227,9 @@ def test_rows_that_a_tail_keeps_are_those_of_the_targets_cache() -> None:
     tail, slots = TargetTail(target, 2), torch.arange(9)[None]
     cache = target.new_cache(1, 16)
     target.forward(chain_step(_tokens(9), 0), cache)
-    rows = tail.rows(cache, slots)
+    rows = tail.kv(cache, slots)
     own = tail.new_cache(1, 16)
-    tail.keep(own, rows, slots)
+    tail.store(own, rows, slots)
     for layer, kept in zip(cache.slot_layers[-2:], own.slot_layers, strict=True):
         assert torch.equal(layer.keys[:, :, :9], kept.keys[:, :, :9])
         assert torch.equal(layer.values[:, :, :9], kept.values[:, :, :9])
@@ -243,7 +243,7 @@ def test_an_output_behind_the_tail_keeps_weights_and_gate() -> None:
     (output,) = draft_all_positions(tiny.drafter, view, batch)
     assert reader.tail is not None
     behind = through_tail(output, reader.tail, view, batch, 0)
-    assert isinstance(behind, BankOutput)
+    assert isinstance(behind, ExpertsOutput)
     assert behind.features.shape == output.features.shape
     assert torch.equal(behind.gate, output.gate)
     assert torch.equal(behind.log_weights, output.log_weights)

@@ -11,12 +11,15 @@ from training.data.packing import PackedRows
 from training.data.report import advice
 
 
-@given(lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30), row_length=st.integers(2, 20))
+@given(
+    lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30),
+    sequence_length=st.integers(2, 20),
+)
 def test_every_token_that_follows_or_is_followed_appears_once_and_documents_stay_whole(
-    lengths: list[int], row_length: int
+    lengths: list[int], sequence_length: int
 ) -> None:
     store = store_of(lengths)
-    rows = PackedRows(store, range(len(lengths)), row_length)
+    rows = PackedRows(store, range(len(lengths)), sequence_length)
     seen = []
     for index in range(len(rows)):
         row = rows.row(index)
@@ -31,15 +34,17 @@ def test_every_token_that_follows_or_is_followed_appears_once_and_documents_stay
     # Only a document longer than a row is split; nothing follows a last piece of one token.
     ends = np.cumsum(lengths)
     alone = [
-        int(end) - 1 for end, length in zip(ends, lengths, strict=True) if length % row_length == 1
+        int(end) - 1
+        for end, length in zip(ends, lengths, strict=True)
+        if length % sequence_length == 1
     ]
     assert sorted([*seen, *alone]) == list(range(sum(lengths)))
     assert rows.counts.left_out == rows.counts.left_out_tokens == len(alone)
-    pieces = sum(-(-length // row_length) for length in lengths) - len(alone)
+    pieces = sum(-(-length // sequence_length) for length in lengths) - len(alone)
     numbers = [rows.row(index).documents.max() + 1 for index in range(len(rows))]
     assert sum(numbers) == pieces
-    assert rows.counts.split == sum(length > row_length for length in lengths)
-    assert rows.counts.padding == pytest.approx(1 - len(seen) / (len(rows) * row_length))
+    assert rows.counts.split == sum(length > sequence_length for length in lengths)
+    assert rows.counts.padding == pytest.approx(1 - len(seen) / (len(rows) * sequence_length))
 
 
 def test_padding_stays_under_five_percent_on_conversations_of_many_lengths() -> None:
@@ -72,4 +77,4 @@ def test_much_padding_comes_with_advice(padding: float, advises: bool) -> None:
         rows=1, documents=1, padding=padding, split=0, left_out=0, left_out_tokens=0
     )
     said = advice(packed)
-    assert (said is not None and "data.row_length" in said) is advises
+    assert (said is not None and "data.sequence_length" in said) is advises

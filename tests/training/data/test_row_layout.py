@@ -81,14 +81,14 @@ def test_conversations_that_fit_a_row_are_never_cut_from_all_of_their_response(
 
 @given(
     lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30),
-    row_length=st.integers(2, 30),
+    sequence_length=st.integers(2, 30),
     is_chat=st.booleans(),
 )
 def test_split_pieces_carry_their_responses_and_what_is_left_out_is_counted(
-    lengths: list[int], row_length: int, is_chat: bool
+    lengths: list[int], sequence_length: int, is_chat: bool
 ) -> None:
     store = chats_of(lengths) if is_chat else store_of(lengths)
-    rows = PackedRows(store, range(len(lengths)), row_length, "all")
+    rows = PackedRows(store, range(len(lengths)), sequence_length, "all")
     seen: list[int] = []
     for tokens, is_response in pieces_of(rows):
         assert np.diff(tokens).tolist() == [1] * (len(tokens) - 1)  # of one document
@@ -99,9 +99,9 @@ def test_split_pieces_carry_their_responses_and_what_is_left_out_is_counted(
     assert len(seen) + rows.counts.left_out_tokens == sum(lengths)
     used = sum(row.documents.max() >= 0 for row in map(rows.row, range(len(rows))))
     assert used == len(rows) == rows.counts.rows
-    assert rows.counts.padding == pytest.approx(1 - len(seen) / max(1, len(rows) * row_length)) or (
-        not len(rows)
-    )
+    assert rows.counts.padding == pytest.approx(
+        1 - len(seen) / max(1, len(rows) * sequence_length)
+    ) or (not len(rows))
 
 
 @pytest.mark.parametrize("split", ["never", "texts"])
@@ -127,9 +127,9 @@ def test_to_split_more_is_advised_where_there_is_more_to_split(
     )
     assert (texts.wider_split, chats.wider_split) == (of_texts, of_chats)
     if of_chats is not None:
-        assert f"data.split {of_chats}, or another data.row_length" in str(advice(chats))
+        assert f"data.split {of_chats}, or another data.sequence_length" in str(advice(chats))
     lonely = PackedRows(chats_of([LENGTH // 2]), [0], LENGTH, "all").counts
-    assert "is padding: another data.row_length" in str(advice(lonely))
+    assert "is padding: another data.sequence_length" in str(advice(lonely))
 
 
 def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:

@@ -29,7 +29,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
 ) -> None:
     settings = tiny_run(
         workshop,
-        optimizer={"learning_rate": 1e30, "clip": 0.0, "warmup_steps": 4},
+        optimizer={"learning_rate": 1e30, "max_grad_norm": 0.0, "warmup_steps": 4},
         checkpoint={"every": 1},
         evaluation={"num_prompts": 0},
     )
@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
 
 def test_two_processes_stop_where_one_meets_a_loss_that_is_not_finite(workshop: Path) -> None:
     spoil_target(workshop / "target")
-    settings = tiny_run(workshop, batch={"micro_batch": 1}, data={"held_out": 0})
+    settings = tiny_run(workshop, batch={"micro_batch_size": 1}, data={"validation_size": 0})
     trainees = start_training(settings, workshop, num_processes=2)
     assert [trainee.end() for trainee in trainees] == [2, 2]
     first, second = (trainee.errors for trainee in trainees)
@@ -56,12 +56,12 @@ def test_two_processes_stop_where_one_meets_a_loss_that_is_not_finite(workshop: 
 
 
 def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
-    settings = tiny_run(workshop, batch={"micro_batch": 2}, engine={"zero_stage": 2})
+    settings = tiny_run(workshop, batch={"micro_batch_size": 2}, engine={"zero_stage": 2})
     with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
         torch.empty(1 << 50, dtype=torch.uint8)
     for advice in (
-        "lower batch.micro_batch (2)",
-        "lower objective.chunk_rows (256)",
+        "lower batch.micro_batch_size (2)",
+        "lower objective.chunk_size (256)",
         "set engine.activation_checkpointing=true",
         "raise engine.zero_stage (2)",
         "set engine.offload_optimizer=true",

@@ -21,7 +21,7 @@ from training.train import train
 
 REPOSITORY = Path(__file__).parents[3]
 # Rows differ in how many positions carry a loss, so each process has another count.
-SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch": 1}}
+SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch_size": 1}}
 
 
 def launch(
@@ -119,8 +119,8 @@ def test_the_demo_configuration_trains_under_the_launcher_on_one_process(worksho
         "target.name_or_path": workshop / "target",
         "data.paths": [str(workshop / "texts.jsonl")],
         "data.cache_folder": workshop / "cache",
-        "data.row_length": 48,
-        "data.held_out": 2,
+        "data.sequence_length": 48,
+        "data.validation_size": 2,
         "evaluation.num_prompts": 1,
         "optimizer.warmup_steps": 1,
         "steps": 2,

@@ -11,7 +11,7 @@ import torch
 from helpers.models import tiny_settings
 from helpers.training import random_batch, tiny_run, tiny_training
 
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from training.distributed.processes import Processes
 from training.evaluation import diversity as module
 from training.evaluation.diversity import Diversity, drafted, entropy, top_overlap
@@ -116,7 +116,9 @@ def test_entropy_is_in_nats_and_certainty_has_none() -> None:
 
 def test_nothing_added_reads_as_nothing() -> None:
     found = Diversity(ALONE, 2, True)
-    output = BankOutput(torch.zeros(1, 3, 1, 2, 4), torch.zeros(1, 3, 2), torch.ones(1, 3, 2) / 2)
+    output = ExpertsOutput(
+        torch.zeros(1, 3, 1, 2, 4), torch.zeros(1, 3, 2), torch.ones(1, 3, 2) / 2
+    )
     found.add(output, torch.zeros(1, 3, dtype=torch.bool), lambda features: features)
     assert found.read()["positions"] == 0
 

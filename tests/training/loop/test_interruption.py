@@ -114,7 +114,7 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
 def test_a_run_goes_on_with_another_number_of_processes(
     workshop: Path, engine: dict[str, Any]
 ) -> None:
-    changes = RUN | {"batch": {"micro_batch": 1}, "steps": 8, "engine": engine}
+    changes = RUN | {"batch": {"micro_batch_size": 1}, "steps": 8, "engine": engine}
     alone = tiny_run(workshop, **changes, run_folder=str(workshop / "alone"))
     train_in_processes(alone, workshop)
     settings = tiny_run(workshop, **changes)

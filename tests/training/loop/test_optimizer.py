@@ -16,7 +16,9 @@ STEPS = 101
 
 @pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55)])
 def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: str, middle: float) -> None:
-    settings = OptimizerSettings(learning_rate=2.0, warmup_steps=20, schedule=schedule, floor=0.1)
+    settings = OptimizerSettings(
+        learning_rate=2.0, warmup_steps=20, schedule=schedule, min_lr_ratio=0.1
+    )
     rates = [learning_rate(settings, step, STEPS) for step in range(STEPS)]
     assert rates[:20] == pytest.approx([2.0 * (step + 1) / 20 for step in range(20)])
     assert rates[20] == pytest.approx(2.0)
@@ -62,7 +64,7 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     for name, value in drafter.named_parameters():
         assert not torch.equal(value, before[name]), name
     # An orthogonalised update has singular values near 1 whatever the gradient's scale.
-    change = (drafter.bank.down - before["bank.down"]) / 0.02
+    change = (drafter.experts.down - before["bank.down"]) / 0.02
     assert torch.linalg.svdvals(change).max() < 1.3
 
 

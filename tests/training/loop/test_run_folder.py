@@ -80,11 +80,11 @@ def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
 ) -> None:
     moved = shutil.move(trained_workshop, tmp_path / "moved")
     free: dict[str, Any] = {
-        "batch": {"micro_batch": 4},
+        "batch": {"micro_batch_size": 4},
         "checkpoint": {"keep": 1, "keep_best": False},
         "evaluation": {"num_prompts": 1, "every": 1},
         "engine": {"zero_stage": 2, "offload_optimizer": True},
-        "objective": {"chunk_rows": 64},
+        "objective": {"chunk_size": 64},
     }
     again = tiny_run(Path(moved), steps=2, **free)
     assert train(again) == again.run_folder / "drafter"
@@ -143,7 +143,7 @@ def test_a_run_on_texts_goes_on_when_conversations_may_be_split_too(
     [
         ({"seed": 1}, r"other settings \(seed differs\); expected: 0; got: 1"),
         ({"optimizer": {"learning_rate": 0.5}}, r"\(optimizer\.learning_rate differs\)"),
-        ({"data": {"row_length": 32}}, r"\(data\.row_length differs\)"),
+        ({"data": {"sequence_length": 32}}, r"\(data\.sequence_length differs\)"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(

@@ -155,7 +155,7 @@ def test_a_rule_draws_as_often_as_asked_each_time_by_a_key_of_its_own(kind: str)
             {
                 "trunk": {"kind": "moa"},
                 "tail_layers": 1,
-                "bank": {"combine": "sum"},
+                "experts": {"combine": "sum"},
                 "schedule": {"autoregressive_levels": 4, "parallel_levels": 0},
             },
             "blocks",

@@ -28,7 +28,7 @@ def assert_all_is_trained(settings: DrafterSettings) -> None:
     names = [name for name, _ in tiny.drafter.named_parameters()]
     gradients = tiny.gradients(tiny.loss(_batch(settings)).total)
     for name, gradient in zip(names, gradients, strict=True):
-        if name == "bank.router.weight" and settings.bank.num_experts == 1:
+        if name == "bank.router.weight" and settings.experts.num_experts == 1:
             continue  # there is nothing to choose
         assert gradient is not None, name
         assert gradient.isfinite().all(), name

@@ -9,7 +9,7 @@ from helpers.models import tiny_settings
 from helpers.training import TinyTraining, random_batch, tiny_training
 from torch import Tensor
 
-from jakiro.experts import BankOutput
+from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
 from training.loss.objectives import Goals, LossTerms, ObjectiveSettings, drafter_loss
 from training.loss.vocab_losses import Heads, TokenLoss
@@ -42,20 +42,22 @@ def tiny() -> TinyTraining:
 
 
 @pytest.fixture(scope="module")
-def output() -> BankOutput:
+def output() -> ExpertsOutput:
     torch.manual_seed(5)
     shape = BATCH.token_ids.shape
     gate = torch.randn(*shape, 2).softmax(-1)
     log_weights = torch.randn(*shape, 2).log_softmax(-1)
-    return BankOutput(torch.randn(*shape, NUM_LEVELS, 2, 32), log_weights, gate)
+    return ExpertsOutput(torch.randn(*shape, NUM_LEVELS, 2, 32), log_weights, gate)
 
 
-def _losses_of(output: BankOutput, features: Tensor, heads: Heads) -> LossTerms:
+def _losses_of(output: ExpertsOutput, features: Tensor, heads: Heads) -> LossTerms:
     return drafter_loss(output, Goals(features), BATCH, 0, heads, WEIGHTS)
 
 
 @torch.no_grad()
-def test_terms_and_total_are_those_of_the_equations(tiny: TinyTraining, output: BankOutput) -> None:
+def test_terms_and_total_are_those_of_the_equations(
+    tiny: TinyTraining, output: ExpertsOutput
+) -> None:
     features = tiny.view(BATCH).features
     heads = tiny.reader(24).heads
     got = _losses_of(output, features, heads)
@@ -87,7 +89,7 @@ def test_terms_and_total_are_those_of_the_equations(tiny: TinyTraining, output: 
 
 
 def _levels_at(
-    row: int, i: int, output: BankOutput, features: Tensor, heads: Heads
+    row: int, i: int, output: ExpertsOutput, features: Tensor, heads: Heads
 ) -> list[_Level]:
     """The levels whose goals lie in the same document."""
     weights = output.log_weights[row, i].exp()
@@ -145,7 +147,7 @@ def test_tokens_that_the_head_never_gives_change_nothing(
     for head in (padded, shortened):
         learnt = features.clone().requires_grad_()
         half = torch.full((*shape, 2), 0.5)
-        output = BankOutput(learnt, half.log(), half)
+        output = ExpertsOutput(learnt, half.log(), half)
         heads = Heads(head, head)
         terms = drafter_loss(output, Goals(view.features), batch, 0, heads, objective)
         (gradient,) = torch.autograd.grad(terms.total, learnt)

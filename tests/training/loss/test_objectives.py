@@ -53,7 +53,7 @@ def test_another_document_of_the_row_does_not_change_the_loss(tiny: TinyTraining
 
 
 def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
-    batch = random_batch([9, 8], [17], row_length=24)
+    batch = random_batch([9, 8], [17], sequence_length=24)
     other = torch.where(batch.documents < 0, 5, batch.token_ids)
     assert_close(tiny.loss(batch), tiny.loss(changed(batch, token_ids=other)))
     shorter = cropped(batch, 0, 17)
@@ -69,11 +69,11 @@ def test_prompts_carry_no_loss_and_do_not_count(tiny: TinyTraining) -> None:
     assert terms.level_count[1].item() == expected - 2 * 5
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 7, 50])
+@pytest.mark.parametrize("chunk_size", [1, 7, 50])
 def test_the_size_of_chunks_changes_neither_loss_nor_gradients(
-    tiny: TinyTraining, chunk_rows: int
+    tiny: TinyTraining, chunk_size: int
 ) -> None:
-    whole, chunked = tiny.loss(BATCH), tiny.loss(BATCH, chunk_rows=chunk_rows)
+    whole, chunked = tiny.loss(BATCH), tiny.loss(BATCH, chunk_size=chunk_size)
     assert_close(whole, chunked)
     for one, other in zip(tiny.gradients(whole.total), tiny.gradients(chunked.total), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -91,7 +91,7 @@ def test_gradients_of_tokens_follow_the_weight_of_the_loss(
 
 
 def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -> None:
-    from jakiro.experts import BankOutput
+    from jakiro.experts import ExpertsOutput
     from training.loss.objectives import Goals, drafter_loss
 
     view, heads = tiny.view(BATCH), tiny.reader(BATCH.token_ids.shape[1]).heads
@@ -102,7 +102,7 @@ def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -
 
     def total(step: float) -> torch.Tensor:
         moved = [part + step * way for part, way in zip((features, scores), ways, strict=True)]
-        output = BankOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
+        output = ExpertsOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
         only = {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.0}
         objective = tiny.objective.model_copy(update=only)
         return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective).total
@@ -130,13 +130,13 @@ def test_one_expert_has_the_same_loss_in_both_modes(parallel_levels: int) -> Non
 def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
     tiny: TinyTraining,
 ) -> None:
-    from jakiro.experts import BankOutput
+    from jakiro.experts import ExpertsOutput
     from training.loss.objectives import Goals, drafter_loss
 
     view = tiny.view(BATCH)
     ahead = torch.stack([view.features, view.features.roll(-1, dims=1)], dim=2)
     shape = (*BATCH.token_ids.shape, 1)
-    perfect = BankOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
+    perfect = ExpertsOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
     heads = tiny.reader(BATCH.token_ids.shape[1]).heads
     terms = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
     assert torch.equal(terms.correct, terms.level_count)

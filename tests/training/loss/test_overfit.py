@@ -20,7 +20,7 @@ PROMPT = 4
 LEVELS = 2
 
 MOA = tiny_settings()
-ROLLED_OUT = tiny_settings(trunk=FEEDBACK | {"rollout_steps": LEVELS})
+ROLLED_OUT = tiny_settings(trunk=FEEDBACK | {"ttt_steps": LEVELS})
 VARIETY = {
     "tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1),
     "tail-2": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2),
@@ -29,9 +29,9 @@ VARIETY = {
     "P0": tiny_settings(parallel_levels=0),
     "E4-P2": tiny_settings(4, parallel_levels=2),
     "P3": tiny_settings(parallel_levels=3),
-    "hybrid": tiny_settings(trunk=HYBRID | {"rollout_steps": LEVELS}),
-    "published": tiny_settings(combine="sum", trunk=PUBLISHED | {"rollout_steps": LEVELS}),
-    "fused": tiny_settings(trunk=FUSED | {"rollout_steps": LEVELS}),
+    "hybrid": tiny_settings(trunk=HYBRID | {"ttt_steps": LEVELS}),
+    "published": tiny_settings(combine="sum", trunk=PUBLISHED | {"ttt_steps": LEVELS}),
+    "fused": tiny_settings(trunk=FUSED | {"ttt_steps": LEVELS}),
     "curriculum": tiny_settings(),
 }
 

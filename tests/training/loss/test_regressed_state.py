@@ -12,7 +12,9 @@ from training.module import TrainingModule
 
 SETTINGS = tiny_settings(combine="sum", parallel_levels=0, tail_layers=1)
 ROW = 24
-BATCH = batch_for(SETTINGS, [ROW], [ROW], row_length=ROW)  # rows of one document, without padding
+BATCH = batch_for(
+    SETTINGS, [ROW], [ROW], sequence_length=ROW
+)  # rows of one document, without padding
 
 
 @pytest.fixture(scope="module")

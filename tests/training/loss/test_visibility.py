@@ -18,7 +18,7 @@ from training.loss.views import TargetView
 
 ROW = 24
 STEPS = ROLLED_OUT
-ROLLOUT = {"rollout_steps": STEPS}
+ROLLOUT = {"ttt_steps": STEPS}
 TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
 FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
 FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | ROLLOUT)
@@ -50,7 +50,7 @@ def with_state(view: TargetView, place: int) -> TargetView:
 
 
 def with_tail_rows(view: TargetView, place: int) -> TargetView:
-    return view._replace(tail_rows=tuple(moved(rows, place, dim=2) for rows in view.tail_rows))
+    return view._replace(tail_rows=tuple(moved(rows, place, dim=2) for rows in view.tail_kv))
 
 
 def token_reaches(batch: Batch, place: int) -> Tensor:

@@ -56,13 +56,13 @@ def trainer_of(settings: TrainSettings) -> Iterator[Trainer]:
 def reader_of(inputs: Prepared, drafter: JakiroDrafter) -> TargetReader:
     settings = inputs.settings
     dtype = TORCH_DTYPES[settings.engine.dtype]
-    return TargetReader(inputs.target, drafter, settings.data.row_length, dtype)
+    return TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
 
 
 def sampler_of(inputs: Prepared) -> Sampler:
     settings = inputs.settings
     rule = anchor_rule(settings)
-    return Sampler(inputs.rows, rows_per_step=settings.batch.rows, rule=rule, seed=0)
+    return Sampler(inputs.rows, rows_per_step=settings.batch.global_batch_size, rule=rule, seed=0)
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
@@ -112,7 +112,7 @@ def test_zero_divides_what_it_shares_out(workshop: Path) -> None:
     target = target_on_meta(tiny_run(workshop).target)
 
     def of(num_processes: int, **engine: object) -> Any:
-        settings = tiny_run(workshop, batch={"rows": 8}, engine=engine)
+        settings = tiny_run(workshop, batch={"global_batch_size": 8}, engine=engine)
         module = TrainingModule(drafter_on_meta(settings, target), settings.objective)
         return state_bytes(module, settings, num_processes)
 
@@ -150,8 +150,8 @@ def wide_run(folder: Path, **changes: Any) -> TrainSettings:
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
     tiny_llama(vocab=4000, **sizes).save_pretrained(folder / "target")
     base: dict[str, Any] = {
-        "data": {"row_length": LENGTH},
-        "batch": {"rows": 4, "micro_batch": 4},
+        "data": {"sequence_length": LENGTH},
+        "batch": {"global_batch_size": 4, "micro_batch_size": 4},
     }
     return tiny_run(folder, **(base | changes))
 
@@ -159,9 +159,9 @@ def wide_run(folder: Path, **changes: Any) -> TrainSettings:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"objective": {"chunk_rows": 2048}},
-        {"objective": {"chunk_rows": 128}},
-        {"drafter": {"trunk": {"kind": "feedback", "rollout_steps": ROLLED_OUT}}},
+        {"objective": {"chunk_size": 2048}},
+        {"objective": {"chunk_size": 128}},
+        {"drafter": {"trunk": {"kind": "feedback", "ttt_steps": ROLLED_OUT}}},
     ],
     ids=["all at once", "in chunks", "rolled out"],
 )
@@ -172,7 +172,7 @@ def test_activations_are_those_that_are_measured(workshop: Path, changes: dict[s
     drafter = tiny_drafter(target, settings.drafter)
     module = TrainingModule(drafter, settings.objective)
     draws = anchor_rule(settings).draws
-    batch = random_batch(*[[LENGTH]] * 4, row_length=LENGTH, draws=draws, vocab=4000)
+    batch = random_batch(*[[LENGTH]] * 4, sequence_length=LENGTH, draws=draws, vocab=4000)
 
     def work() -> None:
         reader = TargetReader(target, drafter, LENGTH, torch.float32)
@@ -197,11 +197,11 @@ def test_operations_are_those_of_the_products_of_matrices(workshop: Path) -> Non
     settings = tiny_run(workshop)
     target = target_on_meta(settings.target)
     one, two = (
-        simulate(tiny_run(workshop, batch={"micro_batch": size}), target) for size in (1, 2)
+        simulate(tiny_run(workshop, batch={"micro_batch_size": size}), target) for size in (1, 2)
     )
     assert two.target_flops == 2 * one.target_flops
     matrices = [p for p in target.decoder.parameters() if p.ndim == 2][1:]  # embeddings: no product
-    products = 2 * settings.data.row_length * sum(p.numel() for p in matrices)
+    products = 2 * settings.data.sequence_length * sum(p.numel() for p in matrices)
     assert products < one.target_flops < 2 * products  # attention's scores come on top
 
 
@@ -246,7 +246,7 @@ def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> Non
     inputs = prepare(settings)
     writer = FeatureWriter(inputs, workshop / "features")
     widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
-    read = settings.steps * settings.batch.rows * settings.data.row_length
+    read = settings.steps * settings.batch.global_batch_size * settings.data.sequence_length
     assert guessed.shards.size == read * sum(widths.values()) * 2
     assert writer.write()
     written = sum(path.stat().st_size for path in (workshop / "features").glob("*.safetensors"))
@@ -258,16 +258,18 @@ def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> Non
 
 
 def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
-    settings = tiny_run(workshop, batch={"rows": 12, "micro_batch": 12})
+    settings = tiny_run(workshop, batch={"global_batch_size": 12, "micro_batch_size": 12})
     needed = {
-        size: estimate(tiny_run(workshop, batch={"rows": 12, "micro_batch": size}), 1).device_bytes
+        size: estimate(
+            tiny_run(workshop, batch={"global_batch_size": 12, "micro_batch_size": size}), 1
+        ).device_bytes
         for size in (1, 2, 3, 4, 6, 12)
     }
     assert list(needed.values()) == sorted(needed.values())
     for size in (1, 3, 12):
         memory = int(needed[size] / 0.9) + 10
-        assert choose_micro_batch(settings, 1, memory).batch.micro_batch == size
-    assert choose_micro_batch(settings, 6, 2**40).batch.micro_batch == 2
+        assert choose_micro_batch(settings, 1, memory).batch.micro_batch_size == size
+    assert choose_micro_batch(settings, 6, 2**40).batch.micro_batch_size == 2
     with pytest.raises(ConfigError, match="not even one row"):
         choose_micro_batch(settings, 1, needed[1] // 2)
 
@@ -279,7 +281,7 @@ def test_a_target_that_is_not_there_is_named(workshop: Path) -> None:
 
 
 def test_rows_beyond_the_targets_context_are_refused(workshop: Path) -> None:
-    settings = tiny_run(workshop, data={"row_length": 1000})
+    settings = tiny_run(workshop, data={"sequence_length": 1000})
     with pytest.raises(
         ConfigError, match=r"longer than the target's context; .* got: 1000; remedy"
     ):

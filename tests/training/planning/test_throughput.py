@@ -19,7 +19,9 @@ PARTS = ["target", "memory", "trunk", "bank", "head"]
 @pytest.fixture
 def config(workshop: Path) -> Path:
     file = workshop / "run.yaml"
-    file.write_text(dump_settings(tiny_run(workshop, batch={"rows": 4, "micro_batch": 2})))
+    file.write_text(
+        dump_settings(tiny_run(workshop, batch={"global_batch_size": 4, "micro_batch_size": 2}))
+    )
     return file
 
 
@@ -65,7 +67,7 @@ def test_parts_do_the_arithmetic_of_the_whole_again_and_again(settings: DrafterS
 def test_target_layers_behind_the_drafter_are_refused(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = ("tail_layers=1", "bank.combine=sum", "schedule.parallel_levels=0")
+    changes = ("tail_layers=1", "experts.combine=sum", "schedule.parallel_levels=0")
     overrides = [part for one in changes for part in ("--set", f"drafter.{one}")]
     assert main(["--config", str(config), *overrides]) == 2
     assert "cannot be timed alone" in capsys.readouterr().err

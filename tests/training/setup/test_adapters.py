@@ -110,7 +110,7 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_the_one_it
     changes: dict[str, Any] = {
         "lora": {"rank": 4, "alpha": 8},
         "initialize": {"drafter": str(base)},
-        "drafter": {"bank": {"expert_width": 32}},
+        "drafter": {"experts": {"intermediate_size": 32}},
         "run_folder": str(workshop / "adapted"),
     }
     settings = tiny_run(workshop, steps=6, checkpoint={"every": 3}, **changes)

@@ -25,7 +25,7 @@ from training.studies.ablation.study import Study, StudySettings
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
-SHAPE = AttentionShape(**HEADS, rope_base=10_000.0)
+SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama, grouped heads": {},
     "llama, one head for each query head": {},
@@ -44,7 +44,7 @@ def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> Att
     """A layer's own heads."""
     shape = target.spec.head_shapes[layer]
     return AttentionShape(
-        num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_base=base
+        num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=base
     )
 
 
@@ -90,7 +90,7 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     got = trunk.self_attention(stream, positions, mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     # Were memory the stream itself, cross-attention would be the same layer.
-    rows = trunk.cross_attention.rows(stream, positions)
+    rows = trunk.cross_attention.kv(stream, positions)
     got = trunk.cross_attention(stream, positions, rows, mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
@@ -173,13 +173,13 @@ def test_what_is_left_behind_and_another_base_are_warned_of(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = TargetAdapter(tiny_family("qwen2"))
-    trunk = {**HEADS, "rope_base": 500.0}
+    trunk = {**HEADS, "rope_theta": 500.0}
     settings = tiny_run(workshop, drafter={"trunk": trunk}, initialize={"attention_layer": 0})
     with caplog.at_level(logging.WARNING):
         initialize(tiny_drafter(target, tiny_settings()), settings, target)
     biases, base = (record.getMessage() for record in caplog.records)
     assert "starts without them: q_proj.bias, k_proj.bias, v_proj.bias" in biases
-    assert "rope_base 500 is not how the target's layer rotates" in base
+    assert "rope_theta 500 is not how the target's layer rotates" in base
     assert "10000" in base
 
 

@@ -30,7 +30,7 @@ from training.setup.target_layer import (
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
-TAIL = {"tail_layers": 1, "bank": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
+TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 
 
 def _settings(
@@ -43,7 +43,9 @@ def _settings(
         trunk={"kind": kind, **HEADS, **trunk},
         tail_layers=tail_layers,
     )
-    return plain.model_copy(update={"bank": plain.bank.model_copy(update={"expert_width": width})})
+    return plain.model_copy(
+        update={"experts": plain.experts.model_copy(update={"intermediate_size": width})}
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_told_in_its_scale_the_drafter_computes_what_the_layer_does(
     outputs = _outputs_of_the_layers(model, ids)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
     stream = drafter.trunk.self_attention(0.4 * states[place - 1], positions, mask)
-    features = drafter.bank(stream).expected
+    features = drafter.experts(stream).expected
     torch.testing.assert_close(features, 0.4 * outputs[place], atol=1e-4, rtol=1e-4)
 
 
@@ -233,9 +235,9 @@ def test_experts_leave_out_different_units() -> None:
     drafter = tiny_drafter(target, _settings("hybrid", 2, 64))
     attention = read_attention(target, -1, target.spec.attention)
     start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
-    units = drafter.bank.down.detach().norm(dim=-1) > 0
+    units = drafter.experts.down.detach().norm(dim=-1) > 0
     assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
-    first, second = drafter.bank.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
+    first, second = drafter.experts.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
     assert not torch.equal(first, second)
 
 

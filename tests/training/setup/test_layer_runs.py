@@ -124,7 +124,7 @@ def test_biases_of_the_feed_forward_part_are_left_behind_with_a_warning(
 ) -> None:
     target = TargetAdapter(tiny_family("llama, grouped heads", mlp_bias=True))
     _loss_at_the_start(target, workshop, 300)
-    assert "drafter.bank has no place for these parameters" in caplog.text
+    assert "drafter.experts has no place for these parameters" in caplog.text
     assert "without them: gate_proj.bias, up_proj.bias, down_proj.bias" in caplog.text
 
 
@@ -161,7 +161,10 @@ def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: 
 def test_two_processes_start_where_one_does(
     zero_stage: int, workshop: Path, alone: TrainSettings
 ) -> None:
-    changes: dict[str, Any] = {"batch": {"micro_batch": 1}, "engine": {"zero_stage": zero_stage}}
+    changes: dict[str, Any] = {
+        "batch": {"micro_batch_size": 1},
+        "engine": {"zero_stage": zero_stage},
+    }
     shared = fitted_run(workshop, **changes)
     train_in_processes(shared, workshop, num_processes=2)
     _assert_same_drafter(alone, shared, rtol=0, atol=1e-3)

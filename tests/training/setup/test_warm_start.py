@@ -49,7 +49,7 @@ def test_a_run_starts_at_the_weights_and_with_the_tokens_of_another_drafter(
     moved = shutil.move(start, workshop / "moved")
     assert train(warm(workshop, moved)) == folder
     other = JakiroDrafter.from_pretrained(moved)
-    torch.nn.init.zeros_(other.bank.router.weight)
+    torch.nn.init.zeros_(other.experts.router.weight)
     other.save_pretrained(moved)
     with pytest.raises(ConfigError, match="start_fingerprint differs"):
         train(warm(workshop, moved))
@@ -79,7 +79,7 @@ def test_a_drafter_for_an_earlier_state_of_the_target_is_taken_with_a_warning(
     ("changes", "error", "message"),
     [
         (
-            {"drafter": {"draft_vocab_size": 24, "bank": {"combine": "sum"}}},
+            {"drafter": {"draft_vocab_size": 24, "experts": {"combine": "sum"}}},
             ConfigError,
             r"another setting drafter\.bank\.combine; expected: sum; got: mixture",
         ),

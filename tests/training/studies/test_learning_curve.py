@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from jakiro.cli import app
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
-from training.data.held_out import choose_held_out
 from training.data.token_store import open_tokens
+from training.data.validation_size import choose_held_out
 from training.studies.learning_curve import LearningCurve, Point, parse_shares, verdict
 from training.train import train
 
@@ -85,7 +85,7 @@ def test_features_on_disk_make_no_curve_because_every_share_has_rows_of_its_own(
 
 def test_a_curve_needs_something_to_be_measured_on(workshop: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.held_out"):
-        LearningCurve(tiny_run(workshop, data={"held_out": 0}), [0.5, 1.0])
+        LearningCurve(tiny_run(workshop, data={"validation_size": 0}), [0.5, 1.0])
 
 
 def test_shares_of_the_same_documents_say_nothing() -> None:

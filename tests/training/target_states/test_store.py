@@ -34,8 +34,8 @@ def settings(workshop: Path) -> TrainSettings:
 
 
 def shards(settings: TrainSettings) -> list[Path]:
-    assert settings.features.folder is not None
-    return sorted(settings.features.folder.glob("*.safetensors"))
+    assert settings.target_states.folder is not None
+    return sorted(settings.target_states.folder.glob("*.safetensors"))
 
 
 def refuse(settings: TrainSettings, message: str, model: Any = None) -> None:
@@ -109,10 +109,10 @@ def test_features_of_other_data_are_refused(settings: TrainSettings, workshop: P
 
 
 def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: Path) -> None:
-    for changes in ({"row_length": 32}, {"held_out": 1}, {"split": "never"}):
+    for changes in ({"sequence_length": 32}, {"held_out": 1}, {"split": "never"}):
         said = (
             COMPLAINT
-            + r" \(packing differs\).*remedy: set data.split, data.row_length, .* as they were"
+            + r" \(packing differs\).*remedy: set data.split, data.sequence_length, .* as they were"
         )
         refuse(offline_run(workshop, data=changes), said)
 

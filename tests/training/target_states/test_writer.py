@@ -74,7 +74,7 @@ def test_what_does_not_fit_on_the_disk_with_a_margin_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
     plan = FeaturePlan(
-        row_length=10, num_rows=20, num_rows_left=10, bytes_per_position=2**20, num_shards=2
+        sequence_length=10, num_rows=20, num_rows_left=10, bytes_per_position=2**20, num_shards=2
     )
     usage = shutil.disk_usage(tmp_path)._replace(free=free * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
@@ -167,7 +167,7 @@ def test_a_folder_of_other_features_is_refused(workshop: Path) -> None:
     write_features(offline_run(workshop))
     folder = workshop / "features"
     for changes, name in (
-        ({"data": {"row_length": 32}}, "packing differs.*remedy: set data.split "),
+        ({"data": {"sequence_length": 32}}, "packing differs.*remedy: set data.split "),
         ({"drafter": {"memory": {"layers": [0]}}}, "parts differs"),
     ):
         with pytest.raises(ConfigError, match=name):

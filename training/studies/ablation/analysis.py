@@ -77,7 +77,7 @@ class _Measured:
             temperature=self.temperature,
             trees=self.trees,
             parameters=facts.parameters,
-            expert_width=facts.settings.drafter.bank.expert_width,
+            intermediate_size=facts.settings.drafter.experts.intermediate_size,
             training_tokens=facts.training_tokens,
             held_out_agreement=fmean(agreement) if agreement else None,
             tau=arm.tau.pooled,

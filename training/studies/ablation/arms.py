@@ -21,9 +21,9 @@ BASE = "base"
 # width is what makes arms equally large.
 _OPEN = (
     *("drafter", "initialize", "objective"),
-    *("batch.anchors", "batch.curriculum", "batch.draws"),
+    *("batch.anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
 )
-_WIDTH = "drafter.bank.expert_width"
+_WIDTH = "drafter.experts.intermediate_size"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class SizedArm:
     @property
     def width(self) -> int:
         """Inner width of an expert."""
-        return self.arm.settings.drafter.bank.expert_width
+        return self.arm.settings.drafter.experts.intermediate_size
 
 
 def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
@@ -158,7 +158,7 @@ def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
 
 def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
     drafter = arm.settings.drafter
-    before = drafter.bank.expert_width
+    before = drafter.experts.intermediate_size
     count = num_parameters(drafter, target)
     # The number of parameters is a straight line over the width.
     per_width = num_parameters(_with_width(drafter, before + 1), target) - count
@@ -177,5 +177,5 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
 
 
 def _with_width(drafter: DrafterSettings, width: int) -> DrafterSettings:
-    bank = drafter.bank.model_copy(update={"expert_width": width})
-    return drafter.model_copy(update={"bank": bank})
+    bank = drafter.experts.model_copy(update={"intermediate_size": width})
+    return drafter.model_copy(update={"experts": bank})

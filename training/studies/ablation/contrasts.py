@@ -120,7 +120,7 @@ def _differing_prompts() -> DataError:
 
 # What tells the cells apart, makes them equally large, or only names a run.
 _APART: Any = {
-    "drafter": {"bank": {"num_experts", "expert_width"}},
+    "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
     "seed": True,
     "run_folder": True,
@@ -192,14 +192,14 @@ def two_by_two(
 def _is_cell(settings: TrainSettings, base: TrainSettings) -> bool:
     """Whether experts and contrast are as the base has them or off, and all else is the same."""
     return (
-        settings.drafter.bank.num_experts in (1, base.drafter.bank.num_experts)
+        settings.drafter.experts.num_experts in (1, base.drafter.experts.num_experts)
         and settings.objective.contrast_weight in (0.0, base.objective.contrast_weight)
         and settings.model_dump(exclude=_APART) == base.model_dump(exclude=_APART)
     )
 
 
 def _has_experts(settings: TrainSettings) -> bool:
-    return settings.drafter.bank.num_experts > 1
+    return settings.drafter.experts.num_experts > 1
 
 
 def _has_contrast(settings: TrainSettings) -> bool:

@@ -18,7 +18,7 @@ class ArmRow(Settings):
         temperature: 0 is greedy.
         trees: the kind's label; None where there is only one kind.
         parameters: trainable ones.
-        expert_width: that made it as large as the base.
+        intermediate_size: that made it as large as the base.
         training_tokens: read in training, with each seed.
         held_out_agreement: share of held-out positions where drafter and target agree on the best
             token, the mean over seeds; None if it was not measured.
@@ -37,7 +37,7 @@ class ArmRow(Settings):
     temperature: float
     trees: str | None = None
     parameters: int
-    expert_width: int
+    intermediate_size: int
     training_tokens: tuple[int, ...] = ()
     held_out_agreement: float | None = None
     tau: float

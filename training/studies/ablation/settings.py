@@ -99,7 +99,7 @@ class StudyPrompts:
                 "there are too few prompts to measure on",
                 expected=f"at least {FEWEST_PROMPTS + reserved} different ones",
                 got=len(found),
-                remedy="give --prompts FILE, or hold documents out with --set data.held_out=N",
+                remedy="give --prompts FILE, or hold documents out with --set data.validation_size=N",
             )
         if dev is not None:
             self._require_apart(distinct(read_bench_prompts(dev)), found, dev)

@@ -76,7 +76,7 @@ def _sweep_cells(sweep: SweepResults, one: ArmSweep, taus: tuple[float, ...]) ->
 _COLORS = {"base": "dim", "better": "green", "worse": "red", "not resolved": ""}
 _RATIOS = ("tau_ratio", "speed_ratio", "speedup")
 _PLAIN_FIELDS = (
-    *("arm", "temperature", "parameters", "expert_width", "held_out_agreement", "tau"),
+    *("arm", "temperature", "parameters", "intermediate_size", "held_out_agreement", "tau"),
     *("tokens_per_second", "seconds_per_draft", "verdict"),
 )
 HEADINGS = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
@@ -144,7 +144,7 @@ def _result_cells(row: ArmRow) -> list[str]:
     return [
         row.arm,
         _short(row.parameters),
-        f"{row.expert_width}",
+        f"{row.intermediate_size}",
         f"{row.temperature:g}",
         *([] if row.trees is None else [row.trees]),
         f"{row.tau:.2f}",

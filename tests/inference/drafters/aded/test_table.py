@@ -281,7 +281,7 @@ def test_an_index_is_cut_once_for_all_requests() -> None:
     assert drafter.index is not None
     assert drafter.index.num_successors == 1
     sampling = Sampling(LogitsProcessorList(), do_sample=False)
-    for guesser in drafter.open(sampling, capacity=8, batch=2).guessers:
+    for guesser in drafter.new_session(sampling, capacity=8, batch=2).guessers:
         assert isinstance(guesser, TrigramGuesser)
         assert guesser.table.below is drafter.index
 

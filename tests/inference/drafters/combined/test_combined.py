@@ -222,7 +222,7 @@ def test_a_decoder_takes_what_drafts_beside_its_drafter() -> None:
 
 
 def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) -> CombinedSession:
-    session = drafter.open(sampling, capacity=64)
+    session = drafter.new_session(sampling, capacity=64)
     assert isinstance(session, DraftSession)
     end = len(tokens) - 1
     verified, root = torch.tensor([tokens[:end]]), torch.tensor([tokens[end:]])
@@ -230,7 +230,7 @@ def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) ->
     if isinstance(drafter.first, TrainedDrafter):
         target = drafter.first.target
         step = chain_step(verified, 0)
-        memory = drafter.encode(target.forward(step, target.new_cache(1, 64)))
+        memory = drafter.encode_memory(target.forward(step, target.new_cache(1, 64)))
     session.advance(Committed((end,), (end,), verified, root, memory))
     return session
 

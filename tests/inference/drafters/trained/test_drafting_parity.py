@@ -105,7 +105,7 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
     session, output = prefilled(drafter, tokens, 8)
     session.propose(Budget(8), [])  # leaves drafted rows behind, which must not matter
     more = target.forward(chain_step(tokens[:, 8:12], 8), output.cache)
-    session.advance(committed(tokens, 8, 12, drafter.encode(more, torch.arange(4)[None])))
+    session.advance(committed(tokens, 8, 12, drafter.encode_memory(more, torch.arange(4)[None])))
     fresh, _ = prefilled(drafter, tokens, 12)
     for kept, new in zip(_kept(session), _kept(fresh), strict=True):
         for got, expected in zip(kept, new, strict=True):
@@ -117,7 +117,7 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
 
 def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
     """Everything that a session keeps of tokens."""
-    rows = session.rows
+    rows = session.cache
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
     return [rows.own.prefix(12), rows.kept.prefix(12), *((one.keys, one.values) for one in tail)]
 
@@ -159,7 +159,7 @@ def test_advancing_twice_changes_nothing_and_a_gap_is_refused() -> None:
     drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
     tokens = torch.randint(0, 61, (1, 12))
     session, output = prefilled(drafter, tokens, 8)
-    memory = drafter.encode(output, torch.arange(8)[None])
+    memory = drafter.encode_memory(output, torch.arange(8)[None])
     before = session.propose(Budget(8), [])
     session.advance(committed(tokens, 0, 8, memory))
     assert torch.equal(session.propose(Budget(8), []).token_ids, before.token_ids)

@@ -7,14 +7,14 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.variants import VARIANTS
 
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.kv import SessionRows
+from inference.drafters.trained.kv import DrafterCache
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 KINDS = ["E2-mixture-P1", "feedback-E1-P0", "hybrid-mixture-P2", "tail-2-E1", "hybrid-tail-1"]
 
 
-def _bytes_of(rows: SessionRows) -> int:
+def _bytes_of(rows: DrafterCache) -> int:
     """Bytes of all memory behind the rows, each block counted once."""
     parts = [*rows.own.prefix(rows.capacity), *rows.kept.prefix(rows.capacity)]
     if rows.tail_cache is not None:
@@ -30,5 +30,5 @@ def test_bytes_per_token_are_those_of_a_sessions_memory(name: str, dtype: torch.
     target, settings = TargetAdapter(tiny_llama()), VARIANTS[name]
     shape = TreeShape(parallel_levels=settings.schedule.parallel_levels)
     drafter = TrainedDrafter(tiny_drafter(target, settings).to(dtype), target, shape)
-    rows = drafter.open(GREEDY, capacity=100, batch=3).rows
+    rows = drafter.new_session(GREEDY, capacity=100, batch=3).cache
     assert _bytes_of(rows) == drafter.bytes_per_token * 3 * rows.capacity

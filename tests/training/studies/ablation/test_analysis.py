@@ -17,10 +17,10 @@ from training.studies.ablation.uncertainty import Rate, Ratio, product, ratio, s
 FOUR_CELLS = (
     made_up_arm("base"),
     made_up_arm("contrast-off", objective={"contrast_weight": 0.0}),
-    made_up_arm("experts-off", drafter={"bank": {"num_experts": 1, "expert_width": 1030}}),
+    made_up_arm("experts-off", drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}}),
     made_up_arm(
         "both-off",
-        drafter={"bank": {"num_experts": 1, "expert_width": 1030}},
+        drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}},
         objective={"contrast_weight": 0.0},
     ),
 )
@@ -195,7 +195,7 @@ def test_without_an_interaction_none_is_claimed() -> None:
 
 def test_the_four_cells_are_found_among_other_arms() -> None:
     others = [
-        made_up_arm("experts-4", drafter={"bank": {"num_experts": 4}}),
+        made_up_arm("experts-4", drafter={"experts": {"num_experts": 4}}),
         made_up_arm("weaker", objective={"contrast_weight": 0.01}),
         made_up_arm("another", objective={"contrast_weight": 0.0, "token_loss": "reverse_kl"}),
     ]

@@ -27,7 +27,7 @@ TARGET = TargetRecord(
     kv_widths=(256,) * 12,
     fingerprint="any",
     num_hidden_states=13,
-    attention=AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, rope_base=10_000.0),
+    attention=AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, rope_theta=10_000.0),
 )
 
 
@@ -36,7 +36,7 @@ def base(workshop: Path) -> Path:
     """A base for two steps, with the heads of the target's layers."""
     path = workshop / "base.yaml"
     trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    drafter = {"trunk": trunk, "bank": {"expert_width": 256}}
+    drafter = {"trunk": trunk, "experts": {"intermediate_size": 256}}
     settings = tiny_run(workshop, steps=2, drafter=drafter)
     path.write_text(dump_settings(settings))
     return path
@@ -94,10 +94,10 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
     [
         "seed: 3",
         "steps: 10",
-        "data: {row_length: 16}",
+        "data: {sequence_length: 16}",
         "batch: {rows: 2}",
         "optimizer: {learning_rate: 0.1}",
-        "drafter: {bank: {expert_width: 8, num_experts: 1}}",
+        "drafter: {bank: {intermediate_size: 8, num_experts: 1}}",
         "",
     ],
 )

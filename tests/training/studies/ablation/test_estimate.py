@@ -21,7 +21,9 @@ from training.studies.ablation.estimate import Estimate, estimate, render
 def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
     """A base and two arms, and what they are trained on."""
     base, delta, other = (workshop / f"{name}.yaml" for name in ("a", "experts-1", "parallel-0"))
-    base.write_text(dump_settings(tiny_run(workshop, drafter={"bank": {"expert_width": 256}})))
+    base.write_text(
+        dump_settings(tiny_run(workshop, drafter={"experts": {"intermediate_size": 256}}))
+    )
     delta.write_text("drafter: {bank: {num_experts: 1}}")
     other.write_text("drafter: {schedule: {autoregressive_levels: 3, parallel_levels: 0}}")
     arms = read_arms(base, [delta, other])
@@ -65,7 +67,9 @@ def test_a_step_has_all_its_micro_batches(
         return {"micro-batch": 2.0, "update": 0.5}
 
     monkeypatch.setattr(speed, "medians", medians)
-    settings = tiny_run(workshop, batch={"rows": 6, "micro_batch": 2}, optimizer={"kind": kind})
+    settings = tiny_run(
+        workshop, batch={"global_batch_size": 6, "micro_batch_size": 2}, optimizer={"kind": kind}
+    )
     assert seconds_per_step(prepare(settings), torch.device("cpu")) == 3 * 2.0 + 0.5
 
 

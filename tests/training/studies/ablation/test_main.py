@@ -19,7 +19,7 @@ SQUARE = ("experts-1", "contrast-loss-off", "experts-1-contrast-loss-off")
 @pytest.fixture
 def command(workshop: Path) -> list[str]:
     """The words of a small study."""
-    settings = tiny_run(workshop, steps=4, drafter={"bank": {"expert_width": 64}})
+    settings = tiny_run(workshop, steps=4, drafter={"experts": {"intermediate_size": 64}})
     (workshop / "base.yaml").write_text(dump_settings(settings))
     return [
         *("--base", str(workshop / "base.yaml"), "--out", str(workshop / "study")),
@@ -136,12 +136,12 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
     ("words", "expected"),
     [
         (["--rerun", "other"], "no such arm to run again"),
-        (["--set", "data.held_out=0"], "too few prompts to measure on"),
+        (["--set", "data.validation_size=0"], "too few prompts to measure on"),
         (["--prompts", "nowhere.jsonl"], "cannot read the prompts"),
         (["--seeds", "0"], "seeds"),
         (["--trees", "candidates=costs"], "at least 6 different ones"),
         (["--trees", "candidates=none"], "or candidates=costs"),
-        (["--set", "drafter.bank.expert_width=1"], "cannot be made as large"),
+        (["--set", "drafter.experts.intermediate_size=1"], "cannot be made as large"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
@@ -151,7 +151,7 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
     expected: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    configs = ["experts-4"] if "expert_width" in words[-1] else ["contrast-loss-off"]
+    configs = ["experts-4"] if "intermediate_size" in words[-1] else ["contrast-loss-off"]
     assert main([*command, *_configs(*configs), *words]) == 2
     assert expected in capsys.readouterr().err
     assert not (workshop / "study" / "runs").exists()

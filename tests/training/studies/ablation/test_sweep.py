@@ -24,7 +24,7 @@ RATES = "optimizer.learning_rate=0.01,0.02,0.04"
 @pytest.fixture
 def command(workshop: Path) -> list[str]:
     """The words of a small study with a sweep."""
-    settings = tiny_run(workshop, steps=2, drafter={"bank": {"expert_width": 64}})
+    settings = tiny_run(workshop, steps=2, drafter={"experts": {"intermediate_size": 64}})
     (workshop / "base.yaml").write_text(dump_settings(settings))
     write_jsonl(workshop / "dev.jsonl", ({"prompt": text[:12]} for text in TEXTS[:3]))
     write_jsonl(workshop / "test.jsonl", ({"prompt": text[4:16]} for text in TEXTS[3:]))
@@ -144,7 +144,7 @@ def test_a_dry_run_counts_the_sweep(command: list[str], capsys: pytest.CaptureFi
         (["--sweep", "optimizer.learning_rates=1,2"], "one of optimizer.learning_rate"),
         (["--sweep", "optimizer.kind=1,2"], "one of optimizer.learning_rate"),
         (["--sweep", "objective.contrast_weight=0.1,0.2"], "one of optimizer.learning_rate"),
-        (["--sweep", "batch.draws=1,2"], "one of optimizer.learning_rate"),
+        (["--sweep", "batch.anchor_samples=1,2"], "one of optimizer.learning_rate"),
         (["--sweep", "steps=1,2"], "one of optimizer.learning_rate"),
         (["--sweep", "optimizer.learning_rate=0.1"], "two or more different numbers"),
         (["--sweep", "optimizer.learning_rate=0.1,0.10"], "two or more different numbers"),
