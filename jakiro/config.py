@@ -20,29 +20,29 @@ def _changed(settings: Settings) -> set[str]:
 
 
 class TrunkSettings(Settings):
-    """What turns tokens and the target's state into vectors, and the geometry of its attention.
-
-    Attributes:
-        kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
-            features beside tokens, its own where the target's are not known yet; "hybrid" does
-            both.
-        num_heads: of each attention, as the next three; None for those of the target's last layer.
-        fusion_layers: the hidden states that are fused into the features that are read (0: the
-            embedding, k: behind layer k); None for the last one as it is. This and what follows is
-            not for "moa".
-        ttt_steps: how many steps of drafting training goes through, all but the first on the
-            drafter's own features.
-        input_norms: whether tokens and features are normalised when read.
-    """
+    """The attention part of a trained drafter."""
 
     kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
+    """What the trunk reads. moa: tokens, and the target's memory by cross-attention; nothing is fed
+    back. feedback: tokens and features; where the target's features are not known yet, its own.
+    hybrid: both."""
     num_heads: int | None = Field(None, ge=1)
+    """Query heads of each attention; null: as in the target's last layer."""
     num_kv_heads: int | None = Field(None, ge=1)
+    """Key/value heads of each attention; null: as in the target's last layer."""
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
+    """Size of each head; null: as in the target's last layer."""
     rope_theta: float | None = Field(None, gt=0)
+    """Wavelength base of the rotary positions; null: as in the target's last layer."""
     fusion_layers: tuple[int, ...] | None = None
+    """For feedback and hybrid: indices of the hidden states that are fused into features, as in
+    EAGLE-3 (0: the embedding, k: after layer k); null: the last hidden state alone, as in EAGLE-2.
+    """
     ttt_steps: int = Field(1, ge=1, le=8)
+    """For feedback and hybrid: drafting steps that training performs (training-time test); the
+    first reads the target's features, the others the drafter's own."""
     input_norms: bool = True
+    """For feedback and hybrid: normalise tokens and features before they are read."""
 
     @property
     def attends_memory(self) -> bool:
@@ -91,42 +91,48 @@ class TrunkSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """How the target's per-layer state becomes memory, see `moa.memory`.
-
-    Attributes:
-        source: keys and values of layers, or hidden states (0: the embedding, k: behind layer k;
-            the last one is the feature that the target's own head reads).
-        layers: which of them are read; None for all keys and values, or for an early, a middle and
-            the last hidden state.
-        layer_attention: whether layers attend to each other; if not, they are read side by side,
-            and None stands for the last hidden state alone, which is memory as it is.
-        common_width: project each layer to this width first.
-        num_heads: of the layer self-attention, as the other sizes.
-    """
+    """How the target's state becomes the drafter's memory, see `moa.memory`."""
 
     source: Literal["kv", "hidden"] = "kv"
+    """kv: keys and values of the target's layers. hidden: hidden states (0: the embedding, the last
+    one: the feature)."""
     layers: tuple[int, ...] | None = None
+    """Indices of the layers or hidden states that are read; null: all keys and values, or an early,
+    a middle and the last hidden state (without layer_attention the last one alone)."""
     layer_attention: bool = True
-    common_width: int | None = Field(None, ge=1)  # project each layer to this width first
+    """Layers attend to each other (layer self-attention); false: they are concatenated, and the
+    last feature alone is used as memory unchanged."""
+    common_width: int | None = Field(None, ge=1)
+    """Project the state of each layer to this width first; null: no projection."""
     num_heads: int = Field(2, ge=1)
+    """Heads of the layer self-attention."""
     head_dim: int = Field(32, ge=2, multiple_of=2)
+    """Size of each head of the layer self-attention."""
     mlp_width: int = Field(128, ge=1)
+    """Width of the feed-forward part of the layer self-attention."""
 
 
 class ExpertsSettings(Settings):
-    """The expert bank, see `jakiro.experts.ExpertBank`."""
+    """The mixture of experts after the trunk, see `jakiro.experts`."""
 
     num_experts: Literal[1, 2, 4] = 2
+    """Number of experts; 1 switches experts off."""
     intermediate_size: int = Field(512, ge=1)
+    """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"
+    """mixture: a mixture of softmaxes, one distribution from several experts. sum: one feature and
+    one softmax from all experts."""
     contrastive_head: bool = True
+    """The parallel levels see the difference between the experts."""
 
 
 class ScheduleSettings(Settings):
-    """Depth of the draft: trunk passes, then levels read off the last pass."""
+    """Depth of the draft: passes of the trunk, then levels that are read off the last pass."""
 
     autoregressive_levels: int = Field(2, ge=1, le=16)
+    """Levels that take a pass of the trunk each; in training, anchors lie up to this far back."""
     parallel_levels: int = Field(1, ge=0, le=3)
+    """Further levels, read off the last pass."""
 
     @property
     def depth(self) -> int:
@@ -135,24 +141,22 @@ class ScheduleSettings(Settings):
 
 
 class DrafterSettings(Settings):
-    """Everything that decides a drafter's parameters and its schedule.
-
-    Attributes:
-        trunk: the first half of the drafter.
-        memory: for the trunk's cross-attention; a feedback trunk has none, whatever stands here.
-        bank: the second half.
-        schedule: how deep it drafts.
-        tail_layers: target layer inference (arXiv 2410.03804): how many of the target's own last
-            layers follow the bank, whose output then stands for the input of the first of them.
-        draft_vocab_size: draft only so many tokens, those most frequent in training; None for all.
-    """
+    """Everything that decides a drafter's parameters and its schedule."""
 
     trunk: TrunkSettings = TrunkSettings()
+    """The attention part of the drafter."""
     memory: MemorySettings = MemorySettings()
+    """The memory that the trunk attends to; unused by a feedback trunk."""
     experts: ExpertsSettings = ExpertsSettings()
+    """The mixture of experts after the trunk."""
     schedule: ScheduleSettings = ScheduleSettings()
+    """The depth of the draft."""
     tail_layers: Literal[0, 1, 2] = 0
+    """Target layer inference (arXiv 2410.03804): this many of the target's own last layers follow
+    the experts, which then predict the input of the first of them. Needs experts.combine sum and no
+    parallel levels."""
     draft_vocab_size: int | None = Field(None, ge=1)
+    """Draft only this many tokens, the most frequent ones in training; null: all."""
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":

@@ -150,7 +150,9 @@ Location = Sequence[int | str]
 class Settings(BaseModel):
     """Base of every group of settings: it cannot change, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+    )
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
