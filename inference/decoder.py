@@ -184,7 +184,7 @@ class Decoding:
             return requests
         ticket = counter.take()
         return [
-            replace(one, sampling=replace(one.sampling, turn=ticket.number), turn=ticket)
+            replace(one, sampling=replace(one.sampling, request_index=ticket.number), ticket=ticket)
             for one in requests
         ]
 

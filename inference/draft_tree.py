@@ -68,7 +68,7 @@ class DraftTree:
             base_length=base_length,
             max_depth=0,
             max_siblings=0,
-            round_id=step_id,
+            step_id=step_id,
         )
 
     def limited(self, last_position: int) -> "DraftTree":

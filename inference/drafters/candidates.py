@@ -56,7 +56,7 @@ def deterministic_tree(
     Args:
         rows: of each sequence.
         base_length: positions of the roots.
-        round_id: of the trees.
+        step_id: of the trees.
         proposers: of each sequence's candidates; by default there is one, 0.
     """
     count = max(len(one.token_ids) for one in rows)

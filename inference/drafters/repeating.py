@@ -319,7 +319,7 @@ class RepeatingSession:
         return replace(
             result,
             path=paths,
-            accepted_length=[len(own) for own in paths],
+            num_accepted=[len(own) for own in paths],
             next_token=next_token,
             target_probs=target_probs,
             logits=logits,

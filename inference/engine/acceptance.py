@@ -41,7 +41,7 @@ def accept_trees(
         tree: the candidates.
         logits: the target's, after the root and after each node.
         sequences: whose trees these are.
-        round_id: with seed and row, the key of the random numbers.
+        step_id: with seed and row, the key of the random numbers.
 
     Raises:
         NumericalError: a law that decides is not finite.

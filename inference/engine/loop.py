@@ -165,7 +165,7 @@ class DecodeRun:
         last = self.target.spec.max_position - 1
         if max(self.context.lengths) + tree.max_depth > last:
             tree = tree.limited(last)
-        return replace(tree, round_id=self.num_steps)
+        return replace(tree, step_id=self.num_steps)
 
     def _tree_step(self, tree: DraftTree) -> StepInput:
         """Return the roots and their trees as one target step; node n is query n + 1."""

@@ -65,7 +65,7 @@ class Evaluation:
     def _measure_rows(self, drafter: JakiroDrafter) -> dict[str, Any]:
         module = TrainingModule(drafter, self._settings.objective)
         meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
-        bank = self._settings.drafter.experts
+        experts = self._settings.drafter.experts
         diversity = Diversity(self._processes, experts.num_experts, experts.combine == "mixture")
         for batch in self._held_out_batches():
             view = self._reader.view(batch)

@@ -56,7 +56,7 @@ def look_at_target(
     if tail is None:
         return view
     tail_input = cache.state(slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
-    return view._replace(tail_input=tail_input, tail_rows=tail.kv(cache, slots))
+    return view._replace(tail_input=tail_input, tail_kv=tail.kv(cache, slots))
 
 
 def read_rows(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:

@@ -132,7 +132,7 @@ def tell_in_features(
 
 
 def _start_experts(
-    bank: MixtureOfExperts, feed_forward: LayerFeedForward, fit: LayerFit, seed: int
+    experts: MixtureOfExperts, feed_forward: LayerFeedForward, fit: LayerFit, seed: int
 ) -> int:
     """Give experts the strongest units, not quite the same ones; return how many."""
     assert fit.strengths is not None
@@ -140,15 +140,15 @@ def _start_experts(
     num_units = len(fit.strengths)
     if experts.num_experts > 1:
         num_units = round(num_units * _SHARE_OF_UNITS)
-    num_kept = min(bank.down.shape[1], num_units)
-    gate_up = bank.gate_up.weight.unflatten(0, (experts.num_experts, 2, -1))
+    num_kept = min(experts.down.shape[1], num_units)
+    gate_up = experts.gate_up.weight.unflatten(0, (experts.num_experts, 2, -1))
     for expert in range(experts.num_experts):
         luck = torch.rand(len(fit.strengths), generator=generator).to(fit.strengths)
         weighed = fit.strengths * (1 + luck if experts.num_experts > 1 else 1)
         kept = weighed.argsort(descending=True)[:num_kept]
         gate_up[expert, 0, :num_kept] = feed_forward.gate[kept]
         gate_up[expert, 1, :num_kept] = feed_forward.up[kept]
-        bank.down[expert].zero_()
-        bank.down[expert, :num_kept] = (fit.scale[:, None] * feed_forward.down[:, kept]).T
-    bank.norm.weight.copy_(feed_forward.gain * fit.shrinkage / fit.scale)
+        experts.down[expert].zero_()
+        experts.down[expert, :num_kept] = (fit.scale[:, None] * feed_forward.down[:, kept]).T
+    experts.norm.weight.copy_(feed_forward.gain * fit.shrinkage / fit.scale)
     return num_kept

@@ -22,7 +22,7 @@ from training.data.draft_vocabulary import choose_draft_ids
 from training.data.packing import PackedRows
 from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
-from training.data.validation_size import Documents, choose_held_out, prompts_of, read_prompts
+from training.data.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
 from training.setup.loading import load_model, load_tokenizer, vocab_size_of

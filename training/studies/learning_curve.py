@@ -22,7 +22,7 @@ from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
 from training.config import TrainSettings
 from training.data.packing import PackedRows
-from training.data.validation_size import choose_held_out
+from training.data.held_out import choose_held_out
 from training.loop.run_folder import RunFolder
 from training.setup.loading import load_tokenizer
 from training.setup.preparation import open_store

@@ -91,7 +91,7 @@ def expected_bytes(
     Raises:
         CheckpointError: there is an index of shards that cannot be read.
     """
-    features, batch = settings.target_states, settings.batch
+    target_states, batch = settings.target_states, settings.batch
     if target_states.source == "online" or target_states.folder is None:
         return ExpectedBytes(0, is_exact=True)
     index = read_index(target_states.folder.expanduser().absolute())

@@ -85,7 +85,7 @@ def view_of(
         for number, shape in enumerate(tail.shapes, tail.input_state)
         for part in _heads(parts[f"layer.{number}"], shape)
     )
-    return view._replace(tail_input=_hidden(parts, tail.input_state), tail_rows=tuple(rows))
+    return view._replace(tail_input=_hidden(parts, tail.input_state), tail_kv=tuple(rows))
 
 
 def _only(cache: SlotCache, slots: Tensor, source: StateSource) -> Tensor:

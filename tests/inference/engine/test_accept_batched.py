@@ -47,7 +47,7 @@ def _joined(trees: Sequence[DraftTree]) -> DraftTree:
         sparse = SparseDistribution(
             torch.cat([one.ids for one in laws]), torch.cat([one.probs for one in laws])
         )
-    return replace(trees[0], **fields, laws=sparse)
+    return replace(trees[0], **fields, draft_probs=sparse)
 
 
 def _mixed(tree: DraftTree) -> DraftTree:
@@ -109,7 +109,7 @@ def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> N
     tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
     assert tree.draft_probs is not None
     impossible = tree.draft_probs.probs * (tree.draft_probs.ids != tree.token_ids[0, 0])
-    tree = replace(tree, laws=SparseDistribution(tree.draft_probs.ids, impossible))
+    tree = replace(tree, draft_probs=SparseDistribution(tree.draft_probs.ids, impossible))
     law = torch.full((1, VOCAB), 1 / VOCAB)
     uniforms = torch.full((1, tree.num_nodes + 1), 0.999, dtype=torch.float64)
     assert not bool(accept_paths(tree, lambda nodes: law, uniforms).is_sound)
@@ -125,7 +125,7 @@ def test_no_walk_accepts_by_a_draft_law_that_is_none(place: str, wrong: float) -
     planted = {"candidate": is_first, "another token": ~is_first, "all": is_first | ~is_first}
     probs = tree.draft_probs.probs.clone()
     probs[0, 0, planted[place]] = wrong
-    tree = replace(tree, laws=SparseDistribution(tree.draft_probs.ids, probs))
+    tree = replace(tree, draft_probs=SparseDistribution(tree.draft_probs.ids, probs))
     law = torch.full((1, VOCAB), 1 / VOCAB)
     for uniform in (0.0, 0.5, 0.999):
         uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)

@@ -228,7 +228,7 @@ def test_duplicate_siblings_among_drawn_candidates_are_caught() -> None:
 
 def test_sampled_candidates_without_their_law_are_refused() -> None:
     def lawless(tree: DraftTree) -> DraftTree:
-        return replace(tree, laws=None)
+        return replace(tree, draft_probs=None)
 
     with pytest.raises(ValueError, match="without their draft law"):
         two_step_error(TABLES, SAMPLED, no_processors(), lawless)

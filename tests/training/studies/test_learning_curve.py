@@ -12,7 +12,7 @@ from jakiro.cli import app
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
 from training.data.token_store import open_tokens
-from training.data.validation_size import choose_held_out
+from training.data.held_out import choose_held_out
 from training.studies.learning_curve import LearningCurve, Point, parse_shares, verdict
 from training.train import train
 
