@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import typer
 from typer.cli import get_docs_for_click
+from typer.core import MARKUP_MODE_KEY
 
 from jakiro.cli import app
 
@@ -44,6 +45,7 @@ def test_keys_are_described_as_at_their_fields(name: str) -> None:
 def test_the_reference_of_the_command_line_has_every_command() -> None:
     command = typer.main.get_command(app)
     context = typer.Context(command)
+    context.obj = {MARKUP_MODE_KEY: app.rich_markup_mode}
     text = get_docs_for_click(obj=command, ctx=context, name="jakiro", title="Command line")
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert page.strip() == text.strip(), "remedy: make reference"
