@@ -6,13 +6,15 @@ ARGS ?=
 TRANSFORMERS ?= 5.17.0 newest
 # Tests compute on one thread each; those of a file share what they prepare.
 WORKERS ?= -n auto --maxprocesses 8 --dist loadfile
+QUICK := not slow and not faults and not gpu
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-matrix check docs figures reference bench bench-engine wheel clean
+.PHONY: help demo test test-all test-faults test-matrix coverage check docs figures reference bench bench-engine \
+    wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -33,10 +35,10 @@ demo: $(READY)  ## Train a target and a drafter, generate, and show the gain
 	$(BIN)/jakiro demo $(ARGS)
 
 test: $(READY)  ## Run the tests, without the slow matrices
-	$(BIN)/python -m pytest -m 'not slow and not faults' $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
 
-test-all: $(READY)  ## Run every test
-	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+test-all: $(READY)  ## Run every test that needs no GPU
+	$(BIN)/python -m pytest -m 'not gpu' $(WORKERS) $(ARGS)
 
 test-faults: $(READY)  ## Kill training at many points, also while it writes, and resume it
 	$(BIN)/python -m pytest -m faults $(ARGS)
@@ -49,8 +51,12 @@ test-matrix:  ## Run the tests with the oldest and the newest supported transfor
 	    grep -vE '^(transformers|tokenizers|huggingface[-_]hub|safetensors)==' $(CONSTRAINTS) > "$$room/constraints.txt"; \
 	    PIP_CONSTRAINT="$$room/constraints.txt" "$$room/bin/pip" install --quiet -e '.[dev]' "$$wanted"; \
 	    echo "transformers $$("$$room/bin/python" -c 'import transformers; print(transformers.__version__)')"; \
-	    PATH="$$PWD/$$room/bin:$$PATH" "$$room/bin/python" -m pytest -m 'not slow and not faults' $(ARGS); \
+	    PATH="$$PWD/$$room/bin:$$PATH" "$$room/bin/python" -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS); \
 	done
+
+coverage: $(READY)  ## Measure how much of the core its own tests run
+	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) --cov=moa --cov=inference.engine --cov=training.loss \
+	    --cov-fail-under=95 tests/moa tests/inference/engine tests/training/loss $(ARGS)
 
 check: $(READY)  ## Lint, formatting, types, import direction
 	$(BIN)/ruff check
@@ -87,7 +93,7 @@ wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean e
 	"$$room/venv/bin/pip" install -c $(CONSTRAINTS) "$$(ls dist/jakiro-*.whl)[dev]"; \
 	cd "$$room"; \
 	JAKIRO_TEST_INSTALLED=1 PATH="$$room/venv/bin:$$PATH" venv/bin/python -m pytest \
-	    -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider -m 'not slow and not faults' $(CURDIR)/tests
+	    -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider -m '$(QUICK)' $(WORKERS) $(CURDIR)/tests
 
 clean:  ## Remove what was built or cached here, the environment included
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

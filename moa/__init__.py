@@ -1,1 +1,1 @@
-"""Mixture of attentions: plain modules that attend over the layers and the tokens of a target."""
+"""Attention modules over the layers and the tokens of a target (Mixture of Attentions)."""

@@ -1,4 +1,4 @@
-"""Cross-attention from drafted positions to the memory of verified tokens (arXiv 2410.03804)."""
+"""Self-attention over tokens, and cross-attention to memory of verified ones (arXiv 2410.03804)."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,29 +11,30 @@ from moa.rotary import Rotary
 
 
 class KV(NamedTuple):
-    """Keys (rotated) and values of some positions."""
+    """Rotated keys, and values, of some tokens."""
 
-    keys: Float[Tensor, "batch kv_heads rows dim"]
-    values: Float[Tensor, "batch kv_heads rows dim"]
+    keys: Float[Tensor, "batch kv_heads tokens dim"]
+    values: Float[Tensor, "batch kv_heads tokens dim"]
 
 
 @runtime_checkable
 class KVStore(Protocol):
-    """Takes the rows of the tokens now being read and returns all rows they may attend to."""
+    """Takes keys and values of the queries and returns all that the queries may attend to."""
 
-    def __call__(self, rows: KV) -> KV: ...
+    def __call__(self, kv: KV, /) -> KV: ...
 
 
-def no_history(rows: KV) -> KV:
-    """The store of a pass over whole sequences: tokens attend to each other, to nothing older."""
-    return rows
+def no_history(kv: KV) -> KV:
+    """Return `kv` unchanged: the queries are whole sequences and attend only to each other."""
+    return kv
 
 
 class CrossAttention(nn.Module):
     """Pre-norm attention whose keys and values come from memory, with a residual connection.
 
-    Queries and rows are rotated by absolute positions, so the distance from a drafted position to
-    the last verified one is visible. Rows are projected once per verified token and cached.
+    Queries and keys are rotated by absolute positions, so the distance from a drafted position to
+    the last verified one is visible. Memory is projected once per verified token; the keys and
+    values are cached.
 
     Args:
         hidden: width of the residual stream and of memory.
@@ -57,10 +58,15 @@ class CrossAttention(nn.Module):
 
     def kv(
         self,
-        memory: Float[Tensor, "batch rows hidden"],
-        positions: Int[Tensor, "batch rows"],
+        memory: Float[Tensor, "batch tokens hidden"],
+        positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return keys and values of `memory` of the verified tokens at `positions`."""
+        """Return keys and values of memory.
+
+        Args:
+            memory: one vector per verified token.
+            positions: absolute positions of these tokens.
+        """
         keys, values = self._heads(self.key_value(self.memory_norm(memory))).chunk(2, dim=1)
         return KV(self.rotary(keys, positions), values)
 
@@ -71,7 +77,14 @@ class CrossAttention(nn.Module):
         memory: KV,
         mask: Bool[Tensor, "batch 1 queries keys"],
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Let each position attend to the memory rows that `mask` allows (True: may see)."""
+        """Return the residual stream after each query has attended to memory.
+
+        Args:
+            stream: the residual stream at each query.
+            positions: absolute positions of the queries.
+            memory: keys and values from `kv`.
+            mask: True where a query may see a key.
+        """
         queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
         mixed = scaled_dot_product_attention(queries, *memory, mask, enable_gqa=True)
         return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
@@ -83,8 +96,8 @@ class CrossAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Pre-norm grouped-query attention with a residual connection.
 
-    Where its input is the token embedding, rows depend on a token and its position alone, so those
-    of accepted tokens stay valid and those of rejected ones are simply forgotten.
+    If its input is the token embedding, keys and values depend only on a token and its position:
+    those of accepted tokens stay valid, and those of rejected tokens are dropped.
 
     Args:
         hidden: width of the residual stream.
@@ -107,15 +120,20 @@ class SelfAttention(nn.Module):
 
     @property
     def kv_shapes(self) -> list[tuple[int, int]]:
-        """Heads, and size of a head, of keys and of values."""
+        """The number of heads and the head size, of keys and of values."""
         return [(self.num_kv_heads, self.head_dim)] * 2
 
     def kv(
         self,
-        embeddings: Float[Tensor, "batch rows hidden"],
-        positions: Int[Tensor, "batch rows"],
+        embeddings: Float[Tensor, "batch tokens hidden"],
+        positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return keys and values of `embeddings` standing at `positions`."""
+        """Return keys and values of tokens.
+
+        Args:
+            embeddings: the residual stream at each token.
+            positions: absolute positions of the tokens.
+        """
         weight = self.project.weight[self.num_heads * self.head_dim :]
         keys, values = self._heads(linear(self.norm(embeddings), weight)).chunk(2, dim=1)
         return KV(self.rotary(keys, positions), values)
@@ -127,7 +145,14 @@ class SelfAttention(nn.Module):
         mask: Bool[Tensor, "batch 1 queries keys"],
         store: KVStore = no_history,
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Let tokens attend to the rows that `store` returns and `mask` allows (True: may see)."""
+        """Return the residual stream after each query has attended to earlier tokens.
+
+        Args:
+            embeddings: the residual stream at each query.
+            positions: absolute positions of the queries.
+            mask: True where a query may see a key that `store` returns.
+            store: a function from the queries' own keys and values to all visible ones.
+        """
         heads = self._heads(self.project(self.norm(embeddings)))
         rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)
         queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)

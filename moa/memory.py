@@ -1,4 +1,4 @@
-"""Layer self-attention: each token attends over the target's layers (arXiv 2410.03804)."""
+"""Memory of verified tokens: each token attends over the target's layers (arXiv 2410.03804)."""
 
 import torch
 from einops import rearrange
@@ -12,11 +12,11 @@ from moa.rotary import Rotary
 class LayerSelfAttention(nn.Module):
     """One pre-norm transformer layer whose sequence axis is the target's layer axis.
 
-    Bidirectional, rotary over the layer index; tokens never mix.
+    Attention is bidirectional, with a rotary embedding of the layer index; tokens never mix.
 
     Args:
         width: size of one layer's state.
-        num_heads: attention heads, independent of the target's own.
+        num_heads: number of attention heads, independent of the target's own.
         head_dim: size of one head, even.
         mlp_width: inner width of the SwiGLU feed-forward part.
     """
@@ -35,7 +35,7 @@ class LayerSelfAttention(nn.Module):
     def forward(
         self, state: Float[Tensor, "tokens layers width"]
     ) -> Float[Tensor, "tokens layers width"]:
-        """Return `state` after the layers of each token have attended to each other."""
+        """Return `state` after each token's layers have attended to each other."""
         state = state + self.output(self._mix(self.attention_norm(state)))
         gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
         return state + self.down(silu(gate) * up)
@@ -54,10 +54,10 @@ class LayerSelfAttention(nn.Module):
 
 
 class LayerProjection(nn.Module):
-    """Brings every layer's state to a common width with a matrix of its own.
+    """Projects every layer's state to a common width, with a separate matrix for each layer.
 
     Args:
-        num_layers: how many target layers are read.
+        num_layers: number of target layers that are read.
         width: size of one layer's raw state.
         common_width: size after the projection.
     """
@@ -70,26 +70,26 @@ class LayerProjection(nn.Module):
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens layers common"]:
-        """Return each layer's state through that layer's own matrix."""
+        """Return each layer's state, normalised and projected by that layer's matrix."""
         return torch.einsum("btlw,lwc->btlc", self.norm(state), self.weight)
 
 
 class MemoryEncoder(nn.Module):
     """Layer self-attention, mean over layers, and a projection to the drafter's width.
 
-    Without layer self-attention the layers' states are projected side by side; a single state that
-    is as wide as memory is memory as it is.
+    Without layer self-attention the layers' states are concatenated and projected together; a
+    single state that is as wide as memory is used unchanged.
 
     Args:
-        num_layers: how many states of the target are read.
+        num_layers: number of target states that are read per token.
         width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
         hidden: width of the memory that cross-attention reads.
-        num_heads: heads of the layer self-attention.
-        head_dim: size of one of its heads.
-        mlp_width: inner width of its feed-forward part.
-        common_width: if given, each layer is first projected to this width.
+        num_heads: number of heads of the layer self-attention.
+        head_dim: size of one head of the layer self-attention, even.
+        mlp_width: inner width of the feed-forward part of the layer self-attention.
+        common_width: width that each layer is projected to first; None to skip that projection.
         layer_attention: whether layers attend to each other.
-        always_project: project even a single state that is as wide as memory.
+        always_project: whether a single state that is as wide as memory is projected, too.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class MemoryEncoder(nn.Module):
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens hidden"]:
-        """Return one memory vector per token; tokens do not influence each other."""
+        """Return one memory vector per token; no token influences another token's vector."""
         projected = self.project_layers(state)
         tokens = rearrange(projected, "b t l w -> (b t) l w")
         if self.layer_attention is None:

@@ -17,16 +17,21 @@ class Rotary(nn.Module):
         super().__init__()
         self.head_dim = head_dim
         self.base = base
-        # Derived, so neither parameter nor buffer: loaders that build modules on the meta device
-        # would leave a buffer that no checkpoint holds uninitialised.
+        # Neither a parameter nor a buffer, since it follows from the arguments: loaders that build
+        # modules on the meta device leave a buffer uninitialised that is not in the checkpoint.
         self._frequencies: Tensor | None = None
 
     def forward(
         self,
-        heads: Float[Tensor, "batch heads rows dim"],
-        positions: Int[Tensor, "#batch rows"],
-    ) -> Float[Tensor, "batch heads rows dim"]:
-        """Return `heads` rotated by `positions`; angles are computed in float32."""
+        heads: Float[Tensor, "batch heads tokens dim"],
+        positions: Int[Tensor, "#batch tokens"],
+    ) -> Float[Tensor, "batch heads tokens dim"]:
+        """Return head vectors rotated by their positions; angles are computed in float32.
+
+        Args:
+            heads: queries or keys.
+            positions: absolute position of each token (or index of each layer).
+        """
         angles = positions[:, None, :, None] * self._on(heads.device)
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""The trunk: self-attention over tokens, perhaps with features, and cross-attention to memory."""
+"""The trunk: self-attention over tokens (and features), then cross-attention to memory."""
 
 from typing import NamedTuple
 
@@ -15,16 +15,16 @@ class FeatureInput(nn.Module):
     """Joins each token with the feature of the position before it: `[embedding(x_i); f_{i-1}]`.
 
     EAGLE (arXiv 2401.15077, 2406.16858), EAGLE-3 (2503.01840) and published Jakiro (2502.06282)
-    draft with this input. f is the target's own feature where it is known; beyond, the drafter's
-    prediction is read in its place.
+    draft with this input. f is the target's own feature at verified positions, and the drafter's
+    prediction at later ones.
 
         position            i - 1            i
         token                                x_i
-        feature             f_{i-1}          the output here predicts f_i, the law of x_{i+1}
+        feature             f_{i-1}          the output here predicts f_i, hence x_{i+1}
 
     Args:
         hidden: width of embeddings and features.
-        input_norms: whether both are normalised first, as EAGLE-3 does.
+        input_norms: whether embeddings and features are normalised first, as in EAGLE-3.
     """
 
     def __init__(self, hidden: int, input_norms: bool) -> None:
@@ -37,26 +37,31 @@ class FeatureInput(nn.Module):
         """Return the start of the residual stream.
 
         Args:
-            embeddings: of the tokens.
-            previous: the feature of the position before each; zeros before the first.
+            embeddings: token embeddings.
+            previous: the feature of the position before each token; zeros before the first.
         """
         return self.join(self.normed(embeddings, previous))
 
     def normed(
         self, embeddings: Vectors, previous: Vectors
     ) -> Float[Tensor, "batch queries twice_hidden"]:
-        """Return what is joined; arguments as for `forward`."""
+        """Return the concatenated inputs of the joining matrix.
+
+        Args:
+            embeddings: token embeddings.
+            previous: the feature of the position before each token; zeros before the first.
+        """
         both = (self.token_norm(embeddings), self.feature_norm(previous))
         return torch.cat(both, dim=-1)
 
 
 class TrunkInputs(NamedTuple):
-    """What queries may know of verified tokens; a trunk is given what it reads.
+    """Features and memory of verified tokens; a part is None if the trunk does not read it.
 
     Attributes:
-        previous: the feature of the position before each query, the target's or a prediction.
-        rows: memory of verified tokens.
-        mask: True where a query may look at it.
+        previous: the feature of the position before each query, from the target or predicted.
+        memory: keys and values of the memory of verified tokens.
+        mask: True where a query may see a memory entry.
     """
 
     previous: Float[Tensor, "batch queries hidden"] | None = None
@@ -65,13 +70,13 @@ class TrunkInputs(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """Turns tokens, and what is known of verified ones, into one vector per position.
+    """Turns tokens, and the target's state at verified positions, into one vector per position.
 
     With memory alone this is the Mixture of Attentions (arXiv 2410.03804): no feature of the
-    drafter is ever fed back, so drafting any number of steps drifts in tokens only. With features
-    alone it is the attention half of EAGLE's decoder layer. With both, features that are fed back
-    come together with attention to the target's layers. The output at position i is meant to
-    predict the target's feature at i, from tokens up to i and what is known of verified positions.
+    drafter is ever fed back, so only drafted tokens can be wrong, however many passes are made.
+    With features alone it is the attention half of EAGLE's decoder layer. With both, the trunk
+    reads fed-back features and attends to the target's layers. The output at position i is trained
+    to predict the target's feature at i, from tokens up to i and from verified positions.
 
     Args:
         hidden: width of the residual stream (the target's hidden size).
@@ -81,7 +86,7 @@ class Trunk(nn.Module):
         rope_theta: wavelength base of the rotary embedding.
         attends_memory: whether there is cross-attention to memory.
         reads_features: whether tokens are joined with features.
-        input_norms: see `FeatureInput`.
+        input_norms: whether tokens and features are normalised before they are joined.
     """
 
     def __init__(
@@ -103,14 +108,19 @@ class Trunk(nn.Module):
 
     def kv(
         self,
-        embeddings: Float[Tensor, "batch rows hidden"],
-        positions: Int[Tensor, "batch rows"],
-        previous: Float[Tensor, "batch rows hidden"] | None = None,
+        embeddings: Float[Tensor, "batch tokens hidden"],
+        positions: Int[Tensor, "batch tokens"],
+        previous: Float[Tensor, "batch tokens hidden"] | None = None,
     ) -> KV:
-        """Return the self-attention rows of tokens, given the features before them if it reads any.
+        """Return the self-attention's keys and values of tokens.
 
-        Without features they depend on token and position alone, so those of accepted tokens are
+        Without features they depend only on token and position, so those of accepted tokens are
         never computed again.
+
+        Args:
+            embeddings: token embeddings.
+            positions: absolute positions of the tokens.
+            previous: the feature of the position before each token; None if no features are read.
         """
         return self.self_attention.kv(self._start(embeddings, previous), positions)
 
@@ -125,11 +135,12 @@ class Trunk(nn.Module):
         """Return the trunk's vector for each query.
 
         Args:
-            embeddings: of the tokens.
-            positions: where they stand.
-            self_mask: True where a query may look among the rows that `store` returns.
-            evidence: of what is verified.
-            store: of self-attention rows.
+            embeddings: token embeddings of the queries.
+            positions: absolute positions of the queries.
+            self_mask: True where a query may see a key that `store` returns.
+            inputs: features and memory of verified tokens.
+            store: a function from the queries' own self-attention keys and values to all visible
+                ones.
         """
         stream = self._start(embeddings, inputs.previous)
         stream = self.self_attention(stream, positions, self_mask, store)

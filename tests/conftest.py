@@ -1,7 +1,8 @@
-"""What holds for every test: shapes are checked, the network is left alone, caplog hears us."""
+"""Setup of every test: shape checks, no network, markers by folder, time limits."""
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -29,3 +30,19 @@ if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
 @pytest.fixture(autouse=True)
 def _caplog_hears_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("jakiro"), "propagate", True)
+
+
+WHOLE_PROGRAMS = Path(__file__).parent / "e2e"
+SECONDS_OF_PROCESSES = 300  # for tests that start processes; others have the default of pyproject.toml
+SECONDS_OF_MATRICES = 1800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark whole programs by their folder, and give the tests that take long more time."""
+    for item in items:
+        if WHOLE_PROGRAMS in item.path.parents:
+            item.add_marker("e2e")
+        if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
+            item.add_marker(pytest.mark.timeout(SECONDS_OF_MATRICES))
+        elif item.get_closest_marker("distributed") or item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.timeout(SECONDS_OF_PROCESSES))

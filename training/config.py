@@ -204,4 +204,4 @@ def decoding_rule(settings: DrafterSettings) -> AnchorRule:
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
         return AnchorRule("blocks", levels, near_share=1.0)  # in one row positions share anchors
-    return AnchorRule("rollout", levels, draws=levels)
+    return AnchorRule("rollout", levels, num_samples=levels)

@@ -11,7 +11,7 @@ from jakiro.utils.settings import Settings
 from training.loss.anchors import Anchors
 
 Precision = Literal["fp32", "bf16", "fp16"]
-FeatureDtype = Literal["fp32", "bf16"]
+TargetStateDtype = Literal["fp32", "bf16"]
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -70,7 +70,7 @@ class TargetStateSettings(Settings):
     has written."""
     folder: Path | None = None
     """Folder of the stored states; needed with offline."""
-    dtype: FeatureDtype = "bf16"
+    dtype: TargetStateDtype = "bf16"
     """Precision of the stored states; fp32 repeats online training bit for bit."""
 
     @model_validator(mode="after")

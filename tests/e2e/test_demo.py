@@ -36,7 +36,7 @@ def test_the_smoke_demo_trains_decodes_and_reports_and_then_uses_its_cache(tmp_p
     assert {row["method"] for row in results} == {
         "transformers",
         "transformers-lookup",
-        "plain",
+        "autoregressive",
         "jakiro",
     }
     for row in results:

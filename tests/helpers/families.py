@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -118,6 +119,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 8, "num_local_experts": 4, "attn_implementation": "eager", **_SLIDING},
     ),
 }
+
+# One family per mechanism in `make test`; the others run in `make test-all`.
+MECHANISMS = {
+    "llama, grouped heads",
+    "mistral",  # sliding window
+    "phi",  # partial rotary embedding, parallel block
+    "gpt2",  # learned positions
+    "deepseek_v3",  # latent attention, experts
+    "mixtral",  # experts
+    "cohere",  # scale of logits, parallel block
+    "gemma4, heads of two widths",
+    "gemma3n",  # layers that share keys and values
+    "llama4",  # chunked attention
+}
+EVERY_FAMILY = [
+    pytest.param(name, marks=() if name in MECHANISMS else pytest.mark.slow) for name in FAMILIES
+]
 
 
 def tiny_model(model_class: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

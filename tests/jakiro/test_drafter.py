@@ -49,13 +49,13 @@ def test_weights_that_do_not_match_the_config_are_refused(
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
     if fault == "missing":
-        del weights["bank.router.weight"]
+        del weights["experts.router.weight"]
     elif fault == "left over":
-        weights["bank.spare"] = torch.zeros(2)
+        weights["experts.spare"] = torch.zeros(2)
     else:
-        weights["bank.router.weight"] = torch.zeros(7, 3)
+        weights["experts.router.weight"] = torch.zeros(7, 3)
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"bank\."):
+    with pytest.raises(CheckpointError, match=r"experts\."):
         JakiroDrafter.from_pretrained(tmp_path)
 
 
@@ -69,9 +69,9 @@ def test_an_unknown_key_in_the_saved_settings_is_refused(
 ) -> None:
     tiny_drafter(target).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["drafter"]["bank"]["num_expert"] = 3
+    config["drafter"]["experts"]["num_expert"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"did you mean 'bank\.num_experts'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'experts\.num_experts'"):
         JakiroDrafter.from_pretrained(tmp_path)
 
 

@@ -92,8 +92,8 @@ class Reference:
 
     def bank(self, x: Vector) -> tuple[Vector, Vector]:
         """F1 = x + sum_e w_e E_e(n); F2 = x + v_top E_top(n) - v_other E_other(n)."""
-        normed = rms_norm(x, self.weight["bank.norm.weight"])
-        g = [float(score) for score in self.weight["bank.router.weight"] @ normed]
+        normed = rms_norm(x, self.weight["experts.norm.weight"])
+        g = [float(score) for score in self.weight["experts.router.weight"] @ normed]
         w, v = softmax(g[:2]), softmax(g[2:])
         first, second = self._expert(normed, 0), self._expert(normed, 1)
         top, other = (
@@ -102,8 +102,8 @@ class Reference:
         return x + w[0] * first + w[1] * second, x + top[0] * top[1] - other[0] * other[1]
 
     def _expert(self, normed: Vector, e: int) -> Vector:
-        inner = (self.weight["bank.gate_up.weight"] @ normed)[2 * WIDTH * e : 2 * WIDTH * (e + 1)]
-        return (silu(inner[:WIDTH]) * inner[WIDTH:]) @ self.weight["bank.down"][e]
+        inner = (self.weight["experts.gate_up.weight"] @ normed)[2 * WIDTH * e : 2 * WIDTH * (e + 1)]
+        return (silu(inner[:WIDTH]) * inner[WIDTH:]) @ self.weight["experts.down"][e]
 
 
 def _published(trunk: dict[str, object], num_experts: int = 2) -> JakiroDrafter:

@@ -1,4 +1,4 @@
-"""Mixture-of-attentions modules on their own."""
+"""The attention modules, each by itself."""
 
 import torch
 
@@ -7,7 +7,7 @@ from moa.memory import MemoryEncoder
 from moa.rotary import Rotary
 
 
-def test_rotary_scores_depend_on_the_distance_alone() -> None:
+def test_rotary_scores_depend_only_on_the_distance() -> None:
     torch.manual_seed(0)
     rotary, query, key = Rotary(8, 10_000.0), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
@@ -37,11 +37,11 @@ def test_memory_of_a_token_ignores_other_tokens_but_uses_every_layer() -> None:
 
 
 @torch.no_grad()
-def test_without_layer_attention_one_state_is_memory_and_several_stand_side_by_side() -> None:
+def test_without_layer_attention_one_state_is_memory_and_several_are_concatenated() -> None:
     sizes = {"width": 10, "hidden": 10, "num_heads": 2, "head_dim": 4, "mlp_width": 16}
     state = torch.randn(1, 5, 2, 10)
     single = MemoryEncoder(num_layers=1, **sizes, layer_attention=False)
-    assert sum(one.numel() for one in single.parameters()) == 0
+    assert sum(part.numel() for part in single.parameters()) == 0
     torch.testing.assert_close(single(state[:, :, :1]), state[:, :, 0])
     both = MemoryEncoder(num_layers=2, **sizes, layer_attention=False)
     expected = both.output(torch.cat((state[:, :, 0], state[:, :, 1]), dim=-1))
@@ -49,12 +49,12 @@ def test_without_layer_attention_one_state_is_memory_and_several_stand_side_by_s
 
 
 @torch.no_grad()
-def test_rows_written_ahead_equal_rows_of_a_forward() -> None:
+def test_keys_and_values_computed_ahead_equal_those_of_a_forward() -> None:
     torch.manual_seed(0)
     attention = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_theta=1e4)
     embeddings, positions = torch.randn(1, 6, 16), torch.arange(6)[None]
     mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     seen = []
-    attention(embeddings, positions, mask, lambda rows: seen.append(rows) or rows)
+    attention(embeddings, positions, mask, lambda kv: seen.append(kv) or kv)
     for got, expected in zip(attention.kv(embeddings, positions), seen[0], strict=True):
         torch.testing.assert_close(got, expected)

@@ -1,4 +1,4 @@
-"""Layer self-attention from its equations: over the layers of one token, in both directions."""
+"""Layer self-attention equals its equations, computed layer by layer in float64."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def _rms(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def _rotated(head: Tensor, layer: int) -> Tensor:
-    """A head's vector, as complex numbers that turn with the index of the layer."""
+    """Return a head's vector, rotated as complex numbers by the layer index."""
     half = HEAD_DIM // 2
     numbers = torch.complex(head[:half], head[half:])
     angles = layer * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -22,22 +22,22 @@ def _rotated(head: Tensor, layer: int) -> Tensor:
 
 
 def _by_hand(state: Tensor, weight: dict[str, Tensor]) -> Tensor:
-    """What becomes of the layers of one token."""
+    """Return the output for all layers of one token."""
     size = NUM_HEADS * HEAD_DIM
     packed = [
         weight["query_key_value.weight"] @ _rms(x, weight["attention_norm.weight"]) for x in state
     ]
     mixed = []
-    for asking in range(len(state)):
+    for layer in range(len(state)):
         heads = []
         for head in range(NUM_HEADS):
             own = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-            query = _rotated(packed[asking][:size][own], asking)
-            keys = [_rotated(one[size : 2 * size][own], at) for at, one in enumerate(packed)]
+            query = _rotated(packed[layer][:size][own], layer)
+            keys = [_rotated(part[size : 2 * size][own], at) for at, part in enumerate(packed)]
             scores = torch.stack([query @ key for key in keys]) / HEAD_DIM**0.5
-            values = torch.stack([one[2 * size :][own] for one in packed])
+            values = torch.stack([part[2 * size :][own] for part in packed])
             heads.append(scores.softmax(0) @ values)
-        mixed.append(state[asking] + weight["output.weight"] @ torch.cat(heads))
+        mixed.append(state[layer] + weight["output.weight"] @ torch.cat(heads))
     results = []
     for x in mixed:
         gate, up = (weight["gate_up.weight"] @ _rms(x, weight["mlp_norm.weight"])).chunk(2)
@@ -46,7 +46,7 @@ def _by_hand(state: Tensor, weight: dict[str, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def test_every_layer_attends_to_every_other_one_by_their_distance() -> None:
+def test_every_layer_attends_to_every_other_layer_by_distance() -> None:
     torch.manual_seed(0)
     module = LayerSelfAttention(WIDTH, NUM_HEADS, HEAD_DIM, MLP).double()
     for norm in (module.attention_norm, module.mlp_norm):
@@ -57,13 +57,13 @@ def test_every_layer_attends_to_every_other_one_by_their_distance() -> None:
 
 
 @torch.no_grad()
-def test_memory_is_what_the_mean_over_layers_becomes() -> None:
+def test_memory_is_the_projected_mean_over_layers() -> None:
     torch.manual_seed(0)
     encoder = MemoryEncoder(4, WIDTH, 6, NUM_HEADS, HEAD_DIM, MLP)
     state = torch.randn(2, 3, 4, WIDTH)
     assert encoder.layer_attention is not None
-    for row, token in ((0, 1), (1, 2)):
-        mean = encoder.layer_attention(state[row, token][None])[0].mean(dim=0)
-        torch.testing.assert_close(encoder(state)[row, token], encoder.output(mean))
+    for sequence, token in ((0, 1), (1, 2)):
+        mean = encoder.layer_attention(state[sequence, token][None])[0].mean(dim=0)
+        torch.testing.assert_close(encoder(state)[sequence, token], encoder.output(mean))
     swapped = state[:, :, [1, 0, 2, 3]]
     assert not torch.allclose(encoder(swapped), encoder(state), atol=1e-3)

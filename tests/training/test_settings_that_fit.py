@@ -40,7 +40,7 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         ({"tail_layers": 1}, "experts.combine sum and schedule.parallel_levels 0 with tail_layers"),
         (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine sum"),
         (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels 0"),
-        ({"experts": {"num_experts": 3}}, r"'bank\.num_experts'"),
+        ({"experts": {"num_experts": 3}}, r"'experts\.num_experts'"),
         ({"schedule": {"parallel_levels": 4}}, r"'schedule\.parallel_levels'"),
         ({"draft_vocab_size": 0}, "'draft_vocab_size'"),
     ],
@@ -113,7 +113,7 @@ def _fed_back(**changes: Any) -> TrainSettings:
     return validate_settings(TrainSettings, plain, source="the test")
 
 
-@pytest.mark.parametrize("batch", [{"draws": 2}, {"anchors": "blocks"}, {"curriculum": 0.1}])
+@pytest.mark.parametrize("batch", [{"anchor_samples": 2}, {"anchors": "blocks"}, {"curriculum_fraction": 0.1}])
 def test_a_feedback_trunk_has_steps_of_rollout_instead_of_anchors(batch: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=rf"no batch\.{next(iter(batch))} with drafter.trunk.kind feedback"
@@ -123,7 +123,7 @@ def test_a_feedback_trunk_has_steps_of_rollout_instead_of_anchors(batch: dict[st
 
 @pytest.mark.parametrize(
     ("batch", "key"),
-    [({"curriculum": 1.5}, "curriculum"), ({"anchors": "rollout"}, "anchors"), ({"draws": 9}, "d")],
+    [({"curriculum_fraction": 1.5}, "curriculum_fraction"), ({"anchors": "rollout"}, "anchors"), ({"anchor_samples": 9}, "anchor_samples")],
 )
 def test_unknown_ways_to_draw_anchors_are_refused(batch: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=rf"'batch\.{key}"):
@@ -138,5 +138,5 @@ def test_the_rule_of_anchors_follows_from_the_drafter() -> None:
     assert anchor_rule(_run(drafter=tail)).kind == "blocks"
     assert anchor_rule(_run(drafter=tail, batch={"anchors": "previous"})).kind == "previous"
     rule = anchor_rule(_fed_back())
-    assert (rule.kind, rule.draws) == ("rollout", 3)
-    assert anchor_rule(_run(batch={"anchor_samples": 4})).draws == 4
+    assert (rule.kind, rule.num_samples) == ("rollout", 3)
+    assert anchor_rule(_run(batch={"anchor_samples": 4})).num_samples == 4

@@ -128,12 +128,12 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
     ("changes", "error", "message"),
     [
         ({"data": {"paths": ["./missing.jsonl"]}}, DataError, "no file or folder"),
-        ({"data": {"validation_size": 8}}, DataError, "held_out leaves nothing"),
+        ({"data": {"validation_size": 8}}, DataError, "validation_size leaves nothing"),
         ({"data": {"sequence_length": 1000}}, ConfigError, "longer than the target's context"),
         (
             {"batch": {"global_batch_size": 3}},
             ConfigError,
-            r"batch\.rows cannot be shared out evenly",
+            r"batch\.global_batch_size cannot be shared out evenly",
         ),
         ({"target": {"name_or_path": "./missing"}}, CheckpointError, "cannot load the tokenizer"),
         ({"evaluation": {"prompts": "./missing.jsonl"}}, PromptError, "cannot read the prompts"),

@@ -103,7 +103,7 @@ def _training(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterable
     data = ", ".join(map(_called, settings["data"]["paths"]))
     yield (
         f"{state['step']} steps over {state['tokens']:,} tokens of {data}, documents that came "
-        f"again counted again; {settings['data']['held_out']} rows of data were held out."
+        f"again counted again; {settings['data']['validation_size']} rows of data were held out."
     )
     start = settings["initialize"]["drafter"]
     if start is not None:

@@ -33,7 +33,7 @@ _FREE: Any = {
     "initialize": {"drafter"},
     "data": {"paths", "cache_folder", "split"},  # what is split is a fact where it matters
     "features": {"folder"},
-    "batch": {"micro_batch"},
+    "batch": {"micro_batch_size"},
     "objective": {"chunk_size"},
     "engine": {
         *("device", "zero_stage", "activation_checkpointing"),
@@ -45,7 +45,7 @@ _FREE: Any = {
 _OPTIONAL = {"start_fingerprint"}  # of a drafter to start from, which not every run has
 
 
-def identity(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
+def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
     """Return what decides a run's result.
 
     Args:
@@ -253,13 +253,13 @@ class RunFolder:
                 f"becomes this one's ({name} was {before}, is {now})"
             )
         write_provenance(self.path, settings)
-        write_atomically(self._record, json.dumps(identity(settings, facts), indent=2))
+        write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
         """Refuse a record that does not have the same names as one written today."""
         if not self._record.exists():
             return
-        name = unmatched(json.loads(self._record.read_text()), identity(settings, facts))
+        name = unmatched(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
         if name is not None:
             raise ConfigError(
                 f"the record of the run in {self.path} has another format",
@@ -278,4 +278,4 @@ class RunFolder:
         """Return the first thing that is not as in the folder's record, and both values."""
         if not self._record.exists():
             return None
-        return difference(json.loads(self._record.read_text()), identity(settings, facts))
+        return difference(json.loads(self._record.read_text()), run_fingerprint(settings, facts))

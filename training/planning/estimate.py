@@ -49,7 +49,7 @@ class Estimate:
     @property
     def device_bytes(self) -> int:
         """Memory of the device at the peak; an upper bound, all positions being responses."""
-        work = self.micro_batch.features + self.micro_batch.activations
+        work = self.micro_batch.target_states + self.micro_batch.activations
         return self.target + self.states.device + work
 
     @property
@@ -148,7 +148,7 @@ def choose_micro_batch(
 def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
     """Return the settings with another number of rows that a process reads at a time."""
     return settings.model_copy(
-        update={"batch": settings.batch.model_copy(update={"micro_batch": size})}
+        update={"batch": settings.batch.model_copy(update={"micro_batch_size": size})}
     )
 
 
@@ -206,7 +206,7 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),
         "of these in main memory": size_text(states.host),
-        "features and cache of the target": size_text(found.micro_batch.features),
+        "features and cache of the target": size_text(found.micro_batch.target_states),
         "activations": size_text(found.micro_batch.activations),
         "a micro-batch": micro,
         "main memory of a process while loading": size_text(found.host_bytes),

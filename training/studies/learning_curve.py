@@ -21,8 +21,8 @@ from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
 from training.config import TrainSettings
-from training.data.packing import PackedRows
-from training.data.held_out import choose_held_out
+from training.data.packing import PackedSequences
+from training.data.held_out import split_validation
 from training.loop.run_folder import RunFolder
 from training.setup.loading import load_tokenizer
 from training.setup.preparation import open_store
@@ -131,7 +131,7 @@ def _short(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class ShareRun:
+class FractionRun:
     """Training on one share of the documents.
 
     Attributes:
@@ -204,15 +204,15 @@ class LearningCurve:
         store = open_store(self._settings, load_tokenizer(self._settings.target))
         points = []
         for run in self.runs:
-            documents, _ = choose_held_out(store, data.validation_size, run.share)
-            rows = PackedRows(store, documents, data.sequence_length, data.split)
+            documents, _ = split_validation(store, data.validation_size, run.fraction)
+            rows = PackedSequences(store, documents, data.sequence_length, data.split)
             tokens = sum(int(store.lengths[document]) for document in documents)
             read = self._settings.steps * self._settings.batch.global_batch_size
             points.append(_point(run, tokens, read / len(rows)))
         return points
 
 
-def parse_shares(text: str) -> list[float]:
+def parse_fractions(text: str) -> list[float]:
     """Return shares of the documents, ascending.
 
     Raises:
@@ -231,17 +231,17 @@ def parse_shares(text: str) -> list[float]:
     return shares
 
 
-def _run(settings: TrainSettings, share: float, folder: Path) -> ShareRun:
-    data = settings.data.model_copy(update={"share": share})
-    return ShareRun(share, settings.model_copy(update={"data": data, "run_folder": folder}))
+def _run(settings: TrainSettings, share: float, folder: Path) -> FractionRun:
+    data = settings.data.model_copy(update={"fraction": share})
+    return FractionRun(share, settings.model_copy(update={"data": data, "run_folder": folder}))
 
 
-def _point(run: ShareRun, tokens: int, epochs: float) -> Point:
+def _point(run: FractionRun, tokens: int, epochs: float) -> Point:
     record: dict[str, Any] = JakiroConfig.from_pretrained(run.folder.drafter).record or {}
     held_out = record["evaluation"]["held_out"]
     decoding = record["evaluation"].get("decoding")
     return Point(
-        share=run.share,
+        share=run.fraction,
         tokens=tokens,
         epochs=epochs,
         agreement=held_out["levels"][0]["agreement"],

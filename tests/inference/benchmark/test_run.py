@@ -81,7 +81,7 @@ def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> Com
         "transformers",
         "transformers-lookup",
         f"transformers-assisted={folder / 'small'}",
-        "plain",
+        "autoregressive",
         f"drafter={folder / 'drafter'},candidates=6",
         f"drafter={folder / 'drafter'},tree=auto,name=auto",
         repeats=2,
@@ -118,7 +118,7 @@ def test_all_methods_are_measured_and_greedy_ones_say_what_the_target_says(
         assert one.categories.keys() == {"code", "chat", "ids"}
         assert one.inter_token.p50 > 0
         assert one.time_to_first_token.p50 > 0
-    plain = document.figures("plain", 0.0)
+    plain = document.figures("autoregressive", 0.0)
     assert plain.tau == 1.0
     assert plain.tokens == (len(ROWS) + 1) * 2 * NEW_TOKENS
     assert plain.seconds.draft < plain.seconds.verify
@@ -148,7 +148,7 @@ def test_prompts_decoded_together_give_the_same_greedy_tokens(
 ) -> None:
     document = compared(
         "transformers",
-        "plain",
+        "autoregressive",
         f"drafter={folder / 'drafter'}",
         batch_size=2,
         temperatures=(0.0,),
@@ -184,7 +184,7 @@ def test_chosen_and_drawn_trees_of_one_size_stand_beside_each_other(
 ) -> None:
     drafter = f"drafter={folder / 'drafter'}"
     document = compared(
-        "plain",
+        "autoregressive",
         *(f"{drafter},tree={one},candidates=60,name={one}" for one in ("chosen", "drawn")),
         f"{drafter},tree=chosen,name=small",
         num_prompts=2,
@@ -203,11 +203,12 @@ def test_chosen_and_drawn_trees_of_one_size_stand_beside_each_other(
     assert document.figures("chosen", 0.0).tree == document.figures("drawn", 0.0).tree
 
 
+@pytest.mark.slow
 def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
     folder: Path, subject: Subject
 ) -> None:
     drafter = f"drafter={folder / 'drafter'},candidates=costs"
-    names = ("plain", drafter, f"{drafter},tree=chosen,name=chosen")
+    names = ("autoregressive", drafter, f"{drafter},tree=chosen,name=chosen")
     settings = _settings(folder, *names)
     measured, trial = prompts_for(settings), trial_for(settings)
     assert trial.temperature == 1.0
@@ -223,12 +224,12 @@ def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
         one = document.figures(name, 1.0)
         assert one.tree.sampled is is_drawn
         assert "on 4 prompts of the file, which are not measured" in one.notes[0]
-    assert document.figures("plain", 1.0).notes == ()
+    assert document.figures("autoregressive", 1.0).notes == ()
     with pytest.raises(ConfigError, match="nothing to choose trees on"):
         build_methods(parse_methods(names), model, tokenizer)
-    everything = prompts_for(_settings(folder, "plain"))
+    everything = prompts_for(_settings(folder, "autoregressive"))
     assert len(everything) == len(ROWS)
-    assert not trial_for(_settings(folder, "plain")).prompts
+    assert not trial_for(_settings(folder, "autoregressive")).prompts
 
 
 def test_a_file_that_is_too_short_to_choose_trees_on_is_refused(
@@ -273,7 +274,7 @@ def _learned(folder: Path, **changes: Any) -> list[tuple[str, int, int]]:
     settings = _settings(folder, "any", temperatures=(0.0,), **changes)
     texts = Texts(lambda prompt: list(map(ord, str(prompt))), str)
     methods = [Learner("a", log), Learner("b", log)]
-    prompts = prompts_for(settings.model_copy(update={"methods": ("plain",)}))
+    prompts = prompts_for(settings.model_copy(update={"methods": ("autoregressive",)}))
     single = [one for one in prompts if one.num_turns == 1]
     Harness(methods, settings, texts, torch.device("cpu")).measure(single)
     return log[2:]  # without the warm-up
@@ -298,14 +299,14 @@ def test_methods_take_turns_in_an_order_drawn_for_every_group(folder: Path) -> N
 
 
 def test_groups_hold_one_category_and_all_prompts(folder: Path) -> None:
-    settings = _settings(folder, "plain", batch_size=2)
+    settings = _settings(folder, "autoregressive", batch_size=2)
     groups = grouped(prompts_for(settings), settings)
     assert all(len({prompt.category for prompt in group}) == 1 for group in groups)
     assert sorted(len(group) for group in groups) == [1, 2, 2]
 
 
 def test_few_prompts_come_from_all_categories(folder: Path) -> None:
-    prompts = prompts_for(_settings(folder, "plain", num_prompts=3))
+    prompts = prompts_for(_settings(folder, "autoregressive", num_prompts=3))
     assert [prompt.category for prompt in prompts] == ["code", "chat", "ids"]
 
 
@@ -338,7 +339,7 @@ def test_settings_that_do_not_fit_are_refused(
     folder: Path, changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        prompts_for(_settings(folder, **({"methods": ("plain",)} | changes)))
+        prompts_for(_settings(folder, **({"methods": ("autoregressive",)} | changes)))
 
 
 def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Subject) -> None:
@@ -356,4 +357,4 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_decoded(
     compared: Callable[..., ComparisonDocument],
 ) -> None:
     with pytest.raises(PromptError, match="do not fit into the target's context"):
-        compared("plain", max_new_tokens=250)
+        compared("autoregressive", max_new_tokens=250)

@@ -120,6 +120,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
     assert [one.sequences[0].tolist() for one in together] == expected
 
 
+@pytest.mark.slow
 def test_sampled_sequences_follow_the_target_law() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, RepeatingDrafter(DRAFTERS["combined"](model), SETTINGS))

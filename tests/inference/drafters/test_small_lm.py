@@ -78,6 +78,7 @@ def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
             assert output.depths == single.depths
 
 
+@pytest.mark.slow
 def test_sampled_sequences_follow_the_target_law() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, _drafter(model))

@@ -25,6 +25,12 @@ SETTINGS = [
     {"temperature": 1.0, "top_k": 20, "top_p": 1.0},
     {"temperature": 1.0, "repetition_penalty": 1.3},
 ]
+# One test of each acceptance rule in `make test`: exact enumeration covers the rest.
+QUICK = {"temperature": 1.0, "top_p": 0.9}
+UNDER_TEST = [
+    pytest.param(sampling, marks=() if sampling == QUICK else pytest.mark.slow, id=str(sampling))
+    for sampling in SETTINGS[:-1]
+]
 THRESHOLD = 0.001 / (len(TREES) * len(SETTINGS))
 RUNS = 20_000
 BATCH = 2_500
@@ -47,7 +53,7 @@ def _model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("sampling", SETTINGS[:-1], ids=str)
+@pytest.mark.parametrize("sampling", UNDER_TEST)
 def test_sampled_sequences_follow_the_target_law(name: str, sampling: dict[str, float]) -> None:
     counts = _counts(TREES[name], sampling, RUNS)
     law = probs_of_continuations(_model(), PROMPT, 3, **sampling)
@@ -64,7 +70,7 @@ def test_sequences_under_a_repetition_penalty_follow_the_target_law(name: str) -
     assert p_value(counts, law) > THRESHOLD
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", [pytest.param("deterministic", marks=pytest.mark.slow), "sampled"])
 def test_a_planted_bias_of_two_percent_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

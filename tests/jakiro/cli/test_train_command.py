@@ -14,7 +14,7 @@ from jakiro.cli import main
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
-from training.distributed.launch import Processes, command
+from training.distributed.launch import LaunchOptions, command
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -94,10 +94,12 @@ def test_one_process_trains_here_with_as_many_rows_at_a_time_as_fit(
     assert run("--config", str(config), "--micro-batch", "auto") == 0
     folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
     record = JakiroDrafter.from_pretrained(folder).config.record
-    assert record["settings"]["batch"]["micro_batch"] == 4
+    assert record["settings"]["batch"]["micro_batch_size"] == 4
     assert "micro_batch: 4" in (config.parent / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.distributed
+@pytest.mark.slow
 def test_two_processes_are_launched(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +126,7 @@ def test_a_learning_curve_trains_what_is_not_trained_yet(
     assert run(*words) == 0
     first = capsys.readouterr()
     assert first.err.count("learning curve: training on") == 2
-    assert first.err.count("rows read, ") == 1
+    assert first.err.count("records read, ") == 1
     assert first.err.count("documents packed into") == 2  # other ones for each share
     assert run(*words) == 0
     second = capsys.readouterr()
@@ -136,9 +138,9 @@ def test_several_machines_are_handed_to_the_launcher(config: Path) -> None:
     hostfile = config.parent / "hosts"
     hostfile.write_text("one slots=4\ntwo slots=4\nthree slots=2\n")
     settings = tiny_run(config.parent, engine={"device": "cpu"})
-    taking_part = Processes(None, hostfile, 2, "slurm", ("--master_addr", "one"))
+    taking_part = LaunchOptions(None, hostfile, 2, "slurm", ("--master_addr", "one"))
     assert taking_part.count(settings) == 8
-    assert Processes(3, hostfile).count(settings) == 8
+    assert LaunchOptions(3, hostfile).count(settings) == 8
     words = command(settings, config, ["steps=2"], taking_part)
     assert words[0] == sys.executable
     assert words[3:] == [
@@ -147,4 +149,4 @@ def test_several_machines_are_handed_to_the_launcher(config: Path) -> None:
         *("--config", str(config), "--set", "steps=2"),
     ]
     with pytest.raises(ConfigError, match="too few machines"):
-        Processes(None, hostfile, 4).count(settings)
+        LaunchOptions(None, hostfile, 4).count(settings)

@@ -5,7 +5,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from helpers.families import FAMILIES, WINDOW, tiny_family, tiny_model
+from helpers.families import EVERY_FAMILY, WINDOW, tiny_family, tiny_model
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.trees import path_to, tree_step
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def _assert_greedy_tokens_equal_generate(model: Any) -> None:
     assert output.sequences.tolist() == model.generate(input_ids=ids, **arguments).tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 @torch.no_grad()
 def test_hidden_states_of_accepted_nodes_are_those_of_the_stock_model(family: str) -> None:
     model = tiny_family(family)
@@ -84,12 +84,12 @@ def test_hidden_states_of_accepted_nodes_are_those_of_the_stock_model(family: st
 
 
 @pytest.mark.parametrize("length", [5, BEYOND_THE_WINDOW])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_trees_equal_paths_and_commits_equal_recomputing(family: str, length: int) -> None:
     _assert_tree_equals_paths(tiny_family(family), length)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_greedy_tokens_equal_those_of_generate(family: str) -> None:
     _assert_greedy_tokens_equal_generate(tiny_family(family, vocab_size=11))
 

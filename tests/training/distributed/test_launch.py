@@ -19,6 +19,8 @@ from training.distributed.processes import free_port
 from training.evaluation.metrics import read_metrics
 from training.train import train
 
+pytestmark = pytest.mark.distributed
+
 REPOSITORY = Path(__file__).parents[3]
 # Rows differ in how many positions carry a loss, so each process has another count.
 SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch_size": 1}}
@@ -83,6 +85,7 @@ def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSet
     return settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     [
@@ -105,6 +108,7 @@ def test_two_processes_train_like_one(
     assert_same_run(alone, shared)
 
 
+@pytest.mark.slow
 def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
     finished = launch(tiny_run(workshop), workshop, "--set", "data.paths=[./none.jsonl]")
     assert finished.returncode == 2

@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from training.config import TrainSettings
 from training.evaluation.metrics import read_metrics
 
+pytestmark = pytest.mark.distributed
+
 # Checkpoints at odd steps, evaluations that keep the best drafter, and a few steps more.
 RUN: dict[str, Any] = {
     "steps": 16,
@@ -110,7 +112,10 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
     assert num_killed >= 14  # what is there for less than a look is missed
 
 
-@pytest.mark.parametrize("engine", [{"zero_stage": 2}, {"zero_stage": 3, "dtype": "bf16"}])
+@pytest.mark.parametrize(
+    "engine",
+    [{"zero_stage": 2}, pytest.param({"zero_stage": 3, "dtype": "bf16"}, marks=pytest.mark.slow)],
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     workshop: Path, engine: dict[str, Any]
 ) -> None:

@@ -52,8 +52,8 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     optimizer = build_optimizer(drafter, settings)
     by_muon, by_adamw = optimizer.param_groups
     names = {id(parameter): name for name, parameter in drafter.named_parameters()}
-    assert {names[id(p)] for p in by_muon["params"]} >= {"bank.down", "bank.level_down"}
-    assert "bank.router.weight" in {names[id(p)] for p in by_adamw["params"]}
+    assert {names[id(p)] for p in by_muon["params"]} >= {"experts.down", "experts.level_down"}
+    assert "experts.router.weight" in {names[id(p)] for p in by_adamw["params"]}
     assert len(by_muon["params"]) + len(by_adamw["params"]) == len(names)
 
     set_learning_rate(optimizer, 0.02)
@@ -64,7 +64,7 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     for name, value in drafter.named_parameters():
         assert not torch.equal(value, before[name]), name
     # An orthogonalised update has singular values near 1 whatever the gradient's scale.
-    change = (drafter.experts.down - before["bank.down"]) / 0.02
+    change = (drafter.experts.down - before["experts.down"]) / 0.02
     assert torch.linalg.svdvals(change).max() < 1.3
 
 

@@ -11,14 +11,14 @@ from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
 
-STACKED = ("bank.down", "bank.level_down", "memory_encoder.project_layers.weight")
+STACKED = ("experts.down", "experts.level_down", "memory_encoder.project_layers.weight")
 
 
 def _batch(settings: DrafterSettings) -> Batch:
     kind = "rollout" if settings.trunk.reads_features else "blocks"
     batch = random_batch([12, 9], [20])
     starts = (torch.arange(24) - batch.positions).numpy()
-    rule = AnchorRule(kind, num_levels=3, draws=2)
+    rule = AnchorRule(kind, num_levels=3, num_samples=2)
     anchors = [torch.from_numpy(rule.anchors(one, (0, n))) for n, one in enumerate(starts)]
     return Batch(**(vars(batch) | {"anchors": torch.stack(anchors)}))
 
@@ -28,11 +28,11 @@ def assert_all_is_trained(settings: DrafterSettings) -> None:
     names = [name for name, _ in tiny.drafter.named_parameters()]
     gradients = tiny.gradients(tiny.loss(_batch(settings)).total)
     for name, gradient in zip(names, gradients, strict=True):
-        if name == "bank.router.weight" and settings.experts.num_experts == 1:
+        if name == "experts.router.weight" and settings.experts.num_experts == 1:
             continue  # there is nothing to choose
         assert gradient is not None, name
         assert gradient.isfinite().all(), name
-        parts = gradient.flatten(0, 1 if name == "bank.level_down" else 0)
+        parts = gradient.flatten(0, 1 if name == "experts.level_down" else 0)
         each = parts if name in STACKED else gradient[None]
         assert all(one.any() for one in each), name
 

@@ -29,7 +29,7 @@ from training.planning.simulation import drafter_on_meta, simulate, target_on_me
 from training.planning.zero_memory import state_bytes
 from training.setup.preparation import Prepared, prepare
 from training.target_states.states import States
-from training.target_states.writer import FeatureWriter
+from training.target_states.writer import TargetStateWriter
 from training.train import train
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -62,7 +62,7 @@ def reader_of(inputs: Prepared, drafter: JakiroDrafter) -> TargetReader:
 def sampler_of(inputs: Prepared) -> Sampler:
     settings = inputs.settings
     rule = anchor_rule(settings)
-    return Sampler(inputs.rows, rows_per_step=settings.batch.global_batch_size, rule=rule, seed=0)
+    return Sampler(inputs.sequences, sequences_per_step=settings.batch.global_batch_size, rule=rule, seed=0)
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
@@ -171,7 +171,7 @@ def test_activations_are_those_that_are_measured(workshop: Path, changes: dict[s
     target.model.requires_grad_(False)
     drafter = tiny_drafter(target, settings.drafter)
     module = TrainingModule(drafter, settings.objective)
-    draws = anchor_rule(settings).draws
+    draws = anchor_rule(settings).num_samples
     batch = random_batch(*[[LENGTH]] * 4, sequence_length=LENGTH, draws=draws, vocab=4000)
 
     def work() -> None:
@@ -189,7 +189,7 @@ def test_activations_are_those_that_are_measured(workshop: Path, changes: dict[s
         pytest.skip("this system does not tell")
     measured = during.bytes - before.bytes
     said = simulate(settings, target_on_meta(settings.target))
-    ratio = (said.features + said.activations) / measured
+    ratio = (said.target_states + said.activations) / measured
     assert 1 / FACTOR < ratio < FACTOR, ratio
 
 
@@ -244,7 +244,7 @@ def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> Non
     assert estimate(tiny_run(workshop), 1).shards.size == 0
     assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards.size
     inputs = prepare(settings)
-    writer = FeatureWriter(inputs, workshop / "features")
+    writer = TargetStateWriter(inputs, workshop / "features")
     widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
     read = settings.steps * settings.batch.global_batch_size * settings.data.sequence_length
     assert guessed.shards.size == read * sum(widths.values()) * 2
@@ -257,6 +257,7 @@ def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> Non
     assert "features on disk for these steps, at most" in guesses
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
     settings = tiny_run(workshop, batch={"global_batch_size": 12, "micro_batch_size": 12})
     needed = {
@@ -288,6 +289,7 @@ def test_rows_beyond_the_targets_context_are_refused(workshop: Path) -> None:
         estimate(settings, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_processes"), [("llama3-8b", 8), ("llama3-8b-nodes", 16)])
 def test_the_drafter_for_an_8b_target_fits_on_gpus_of_80_gib(
     tmp_path: Path, name: str, num_processes: int

@@ -77,7 +77,7 @@ def test_only_adapters_learn_and_the_router_has_none_unless_asked_for() -> None:
     groups = build_optimizer(drafter, OptimizerSettings()).param_groups
     assert sum(len(group["params"]) for group in groups) == len(open_)
     other = tiny_training().drafter
-    add_adapters(other, LORA.model_copy(update={"targets": ("router", "bank.down")}))
+    add_adapters(other, LORA.model_copy(update={"targets": ("router", "experts.down")}))
     names = [name for name, weight in other.named_parameters() if weight.requires_grad]
     assert len(names) == 4
 
@@ -95,7 +95,7 @@ def test_every_process_has_the_same_adapters_and_draws_nothing_else_for_them() -
 
 
 def test_a_target_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"bank\.gate_up.*; got: level_down"):
+    with pytest.raises(ConfigError, match=r"experts\.gate_up.*; got: level_down"):
         add_adapters(
             tiny_training(tiny_settings(parallel_levels=2)).drafter,
             LORA.model_copy(update={"targets": ("level_down",)}),

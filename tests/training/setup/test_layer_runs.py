@@ -23,7 +23,7 @@ from training.evaluation.metrics import read_metrics
 from training.loss.objectives import ObjectiveSettings
 from training.setup.initialization import initialize
 from training.setup.preparation import prepare
-from training.target_states.writer import FeatureWriter
+from training.target_states.writer import TargetStateWriter
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
@@ -136,7 +136,7 @@ def test_features_from_disk_do_not_change_where_a_drafter_starts(workshop: Path)
     online = fitted_run(workshop, run_folder=str(workshop / "online"))
     features = {"source": "offline", "folder": str(workshop / "features"), "dtype": "fp32"}
     offline = fitted_run(workshop, features=features)
-    assert FeatureWriter(prepare(offline), workshop / "features").write()
+    assert TargetStateWriter(prepare(offline), workshop / "features").write()
     for settings in (online, offline):
         train(settings)
     assert _first_loss(offline) == pytest.approx(_first_loss(online), rel=1e-5)
@@ -157,6 +157,7 @@ def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: 
     torch.testing.assert_close(*(one.state_dict() for one in states), **tolerance)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_two_processes_start_where_one_does(
     zero_stage: int, workshop: Path, alone: TrainSettings

@@ -12,8 +12,8 @@ from jakiro.cli import app
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
 from training.data.token_store import open_tokens
-from training.data.held_out import choose_held_out
-from training.studies.learning_curve import LearningCurve, Point, parse_shares, verdict
+from training.data.held_out import split_validation
+from training.studies.learning_curve import LearningCurve, Point, parse_fractions, verdict
 from training.train import train
 
 
@@ -22,19 +22,19 @@ def test_smaller_shares_lie_inside_larger_ones(workshop: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
     store = open_tokens(settings.data.paths, tokenizer, settings.data.cache_folder)
     (small, held), (half, _), (whole, same) = (
-        choose_held_out(store, 2, share) for share in (0.2, 0.5, 1.0)
+        split_validation(store, 2, share) for share in (0.2, 0.5, 1.0)
     )
     assert set(small) < set(half) < set(whole)
     assert (len(small), len(half), len(whole)) == (1, 3, 6)
     assert held.tolist() == same.tolist()
     assert not set(held) & set(whole)
-    assert choose_held_out(store, 0, 0.5)[1].tolist() == []
-    assert len(choose_held_out(store, 0, 0.5)[0]) == 4
+    assert split_validation(store, 0, 0.5)[1].tolist() == []
+    assert len(split_validation(store, 0, 0.5)[0]) == 4
 
 
 def test_a_curve_is_trained_share_by_share_and_told(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=3, evaluation={"num_prompts": 1})
-    curve = LearningCurve(settings, parse_shares("1,0.5"))
+    curve = LearningCurve(settings, parse_fractions("1,0.5"))
     assert [run.is_finished for run in curve.runs] == [False, False]
     for run in curve.runs:
         assert run.settings.steps == settings.steps
@@ -72,7 +72,7 @@ def test_the_sentence_follows_from_the_two_largest_shares() -> None:
 @pytest.mark.parametrize("text", ["1", "0,1", "0.5,2", "half,all", "0.5,0.5"])
 def test_shares_that_make_no_curve_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no shares"):
-        parse_shares(text)
+        parse_fractions(text)
 
 
 def test_features_on_disk_make_no_curve_because_every_share_has_rows_of_its_own(

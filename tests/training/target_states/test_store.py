@@ -18,8 +18,8 @@ from jakiro.errors import CheckpointError, ConfigError
 from training.config import TrainSettings
 from training.setup.preparation import prepare
 from training.target_states import store
-from training.target_states.index import Shard, identify, is_intact
-from training.target_states.store import open_features
+from training.target_states.index import Shard, fingerprint_of, is_intact
+from training.target_states.store import open_target_states
 from training.train import train
 
 COMPLAINT = "are not those of this run"
@@ -94,12 +94,12 @@ def test_checksums_are_compared_once_and_again_when_a_shard_changes(
 
     monkeypatch.setattr(store, "is_intact", is_intact_and_seen)
     inputs = prepare(settings)
-    open_features(inputs)
+    open_target_states(inputs)
     assert seen == [path.name for path in shards(settings)]
-    open_features(inputs)
+    open_target_states(inputs)
     assert len(seen) == len(shards(settings))
     os.utime(shards(settings)[2], ns=(1, 1))
-    open_features(inputs)
+    open_target_states(inputs)
     assert seen[len(shards(settings)) :] == [shards(settings)[2].name]
 
 
@@ -109,7 +109,7 @@ def test_features_of_other_data_are_refused(settings: TrainSettings, workshop: P
 
 
 def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: Path) -> None:
-    for changes in ({"sequence_length": 32}, {"held_out": 1}, {"split": "never"}):
+    for changes in ({"sequence_length": 32}, {"validation_size": 1}, {"split": "never"}):
         said = (
             COMPLAINT
             + r" \(packing differs\).*remedy: set data.split, data.sequence_length, .* as they were"
@@ -149,7 +149,7 @@ def test_a_target_is_the_same_wherever_it_comes_from(
     settings: TrainSettings, workshop: Path
 ) -> None:
     given = prepare(settings, tiny_llama(vocab=300, eos_token_id=0))
-    assert identify(given) == identify(prepare(settings))
+    assert fingerprint_of(given) == fingerprint_of(prepare(settings))
 
 
 # PEFT asks transformers by the old name: https://github.com/huggingface/peft
@@ -164,14 +164,14 @@ def test_an_adapter_its_weights_and_its_scale_make_another_target(
         return peft.get_peft_model(model, config).eval()
 
     def identity_of(model: Any) -> Any:
-        return identify(prepare(settings, model))
+        return fingerprint_of(prepare(settings, model))
 
     scaled, changed = adapted(alpha=9), adapted()
     for name, weight in changed.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(weight)
     plain = identity_of(adapted())
-    assert identify(prepare(settings)).difference(plain)[0] == "target_weights"
+    assert fingerprint_of(prepare(settings)).difference(plain)[0] == "target_weights"
     assert identity_of(adapted()) == plain
     assert plain.difference(identity_of(scaled))[0] == "target_configuration"
     assert plain.difference(identity_of(changed))[0] == "target_weights"

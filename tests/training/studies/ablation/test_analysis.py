@@ -49,13 +49,13 @@ def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
 
 
 def test_kinds_of_trees_are_compared_each_for_itself() -> None:
-    trees = parse_trees(["tree=chosen,candidates=60", "candidates=costs"], 8)
-    assert [one.label for one in trees] == ["chosen-60", "costs"]
-    truth = {"base@chosen-60": 0.4, "other@chosen-60": 0.6, "base@costs": 0.2, "other@costs": 0.0}
+    trees = parse_trees(["tree=deterministic,candidates=60", "candidates=costs"], 8)
+    assert [one.label for one in trees] == ["deterministic-60", "costs"]
+    truth = {"base@deterministic-60": 0.4, "other@deterministic-60": 0.6, "base@costs": 0.2, "other@costs": 0.0}
     arms = [made_up_arm(name) for name in ("base", "other")]
     documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
     results = analyse(documents, arms, trees)
-    assert results.trees == ["chosen-60", "costs"]
+    assert results.trees == ["deterministic-60", "costs"]
     assert results.note.endswith("compare their tokens/s, not their tau.")
     assert [[row.arm for row in rows] for rows in results.groups] == 4 * [["base", "other"]]
     for temperature in (0.0, 1.0):

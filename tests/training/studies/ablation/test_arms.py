@@ -97,7 +97,7 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
         "data: {sequence_length: 16}",
         "batch: {rows: 2}",
         "optimizer: {learning_rate: 0.1}",
-        "drafter: {bank: {intermediate_size: 8, num_experts: 1}}",
+        "drafter: {experts: {intermediate_size: 8, num_experts: 1}}",
         "",
     ],
 )
@@ -108,7 +108,7 @@ def test_a_delta_that_changes_what_arms_share_is_refused(
         read_arms(base, [_delta(workshop, text)])
 
 
-@pytest.mark.parametrize("name", ["base", "plain"])
+@pytest.mark.parametrize("name", ["base", "autoregressive"])
 def test_a_name_that_stands_for_something_else_is_refused(
     base: Path, workshop: Path, name: str
 ) -> None:

@@ -14,7 +14,7 @@ from training.planning.speed import decoding_rate, seconds_per_step
 from training.setup.preparation import Prepared, prepare
 from training.studies.ablation import estimate as module
 from training.studies.ablation.arms import SizedArm, equally_sized, read_arms
-from training.studies.ablation.estimate import Estimate, estimate, render
+from training.studies.ablation.estimate import ArmEstimate, estimate, render
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
     base.write_text(
         dump_settings(tiny_run(workshop, drafter={"experts": {"intermediate_size": 256}}))
     )
-    delta.write_text("drafter: {bank: {num_experts: 1}}")
+    delta.write_text("drafter: {experts: {num_experts: 1}}")
     other.write_text("drafter: {schedule: {autoregressive_levels: 3, parallel_levels: 0}}")
     arms = read_arms(base, [delta, other])
     inputs = prepare(arms[0].settings)
@@ -44,7 +44,7 @@ def test_steps_and_decoding_are_timed_and_nothing_is_written(
     before = sorted(workshop.rglob("*"))
     random_state = torch.random.get_rng_state()
     found = estimate(sized, inputs, seeds=2, evaluation_tokens=100)
-    assert [one.arm for one in found] == ["base", "experts-1", "parallel-0", "plain"]
+    assert [one.arm for one in found] == ["base", "experts-1", "parallel-0", "autoregressive"]
     for one, arm in zip(found, sized, strict=False):
         assert one.parameters == arm.parameters
         assert 0 < one.seconds_per_step < 10
@@ -106,8 +106,8 @@ def test_a_sweep_trains_and_decodes_more_with_every_arm(
 
 
 def test_totals_are_shown() -> None:
-    def of(arm: str, parameters: int) -> Estimate:
-        return Estimate(
+    def of(arm: str, parameters: int) -> ArmEstimate:
+        return ArmEstimate(
             arm=arm,
             parameters=parameters,
             seconds_per_step=1.5,

@@ -60,7 +60,7 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "study.json").read_text())["settings"]["seeds"] == 2
     document = read_document(out / "measurements" / "seed-1.json")
-    assert {one.name for one in document.methods} == {"plain", "base", *SQUARE}
+    assert {one.name for one in document.methods} == {"autoregressive", "base", *SQUARE}
     assert document.figures("base", 0.0).tree == document.figures("experts-1", 0.0).tree
 
     weights = _modified(out, "drafter/*.safetensors")
@@ -79,6 +79,7 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     assert _modified(out / "measurements", "*.json") == measured
 
 
+@pytest.mark.slow
 def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> None:
     prompts = workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
@@ -94,23 +95,25 @@ def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> 
     assert _modified(workshop / "study" / "measurements", "*.json") != measured
 
 
+@pytest.mark.slow
 def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], workshop: Path) -> None:
     out, prompts = workshop / "study", workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
     prompts.write_text("".join(json.dumps({"prompt": "def " + end}) + "\n" for end in "abcdefg"))
-    kinds = {"chosen-60": "tree=chosen,candidates=60", "costs": "candidates=costs"}
+    kinds = {"deterministic-60": "tree=deterministic,candidates=60", "costs": "candidates=costs"}
     assert main([*words, "--trees", *kinds.values()]) == 0
     results = StudyResults.model_validate_json((out / "results.json").read_text())
     assert results.prompts == 2
     assert results.trees == list(kinds)
     document = read_document(out / "measurements" / "seed-0.json")
-    figures = document.figures("contrast-loss-off@chosen-60", 1.0)
+    figures = document.figures("contrast-loss-off@deterministic-60", 1.0)
     assert figures.tree is not None
     assert (figures.tree.sampled, figures.tree.num_nodes) == (False, 60)
     assert document.figures("base@costs", 1.0).tree.sampled
-    assert "| chosen-60 |" in (out / "results.md").read_text()
+    assert "| deterministic-60 |" in (out / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +131,7 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
     assert main([*command, *_configs("experts-1"), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "experts-1" in printed
-    assert "plain" in printed
+    assert "autoregressive" in printed
     assert not (workshop / "study").exists()
 
 
@@ -160,8 +163,8 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("delta", "expected"),
     [
-        ("drafter: {draft_vocab_size: 290}", "larger than what the responses are written in"),
-        ("drafter: {tail_layers: 3, bank: {combine: sum}, schedule: {parallel_levels: 0}}", "tail"),
+        ("drafter: {draft_vocab_size: 290}", "larger than the number of tokens used in the responses"),
+        ("drafter: {tail_layers: 3, experts: {combine: sum}, schedule: {parallel_levels: 0}}", "tail"),
         ("initialize: {attention_layer: 9}", "a layer that the target does not have"),
     ],
 )

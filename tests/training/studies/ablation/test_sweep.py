@@ -98,6 +98,7 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
     assert _modified(out / "measurements", "*.json") == measured
 
 
+@pytest.mark.slow
 def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: Path) -> None:
     out = workshop / "study"
     assert main([*command, "--train-only", "contrast-loss-off"]) == 0
@@ -115,6 +116,7 @@ def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: P
     assert before.items() <= after.items()
 
 
+@pytest.mark.slow
 def test_arms_are_trained_alone_without_a_sweep_too(command: list[str], workshop: Path) -> None:
     words = command[: command.index("--dev-num-prompts")]
     assert main([*words, "--seeds", "1", "--train-only", "base"]) == 0
@@ -122,6 +124,7 @@ def test_arms_are_trained_alone_without_a_sweep_too(command: list[str], workshop
     assert not (workshop / "study" / "measurements").exists()
 
 
+@pytest.mark.slow
 def test_training_an_arm_again_trains_all_its_values_again(
     command: list[str], workshop: Path
 ) -> None:

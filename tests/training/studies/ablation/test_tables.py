@@ -100,18 +100,18 @@ def test_a_sweep_is_told_in_words_and_as_a_table_of_its_own(results: StudyResult
 
 
 def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: Path) -> None:
-    trees = parse_trees(["candidates=8", "tree=chosen,candidates=60"], 8)
+    trees = parse_trees(["candidates=8", "tree=deterministic,candidates=60"], 8)
     arms = [made_up_arm(name) for name in ("base", "other")]
     truth = {one.method(arm.name): 0.0 for arm in arms for one in trees}
     results = analyse(made_up_documents(truth), arms, trees)
     lines = [line for line in to_markdown(results).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
     place = cells[0].index("trees")
-    assert [row[place] for row in cells[2:]] == ["8", "8", "chosen-60", "chosen-60"]
+    assert [row[place] for row in cells[2:]] == ["8", "8", "deterministic-60", "deterministic-60"]
     assert {len(row) for row in cells} == {len(HEADINGS) + 3}
-    assert "chosen-60" in shown(results, width=130)
+    assert "deterministic-60" in shown(results, width=130)
     records = list(csv.DictReader(to_csv(results).splitlines()))
-    assert [record["trees"] for record in records] == ["8", "8", "chosen-60", "chosen-60"]
+    assert [record["trees"] for record in records] == ["8", "8", "deterministic-60", "deterministic-60"]
     plot(results, tmp_path / "plot.png")
     _, width, _ = imread(tmp_path / "plot.png").shape
     plot(analyse(made_up_documents({"base": 0.0, "other": 0.0}), arms), tmp_path / "plot.png")
