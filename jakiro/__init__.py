@@ -1,4 +1,4 @@
-"""Exact speculative decoding with a mixture-of-attentions trunk and a bank of expert heads."""
+"""The drafter of lossless speculative decoding: a trunk of attentions and a mixture of experts."""
 
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ _HOMES = {"JakiroConfig": "jakiro.config", "JakiroDrafter": "jakiro.drafter"}
 
 try:
     __version__ = metadata.version("jakiro")
-except metadata.PackageNotFoundError:  # a checkout on the path that was never installed
+except metadata.PackageNotFoundError:  # a checkout that is on the path but was never installed
     __version__ = "0+unknown"
 
 
 def __getattr__(name: str) -> object:
-    """Import an exported name when it is first used, so that importing the package stays fast."""
+    """Import an exported name on first use, so that importing the package stays fast."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m jakiro` is the command line."""
+"""Entry point of `python -m jakiro`, the command line."""
 
 from jakiro.cli import main
 

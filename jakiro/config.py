@@ -1,4 +1,4 @@
-"""What a drafter is made of: its settings, its target, and the Hugging Face shell around them."""
+"""Settings of a drafter and the record of its target, as a Hugging Face config."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from jakiro.utils.settings import Settings, validate_settings
 def _changed(settings: Settings) -> set[str]:
     """Return the names of the settings that are not at their defaults."""
     fields = type(settings).model_fields
-    return {name for name, one in fields.items() if getattr(settings, name) != one.default}
+    return {name for name, field in fields.items() if getattr(settings, name) != field.default}
 
 
 class TrunkSettings(Settings):
@@ -46,24 +46,26 @@ class TrunkSettings(Settings):
 
     @property
     def attends_memory(self) -> bool:
-        """Whether there is cross-attention to memory."""
+        """Whether the trunk has cross-attention to memory."""
         return self.kind != "feedback"
 
     @property
     def reads_features(self) -> bool:
-        """Whether features are read beside tokens, and so fed back."""
+        """Whether the trunk reads features together with tokens, so that they are fed back."""
         return self.kind != "moa"
 
     @property
     def geometry(self) -> dict[str, Any]:
-        """The arguments that all attention modules share."""
+        """The geometry that all attention modules of the trunk share, as keyword arguments."""
         return self.model_dump(include=set(AttentionShape.model_fields))
 
     def heads_for(self, attention: AttentionShape) -> AttentionShape:
-        """Return the geometry for a target, whose own `attention` stands for what is left open.
+        """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
+
+        Settings that are None take the target's values.
 
         Raises:
-            ConfigError: the heads do not fit together.
+            ConfigError: `num_heads` is not a multiple of `num_kv_heads`.
         """
         given = {name: value for name, value in self.geometry.items() if value is not None}
         heads = attention.model_copy(update=given)
@@ -72,7 +74,7 @@ class TrunkSettings(Settings):
                 "drafter.trunk.num_heads and num_kv_heads do not fit together",
                 expected=f"a multiple of {heads.num_kv_heads} heads",
                 got=heads.num_heads,
-                remedy="set both, or leave out both to have those of the target",
+                remedy="set both, or leave out both to take the target's numbers",
             )
         return heads
 
@@ -86,7 +88,8 @@ class TrunkSettings(Settings):
     def _feedback_is_fed_back(self) -> "TrunkSettings":
         given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
         if given and not self.reads_features:
-            raise ValueError(f"{', '.join(sorted(given))} only with trunk.kind feedback or hybrid")
+            names = ", ".join(sorted(given))
+            raise ValueError(f"{names} can be set only with trunk.kind feedback or hybrid")
         return self
 
 
@@ -136,7 +139,7 @@ class ScheduleSettings(Settings):
 
     @property
     def depth(self) -> int:
-        """Longest path of a draft tree."""
+        """The length of the longest path of a draft tree, in tokens."""
         return self.autoregressive_levels + self.parallel_levels
 
 
@@ -162,7 +165,7 @@ class DrafterSettings(Settings):
     def _tail_follows_one_feature(self) -> "DrafterSettings":
         fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
         if self.tail_layers and not fits:
-            raise ValueError("experts.combine sum and schedule.parallel_levels 0 with tail_layers")
+            raise ValueError("tail_layers needs experts.combine sum and schedule.parallel_levels 0")
         return self
 
 
@@ -170,9 +173,10 @@ class JakiroConfig(PreTrainedConfig):
     """The `config.json` of a drafter.
 
     Args:
-        drafter: fields of `DrafterSettings`.
-        target: fields of `TargetRecord`.
-        record: free-form facts kept with the weights: provenance, training, evaluation.
+        drafter: fields of `DrafterSettings`; None for the defaults.
+        target: fields of `TargetRecord`; None only in a config that is not used yet.
+        record: free-form facts kept with the weights (provenance, training, evaluation), if any.
+        kwargs: fields of `PreTrainedConfig`.
     """
 
     model_type = "jakiro"
@@ -199,7 +203,7 @@ class JakiroConfig(PreTrainedConfig):
         """The validated record of the target.
 
         Raises:
-            ConfigError: the config names no target, or its record lacks what it must have.
+            ConfigError: the config names no target, or its record lacks a required field.
         """
         if self.target is None:
             raise ConfigError(
@@ -219,17 +223,21 @@ def _check_complete(record: Mapping[str, Any]) -> None:
         raise ConfigError(
             "the drafter config's record of its target is incomplete",
             expected=f"a record with {', '.join(missing)}",
-            got="one without",
+            got="a record without them",
             remedy="train the drafter again with this version of jakiro",
         )
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
-    """Return the config of a drafter for `target`; heads that are left open are the target's.
+    """Return the config of a drafter; trunk settings that are None take the target's values.
+
+    Args:
+        settings: settings of the drafter.
+        target: record of the target that the drafter is for.
 
     Raises:
-        ConfigError: heads do not fit together, a memory layer lies outside the target, or widths of
-            layers differ; or there are fewer layers or tokens than the drafter wants of them.
+        ConfigError: the numbers of heads do not fit together, a memory layer lies outside the
+            target, the widths of memory layers differ, or the target has too few layers or tokens.
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
@@ -242,10 +250,14 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
 
 
 def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSources:
-    """Return what memory and features are made of, layer by layer.
+    """Return the target states that memory and features are made from.
+
+    Args:
+        settings: settings of the drafter.
+        target: record of the drafter's target.
 
     Raises:
-        ConfigError: hidden states are wanted of a target that has none to read.
+        ConfigError: the settings need hidden states, and those of the target cannot be read.
     """
     trunk = settings.trunk
     memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
@@ -266,10 +278,10 @@ def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
 
 
 def last_hidden_state(target: TargetRecord) -> int:
-    """Return the index of the feature among the target's hidden states.
+    """Return the index of the last hidden state of a target, its feature.
 
     Raises:
-        ConfigError: the target has none to read.
+        ConfigError: the target's hidden states cannot be read.
     """
     if target.num_hidden_states is None:
         raise ConfigError(
@@ -282,7 +294,12 @@ def last_hidden_state(target: TargetRecord) -> int:
 
 
 def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
-    """Return the width of the state of each layer in a source."""
+    """Return the width of each layer's state.
+
+    Args:
+        source: layers that are read, and whether keys and values or hidden states.
+        target: record of the target.
+    """
     if source.kind == "hidden":
         return [target.hidden_size] * len(source.layers)
     return [target.kv_widths[layer] for layer in source.layers]
@@ -312,9 +329,9 @@ def _check_widths(source: StateSource, target: TargetRecord) -> None:
     if len(widths := set(state_widths(source, target))) > 1:
         raise ConfigError(
             "the target's layers differ in the width of their keys and values",
-            expected="memory layers of one width, or a width to bring them to",
+            expected="memory layers of equal width, or a common width to project them to",
             got=sorted(widths),
-            remedy="set drafter.memory.common_width, or choose drafter.memory.layers of one width",
+            remedy="set drafter.memory.common_width, or drafter.memory.layers of equal width",
         )
 
 
@@ -322,7 +339,7 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
     tail, size = settings.tail_layers, settings.draft_vocab_size
     if tail and tail >= last_hidden_state(target):
         raise ConfigError(
-            "drafter.tail_layers leaves no layer of the target before them",
+            "drafter.tail_layers leaves no layer of the target before the tail",
             expected=f"fewer than its {last_hidden_state(target)} layers",
             got=tail,
         )

@@ -1,4 +1,4 @@
-"""From a drafter's features to laws over the tokens that it may draft."""
+"""The head that turns a drafter's features into logits of the tokens that it may draft."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,15 +8,15 @@ from jakiro.target.adapter import TargetAdapter
 
 
 class DraftHead:
-    """The target's head, or the rows of it that belong to the drafted tokens.
+    """The target's head, or the rows of its matrix that belong to the drafted tokens.
 
-    The rows are copied when they are first used, so that the others need not be read for each
-    draft, and again when the target's head has changed. A head that is no plain linear layer, such
-    as a quantised one, computes all logits.
+    These rows are copied on first use, so that a draft does not read the others, and copied again
+    when the target's head has changed. If the head is not exactly an `nn.Linear` (a quantised one,
+    say), all logits are computed and those of the drafted tokens are picked out.
 
     Args:
-        target: whose head it is.
-        token_ids: of the drafted tokens, ascending; None for all.
+        target: adapter of the target whose head is used.
+        token_ids: ids of the tokens that may be drafted, ascending; None for all tokens.
     """
 
     def __init__(self, target: TargetAdapter, token_ids: Int[Tensor, " drafted"] | None) -> None:
@@ -36,7 +36,7 @@ class DraftHead:
         return self.target.adjusted(linear(features, *self._rows_of(self.target.head)))
 
     def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
-        """Return log-probabilities of all tokens in float32, those never drafted at -inf."""
+        """Return log-probabilities of all tokens in float32, -inf for tokens never drafted."""
         log_probs = self.logits(features).float().log_softmax(dim=-1)
         if self.token_ids is None:
             return log_probs
@@ -47,7 +47,7 @@ class DraftHead:
         return whole
 
     def _rows_of(self, head: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        state = _identity(head.weight)
+        state = _version_of(head.weight)
         if self._rows is None or state != self._copied_from:
             assert self.token_ids is not None
             self.token_ids = self.token_ids.to(head.weight.device)
@@ -57,7 +57,7 @@ class DraftHead:
         return self._rows
 
 
-def _identity(weight: Tensor) -> tuple[object, ...]:
-    """Return what tells a tensor from another, and from itself before it was written to."""
+def _version_of(weight: Tensor) -> tuple[object, ...]:
+    """Return a key that differs between tensors, and before and after a tensor is written to."""
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.device, weight.dtype

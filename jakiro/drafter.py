@@ -1,4 +1,4 @@
-"""The drafter: memory encoder, trunk and expert bank as one Hugging Face model."""
+"""The drafter: memory encoder, trunk and mixture of experts as one Hugging Face model."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -19,18 +19,18 @@ from moa.trunk import Trunk, TrunkInputs
 
 
 class JakiroDrafter(PreTrainedModel):
-    """Guesses the target's next features from tokens and what is known of verified positions.
+    """Predicts the target's next features from tokens and the target's state at verified positions.
 
     One `forward` serves training, evaluation and decoding. The output at position i predicts the
-    target's feature at i (whose logits are the law of token i + 1) from tokens up to i and from
-    the target's state at verified positions only, perhaps with what the drafter itself predicted
-    since; parallel level k predicts the feature at i + k.
+    target's feature at i, which gives the distribution of token i + 1. It depends on tokens up to
+    i, on the target's state at verified positions only, and, for a trunk that reads features, on
+    the drafter's own predictions since then. Parallel level k predicts the feature at i + k.
 
-    Embeddings and logits are the target's: the caller passes embedded tokens in and turns features
-    into laws with a `DraftHead`, so no target weight is ever part of the drafter.
+    Embeddings and logits are the target's: the caller passes embedded tokens in and computes logits
+    with a `DraftHead`, so no target weight is ever part of the drafter.
 
-    Where only some tokens are drafted, `draft_ids` [draft_vocab] has their ids, ascending, and is
-    part of the checkpoint; else it is None.
+    `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, ascending, and is
+    part of the checkpoint; it is None if all tokens may be drafted.
 
     Args:
         config: settings of the drafter and the record of its target.
@@ -63,63 +63,69 @@ class JakiroDrafter(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Keep the modules' own initialisation."""
+        """Leave the initialisation to the modules themselves."""
 
     def encode_memory(
         self, state: TargetState, positions: Int[Tensor, "batch tokens"]
     ) -> tuple[Float[Tensor, "batch _ tokens _"], ...]:
-        """Return what is kept of verified tokens, from the target's raw state.
+        """Return the encoded memory of verified tokens, from the target's raw state.
 
-        For a trunk that attends to memory these are its cross-attention's keys and values; for one
-        that reads features, then these, for the positions after the tokens'.
+        A trunk that attends to memory gets the keys and values of its cross-attention; a trunk that
+        reads features then gets the features, each for use at the position after its token.
 
         Args:
-            state: what `state_sources` reads.
+            state: the target's state as read by `state_sources`.
             positions: absolute positions of the tokens.
         """
-        kept: tuple[Tensor, ...] = ()
+        encoded: tuple[Tensor, ...] = ()
         if self.memory_encoder is not None and self.trunk.cross_attention is not None:
             memory = self.memory_encoder(state.memory)
-            kept += self.trunk.cross_attention.kv(memory, positions)
+            encoded += self.trunk.cross_attention.kv(memory, positions)
         if self.feature_encoder is not None:
-            kept += (self.feature_encoder(state.features).unsqueeze(1),)
-        return kept
+            encoded += (self.feature_encoder(state.features).unsqueeze(1),)
+        return encoded
 
     @property
-    def kept_shapes(self) -> list[tuple[int, int]]:
-        """Heads, and size of a head, of each tensor that `remember` returns."""
+    def memory_shapes(self) -> list[tuple[int, int]]:
+        """The number of heads and the head size of each tensor that `encode_memory` returns."""
         trunk = self.config.settings.trunk
-        rows = [(trunk.num_kv_heads, trunk.head_dim)] * 2 if trunk.attends_memory else []
-        vector = [(1, self.config.target_record.hidden_size)] if trunk.reads_features else []
-        return rows + vector
+        kv = [(trunk.num_kv_heads, trunk.head_dim)] * 2 if trunk.attends_memory else []
+        features = [(1, self.config.target_record.hidden_size)] if trunk.reads_features else []
+        return kv + features
 
     def forward(
         self,
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
-        evidence: TrunkInputs,
+        inputs: TrunkInputs,
         store: KVStore = no_history,
     ) -> ExpertsOutput:
-        """Return predicted features of all levels for each query; see `ExpertBank`.
+        """Return the predicted features of all levels for each query.
 
         Args:
-            embeddings: of the tokens.
-            positions: where they stand.
-            self_mask: True where a query may look among the rows that `store` returns.
-            evidence: of what is verified, see `Trunk`.
-            store: of self-attention rows.
+            embeddings: token embeddings of the queries.
+            positions: absolute positions of the queries.
+            self_mask: True where a query may see a key that `store` returns.
+            inputs: features and memory of verified tokens.
+            store: a function from the queries' own self-attention keys and values to all visible
+                ones.
         """
-        return self.experts(self.trunk(embeddings, positions, self_mask, evidence, store))
+        return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "JakiroDrafter":  # type: ignore[override]
-        """Load a drafter from a folder or hub name; weights must match the config exactly.
+        """Load a drafter; its weights must match its config exactly.
+
+        Args:
+            path: folder, or id on the Hugging Face hub.
+            kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            CheckpointError: there is no drafter, or weights are missing, left over, or misshapen.
+            CheckpointError: there is no drafter, or weights are missing, superfluous, or of a wrong
+                shape.
         """
-        # Misfits come back in the report, where `_check_report` names and refuses them.
+        # Mismatches come back in the report; `_check_report` names and refuses them.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             loaded: Any = super().from_pretrained(str(path), **kwargs)
@@ -137,7 +143,7 @@ class JakiroDrafter(PreTrainedModel):
 
 
 def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryEncoder | None]:
-    """Return what makes memory of the target's state, and what makes features of it."""
+    """Return the encoders of memory and of features; None for an input that is not read."""
     settings, target = config.settings, config.target_record
     sizes = settings.memory.model_dump(exclude={"source", "layers"})
     fused = sizes | {"layer_attention": False, "common_width": None}
@@ -154,7 +160,7 @@ def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryE
 
 
 def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:
-    """Refuse a table of drafted tokens that cannot be one."""
+    """Refuse a table of drafted tokens whose ids are not ascending or not in the vocabulary."""
     ids, limit = drafter.draft_ids, drafter.config.target_record.vocab_size
     if ids is None:
         return
@@ -175,7 +181,7 @@ def _check_report(report: dict[str, Any], path: str | Path) -> None:
     if found := {kind: keys for kind, keys in problems.items() if keys}:
         raise CheckpointError(
             f"the weights in {path} do not match its config",
-            expected="every parameter once, and nothing else",
+            expected="exactly the parameters that the config describes",
             got="; ".join(f"{kind}: {', '.join(keys[:4])}" for kind, keys in found.items()),
             remedy="use the checkpoint with the config it was saved with",
         )

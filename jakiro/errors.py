@@ -1,14 +1,14 @@
-"""The exceptions that callers of Jakiro can meet: what was expected, what came, the remedy."""
+"""Exceptions of Jakiro: each says what was expected, what was found, and the remedy."""
 
 
 class JakiroError(Exception):
     """Base of every error raised on purpose.
 
     Args:
-        message: what is wrong, in one sentence without a final full stop.
-        expected: what would have been right.
-        got: what was found instead.
-        remedy: what the caller can do about it.
+        message: description of the problem, one sentence without a final full stop.
+        expected: description or example of a correct value; None to leave it out.
+        got: the value that was found; None to leave it out.
+        remedy: action that the caller can take; None to leave it out.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class JakiroError(Exception):
 
 
 class ConfigError(JakiroError, ValueError):
-    """A configuration value, key, or combination is not usable."""
+    """A configuration value, key, or combination that cannot be used."""
 
 
 class PromptError(JakiroError, ValueError):
-    """A prompt or a sampling argument cannot be decoded as asked."""
+    """A prompt or a sampling argument that cannot be used."""
 
 
 class DataError(JakiroError, ValueError):
@@ -46,7 +46,7 @@ class CheckpointError(JakiroError):
 
 
 class ResourceError(JakiroError):
-    """Memory, disk space, or another resource of the machine does not suffice."""
+    """Memory, disk space, or another resource of the machine is insufficient."""
 
 
 class TargetNotSupported(JakiroError):
@@ -62,4 +62,4 @@ class NumericalError(JakiroError, ArithmeticError):
 
 
 class DraftError(JakiroError, ValueError):
-    """A drafter proposed what cannot be verified."""
+    """A drafter proposed a draft tree that cannot be verified."""

@@ -1,4 +1,4 @@
-"""The Mixture-of-Experts head bank (arXiv 2502.06282): decoupled experts behind one router."""
+"""Mixture of experts (arXiv 2502.06282): decoupled experts behind one router."""
 
 from typing import Literal, NamedTuple
 
@@ -12,40 +12,46 @@ Combine = Literal["sum", "mixture"]
 
 
 class ExpertsOutput(NamedTuple):
-    """Predicted target features of every level, as components of one law per level.
+    """Predicted target features of every level, as components of one distribution per level.
 
-    Level 0 predicts the target's feature at the query's own position, level k the feature k
-    positions later without having seen the tokens between. `components` is 1 for combine "sum"
+    Level 0 predicts the target's feature at the query's own position; level k predicts the feature
+    k positions later, without seeing the tokens in between. `components` is 1 for combine "sum"
     and the number of experts for "mixture".
+
+    Attributes:
+        features: one feature per level and component.
+        log_weights: log-probability of each component.
+        gate: the router's weights of the experts, for load balance and statistics.
+        state: input of the target's tail layers, if `features` went through them; None if not.
     """
 
     features: Float[Tensor, "*batch levels components hidden"]
-    log_weights: Float[Tensor, "*batch components"]  # of the law, normalised
-    gate: Float[Tensor, "*batch experts"]  # the router's own weights, for balance and statistics
-    state: Float[Tensor, "*batch hidden"] | None = None  # of which the target's tail made features
+    log_weights: Float[Tensor, "*batch components"]
+    gate: Float[Tensor, "*batch experts"]
+    state: Float[Tensor, "*batch hidden"] | None = None
 
     def with_tail_output(self, features: Float[Tensor, "*batch hidden"]) -> "ExpertsOutput":
-        """Return the output with what the target's last layers made of its only feature."""
+        """Return a copy whose only feature went through the target's tail layers."""
         return self._replace(features=features[..., None, None, :], state=self.mean_feature)
 
     @property
     def mean_feature(self) -> Float[Tensor, "*batch hidden"]:
-        """The feature expected at the query's own position: `sum_e w_e F1_e`."""
+        """The mean feature at the query's own position over all components: `sum_e w_e F1_e`."""
         weights = self.log_weights.exp()
         return torch.einsum("...c,...ch->...h", weights, self.features[..., 0, :, :])
 
 
 class MixtureOfExperts(nn.Module):
-    """SwiGLU experts, all of them run, whose outputs become one or several draft laws.
+    """SwiGLU experts whose outputs give one draft distribution per level; all experts always run.
 
-    With x the trunk's vector, n its norm, `h_e` the inner activation and `E_e = D_e h_e` the output
-    of expert e:
+    Let x be the trunk's vector, n the normalised x, `h_e` the inner activation of expert e on n,
+    and `E_e = D_e h_e` its output:
 
     - "sum": `F1 = x + sum_e w_e E_e`; one feature, one softmax (published dynamic Jakiro).
-    - "mixture": `F1_e = x + E_e`; the law is `sum_e w_e softmax(F1_e)`, so experts can put
-      different tokens on top and the tree stays one calibrated law without duplicate siblings.
+    - "mixture": `F1_e = x + E_e`; the distribution is `sum_e w_e softmax(F1_e)`, so experts can
+      prefer different tokens, while siblings come from one calibrated distribution and so differ.
 
-    Parallel level k uses its own down-projections `D'_e` unless the contrastive head provides it:
+    Parallel level k uses its own down-projections `D'_e`, unless it is the published contrast:
 
     - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
     - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.
@@ -53,11 +59,11 @@ class MixtureOfExperts(nn.Module):
     Args:
         hidden: width of trunk vectors and target features.
         intermediate_size: inner width of one expert.
-        num_experts: how many experts; 1 is a plain feed-forward head ("experts off").
-        num_parallel: parallel levels P that follow each autoregressive pass.
-        combine: how experts become laws, see above.
-        contrastive_head: whether parallel levels see the contrast between experts; it has no
-            effect with one expert.
+        num_experts: number of experts; 1 is an ordinary feed-forward layer ("experts off").
+        num_parallel: number of parallel levels that follow each autoregressive pass.
+        combine: "sum" or "mixture", see above.
+        contrastive_head: whether parallel levels see the contrast between experts; has no effect
+            with one expert.
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class MixtureOfExperts(nn.Module):
         return silu(gate) * up
 
     def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
-        """Return each expert's output through the parallel levels' own projections `D'_e h_e`."""
+        """Return `D'_e h_e`: each expert's output by the parallel levels' own projections."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
         return torch.einsum("...ew,pewh->...peh", inner, self.level_down)
@@ -135,7 +141,7 @@ class MixtureOfExperts(nn.Module):
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
     """Return `v_top E_top - sum_{e != top} v_e E_e`."""
-    # One of them, even where several weigh the same.
+    # Exactly one expert is on top, even if several have the same weight.
     top = torch.zeros_like(weights, dtype=torch.bool).scatter_(
         -1, weights.argmax(dim=-1, keepdim=True), True
     )
@@ -143,7 +149,7 @@ def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _stacked(*shape: int) -> nn.Parameter:
-    """A stack of linear weights, drawn with the variance that keeps activations at unit scale."""
+    """Return a stack of random matrices whose variance keeps activations at unit scale."""
     return nn.Parameter(torch.randn(shape) * shape[-2] ** -0.5)
 
 
@@ -153,8 +159,12 @@ def joint_log_probs(
 ) -> Float[Tensor, "*batch components vocab"]:
     """Return `log(w_e * p_e(t))` in float32 for every component e and token t.
 
-    Summing over components (`logsumexp`) gives the mixture's law; normalising over them gives each
-    token's posterior. With one component of weight 1 this is a plain log-softmax.
+    `logsumexp` over components gives the mixture's distribution; normalising over components gives
+    each token's posterior. With one component of weight 1 this is an ordinary log-softmax.
+
+    Args:
+        logits: logits of each component.
+        log_weights: log-probability of each component.
     """
     return logits.float().log_softmax(dim=-1) + log_weights.float().unsqueeze(-1)
 
@@ -163,9 +173,13 @@ def posterior_log_weights(
     joint_at_token: Float[Tensor, "*batch components"],
     log_prior: Float[Tensor, "*batch components"],
 ) -> Float[Tensor, "*batch components"]:
-    """Return the components' log-weights after a token was chosen, `w_e(t) ~ w_e p_e(t)`.
+    """Return the components' log-weights after a token is known: `w_e(t) ~ w_e p_e(t)`.
 
-    Where no component gives the token any probability the prior is kept.
+    The prior is kept if all components give the token probability zero.
+
+    Args:
+        joint_at_token: `log(w_e * p_e(t))` for the known token t, from `joint_log_probs`.
+        log_prior: log-weights before the token.
     """
     total = joint_at_token.logsumexp(dim=-1, keepdim=True)
     return torch.where(total.isneginf(), log_prior.float(), joint_at_token - total)

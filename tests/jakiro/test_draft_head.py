@@ -1,4 +1,4 @@
-"""Some tokens are drafted, the rest never: their law, and the table of them in a checkpoint."""
+"""A head for part of the vocabulary: its probabilities, and its token table in a checkpoint."""
 
 from pathlib import Path
 
@@ -32,11 +32,11 @@ def test_logits_of_drafted_tokens_are_those_of_the_whole_head(family: str) -> No
 
 
 class _Quantised(nn.Linear):
-    """Stands for a head whose weight is no plain matrix."""
+    """Stands for a head whose weight is not an ordinary matrix."""
 
 
 @torch.no_grad()
-def test_a_head_that_is_no_plain_layer_computes_all_logits() -> None:
+def test_a_head_that_is_not_an_ordinary_linear_layer_computes_all_logits() -> None:
     model = tiny_llama()
     model.lm_head.__class__ = _Quantised
     target = TargetAdapter(model)
@@ -50,13 +50,13 @@ def test_a_head_that_is_no_plain_layer_computes_all_logits() -> None:
 def test_tokens_outside_have_no_probability_and_those_inside_sum_to_one() -> None:
     target = TargetAdapter(tiny_llama())
     features = torch.randn(2, 3, 32)
-    law = DraftHead(target, IDS).log_probs(features)
-    assert law.shape == (2, 3, 61)
-    assert law.dtype == torch.float32
+    log_probs = DraftHead(target, IDS).log_probs(features)
+    assert log_probs.shape == (2, 3, 61)
+    assert log_probs.dtype == torch.float32
     outside = torch.ones(61, dtype=torch.bool).index_fill(0, IDS, False)
-    assert law[..., outside].isneginf().all()
+    assert log_probs[..., outside].isneginf().all()
     expected = target.logits(features)[..., IDS].softmax(-1)
-    torch.testing.assert_close(law[..., IDS].exp(), expected)
+    torch.testing.assert_close(log_probs[..., IDS].exp(), expected)
     whole = DraftHead(target, None).log_probs(features)
     torch.testing.assert_close(whole, target.logits(features).log_softmax(-1))
 
@@ -116,7 +116,7 @@ def _replace(folder: Path, ids: torch.Tensor | None) -> None:
 
 
 @torch.no_grad()
-def test_a_head_that_has_changed_is_read_again() -> None:
+def test_a_changed_head_is_copied_again() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     head, features = DraftHead(target, IDS), torch.randn(2, 3, 32)

@@ -1,4 +1,4 @@
-"""The drafter as a Hugging Face model: saved, loaded strictly, blind to what it must not see."""
+"""The drafter as a Hugging Face model: saving, strict loading, and no sight of later tokens."""
 
 import json
 from pathlib import Path
@@ -35,10 +35,10 @@ def test_saving_and_loading_keeps_weights_settings_and_outputs(
     assert loaded.config.target_record == drafter.config.target_record
     state = TargetState(torch.randn(1, 4, 3, 32), None)
     positions = torch.arange(4)[None]
-    for got, kept in zip(
+    for got, expected in zip(
         loaded.encode_memory(state, positions), drafter.encode_memory(state, positions), strict=True
     ):
-        torch.testing.assert_close(got, kept)
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("fault", ["missing", "left over", "misshapen"])
@@ -89,7 +89,7 @@ def test_hidden_states_outside_the_target_are_refused(target: TargetAdapter) -> 
         config_for(tiny_settings(source="hidden"), other)
 
 
-def test_which_hidden_states_are_read_by_default(target: TargetAdapter) -> None:
+def test_hidden_states_that_are_read_by_default(target: TargetAdapter) -> None:
     record = record_target(target.spec, "tiny")
     several, last = (
         tiny_settings(source="hidden", layer_attention=layer_attention)
@@ -117,29 +117,29 @@ def test_a_config_without_a_target_is_refused() -> None:
 @torch.no_grad()
 def test_nothing_beyond_anchor_or_position_reaches_a_prediction(target: TargetAdapter) -> None:
     drafter = tiny_drafter(target)
-    count, place, anchor = 10, 6, 3
-    anchors = (torch.arange(count) - (place - anchor)).clamp(min=0)
+    count, position, anchor = 10, 6, 3
+    anchors = (torch.arange(count) - (position - anchor)).clamp(min=0)
     batch = one_document(torch.randint(0, 61, (1, count)), anchors)
     view = TargetReader(target, drafter, count, torch.float32).view(batch)
-    before = next(iter(draft_all_positions(drafter, view, batch))).features[0, place]
+    before = next(iter(draft_all_positions(drafter, view, batch))).features[0, position]
 
     later_memory = view.state.memory.clone()
     later_memory[:, anchor + 1 :] += 1.0
     later_tokens = view.embeddings.clone()
-    later_tokens[:, place + 1 :] += 1.0
+    later_tokens[:, position + 1 :] += 1.0
     blind = view._replace(state=TargetState(later_memory, None), embeddings=later_tokens)
-    after = next(iter(draft_all_positions(drafter, blind, batch))).features[0, place]
+    after = next(iter(draft_all_positions(drafter, blind, batch))).features[0, position]
     torch.testing.assert_close(after, before, atol=0, rtol=0)
 
     seen = view.state.memory.clone()
     seen[:, anchor] += 1.0
     changed = view._replace(state=TargetState(seen, None))
-    other = next(iter(draft_all_positions(drafter, changed, batch))).features[0, place]
+    other = next(iter(draft_all_positions(drafter, changed, batch))).features[0, position]
     assert not torch.allclose(other, before)
 
 
 @torch.no_grad()
-def test_layers_of_unequal_width_are_brought_to_a_common_one() -> None:
+def test_layers_of_unequal_width_are_projected_to_a_common_width() -> None:
     target = TargetAdapter(tiny_family("gemma4, heads of two widths"))
     record = record_target(target.spec, "tiny")
     assert len(set(record.kv_widths)) == 2
@@ -157,10 +157,10 @@ def test_layers_of_unequal_width_are_brought_to_a_common_one() -> None:
     assert state[:, :, narrow, : min(record.kv_widths)].ne(0).all()
 
 
-def test_a_single_fused_state_is_projected_and_the_last_one_alone_is_not(
+def test_a_single_fused_state_is_projected_and_the_last_state_alone_is_not(
     target: TargetAdapter,
 ) -> None:
     fused = tiny_drafter(target, tiny_settings(trunk={"kind": "feedback", "fusion_layers": (1,)}))
-    plain = tiny_drafter(target, tiny_settings(trunk={"kind": "feedback"}))
+    unfused = tiny_drafter(target, tiny_settings(trunk={"kind": "feedback"}))
     assert isinstance(fused.feature_encoder.output, torch.nn.Linear)
-    assert isinstance(plain.feature_encoder.output, torch.nn.Identity)
+    assert isinstance(unfused.feature_encoder.output, torch.nn.Identity)

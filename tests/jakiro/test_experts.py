@@ -1,4 +1,4 @@
-"""The bank's mixture from its equations, expert by expert, in float64."""
+"""The mixture of experts equals its equations, computed expert by expert in float64."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from jakiro.experts import MixtureOfExperts
 HIDDEN, WIDTH = 10, 6
 
 
-def _bank(num_experts: int, **changes: Any) -> MixtureOfExperts:
+def _experts(num_experts: int, **changes: Any) -> MixtureOfExperts:
     torch.manual_seed(3)
     settings = {"num_parallel": 2, "combine": "mixture", "contrastive_head": True, **changes}
-    bank = MixtureOfExperts(HIDDEN, WIDTH, num_experts, **settings).double()
-    torch.nn.init.uniform_(bank.norm.weight, 0.5, 1.5)
-    if bank.beta is not None:
-        bank.beta.data.copy_(torch.tensor([0.7, -0.4]))
-    return bank
+    experts = MixtureOfExperts(HIDDEN, WIDTH, num_experts, **settings).double()
+    torch.nn.init.uniform_(experts.norm.weight, 0.5, 1.5)
+    if experts.beta is not None:
+        experts.beta.data.copy_(torch.tensor([0.7, -0.4]))
+    return experts
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -33,13 +33,13 @@ def _activations(weight: dict[str, Tensor], vector: Tensor, num_experts: int) ->
 
 @pytest.mark.parametrize("num_experts", [2, 4])
 @torch.no_grad()
-def test_later_levels_add_the_contrast_of_each_expert_with_the_mean_of_the_others(
+def test_parallel_levels_add_the_contrast_of_each_expert_with_the_mean_of_the_others(
     num_experts: int,
 ) -> None:
-    bank = _bank(num_experts)
-    weight = bank.state_dict()
+    experts = _experts(num_experts)
+    weight = experts.state_dict()
     x = torch.randn(7, HIDDEN, dtype=torch.float64)
-    for vector, features in zip(x, bank(x).features, strict=True):
+    for vector, features in zip(x, experts(x).features, strict=True):
         inner = _activations(weight, vector, num_experts)
         outputs = [h @ down for h, down in zip(inner, weight["down"], strict=True)]
         for e in range(num_experts):
@@ -54,16 +54,16 @@ def test_later_levels_add_the_contrast_of_each_expert_with_the_mean_of_the_other
 
 @pytest.mark.parametrize("combine", ["mixture", "sum"])
 @torch.no_grad()
-def test_without_a_contrastive_head_levels_have_projections_alone(combine: str) -> None:
-    bank = _bank(2, combine=combine, contrastive_head=False)
-    weight = bank.state_dict()
-    assert bank.beta is None
+def test_without_a_contrastive_head_parallel_levels_have_only_projections(combine: str) -> None:
+    experts = _experts(2, combine=combine, contrastive_head=False)
+    weight = experts.state_dict()
+    assert experts.beta is None
     vector = torch.randn(HIDDEN, dtype=torch.float64)
     inner = _activations(weight, vector, 2)
-    output = bank(vector)
+    output = experts(vector)
     for level in (1, 2):
-        rows = zip(inner, weight["level_down"][level - 1], strict=True)
-        own = torch.stack([h @ down for h, down in rows])
+        pairs = zip(inner, weight["level_down"][level - 1], strict=True)
+        own = torch.stack([h @ down for h, down in pairs])
         expected = own if combine == "mixture" else (output.gate @ own)[None]
         for features, added in zip(output.features[level], expected, strict=True):
             torch.testing.assert_close(features, vector + added)

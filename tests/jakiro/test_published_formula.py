@@ -1,7 +1,7 @@
-"""The feedback trunk with a summed bank computes what was published (arXiv 2502.06282).
+"""The feedback trunk with summed experts computes the published formulas (arXiv 2502.06282).
 
-The reference below is written from the formulas, number by number in float64; of the package it
-takes the weights and nothing else.
+The reference below is written from the formulas, number by number in float64. It takes only the
+weights from the package.
 """
 
 import math
@@ -28,7 +28,7 @@ def rms_norm(vector: Vector, gain: Tensor) -> Vector:
 
 
 def rotated(head: Vector, position: int) -> Vector:
-    """Turn the pairs (i, i + half) by position * base^(-2i / dim)."""
+    """Rotate the pairs (i, i + half) by position * base^(-2i / dim)."""
     result, half = head.clone(), len(head) // 2
     for i in range(half):
         angle = position * BASE ** (-2 * i / len(head))
@@ -49,7 +49,7 @@ def silu(vector: Vector) -> Vector:
 
 
 class Reference:
-    """One decoder layer over `fc([embed(x_i); f_{i-1}])`, its feed-forward part a bank of two."""
+    """One decoder layer over `fc([embed(x_i); f_{i-1}])`, with two experts as feed-forward part."""
 
     def __init__(self, drafter: JakiroDrafter) -> None:
         self.weight = {name: part.double() for name, part in drafter.state_dict().items()}
@@ -67,7 +67,7 @@ class Reference:
         gain = weight["trunk.self_attention.norm.weight"]
         project = weight["trunk.self_attention.project.weight"]
         output = weight["trunk.self_attention.output.weight"]
-        heads = [(project @ rms_norm(one, gain)).reshape(-1, DIM) for one in stream]
+        heads = [(project @ rms_norm(vector, gain)).reshape(-1, DIM) for vector in stream]
         return [stream[i] + output @ self._mixed(heads, i) for i in range(len(stream))]
 
     def _normed(self, token: Vector, feature: Vector) -> tuple[Vector, Vector]:
@@ -79,7 +79,7 @@ class Reference:
         return rms_norm(token, next(gains)), rms_norm(feature, next(gains))
 
     def _mixed(self, heads: Sequence[Tensor], i: int) -> Vector:
-        """Attention of position i over 0..i; several query heads share a key head."""
+        """Return attention of position i over 0..i; several query heads share a key head."""
         mixed = []
         for head in range(HEADS):
             shared = head // (HEADS // KV_HEADS)
@@ -90,8 +90,8 @@ class Reference:
             mixed.append(sum(s * value for s, value in zip(shares, values, strict=True)))
         return torch.cat(mixed)
 
-    def bank(self, x: Vector) -> tuple[Vector, Vector]:
-        """F1 = x + sum_e w_e E_e(n); F2 = x + v_top E_top(n) - v_other E_other(n)."""
+    def experts(self, x: Vector) -> tuple[Vector, Vector]:
+        """Return F1 = x + sum_e w_e E_e(n) and F2 = x + v_top E_top(n) - v_other E_other(n)."""
         normed = rms_norm(x, self.weight["experts.norm.weight"])
         g = [float(score) for score in self.weight["experts.router.weight"] @ normed]
         w, v = softmax(g[:2]), softmax(g[2:])
@@ -102,14 +102,15 @@ class Reference:
         return x + w[0] * first + w[1] * second, x + top[0] * top[1] - other[0] * other[1]
 
     def _expert(self, normed: Vector, e: int) -> Vector:
-        inner = (self.weight["experts.gate_up.weight"] @ normed)[2 * WIDTH * e : 2 * WIDTH * (e + 1)]
+        inner = self.weight["experts.gate_up.weight"] @ normed
+        inner = inner[2 * WIDTH * e : 2 * WIDTH * (e + 1)]
         return (silu(inner[:WIDTH]) * inner[WIDTH:]) @ self.weight["experts.down"][e]
 
 
 def _published(trunk: dict[str, object], num_experts: int = 2) -> JakiroDrafter:
     settings = tiny_settings(num_experts, combine="sum", parallel_levels=1, trunk=trunk)
     drafter = tiny_drafter(TargetAdapter(tiny_llama()), settings)
-    with torch.no_grad():  # norm gains start at 1, where a forgotten one would not show
+    with torch.no_grad():  # norm gains start at 1, so that a forgotten gain would not show
         for name, part in drafter.named_parameters():
             if "norm" in name:
                 part.uniform_(0.5, 1.5)
@@ -125,42 +126,42 @@ def test_both_features_equal_the_closed_form(trunk: dict[str, object]) -> None:
     mask = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()[None, None]
     output = drafter(tokens[None], torch.arange(COUNT)[None], mask, TrunkInputs(previous[None]))
     reference = Reference(drafter)
-    expected = [reference.bank(x) for x in reference.trunk(list(tokens), list(previous))]
+    expected = [reference.experts(x) for x in reference.trunk(list(tokens), list(previous))]
     for i, (first, second) in enumerate(expected):
-        # The package turns heads by angles in float32.
+        # The package rotates heads by angles in float32.
         assert (output.features[0, i, 0, 0] - first).abs().max() < 1e-6
         assert (output.features[0, i, 1, 0] - second).abs().max() < 1e-6
     assert output.log_weights.eq(0).all()
 
 
 @torch.no_grad()
-def test_the_second_step_reads_the_feature_that_the_first_one_predicted() -> None:
+def test_the_second_pass_reads_the_feature_that_the_first_pass_predicted() -> None:
     drafter = _published(PUBLISHED)
     reference = Reference(drafter)
     tokens, features = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
     known = [torch.zeros(HIDDEN).double(), features[0]]
-    first, _ = reference.bank(reference.trunk(list(tokens[:2]), known)[1])
-    second, _ = reference.bank(reference.trunk(list(tokens), [*known, first])[2])
+    first, _ = reference.experts(reference.trunk(list(tokens[:2]), known)[1])
+    second, _ = reference.experts(reference.trunk(list(tokens), [*known, first])[2])
     mask = torch.ones(2, 2, dtype=torch.bool).tril()[None, None]
-    one = drafter(
+    first_pass = drafter(
         tokens[None, :2], torch.arange(2)[None], mask, TrunkInputs(torch.stack(known)[None])
     )
-    previous = torch.stack([*known, one.expected[0, 1]])[None]
+    previous = torch.stack([*known, first_pass.mean_feature[0, 1]])[None]
     mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-    two = drafter(tokens[None], torch.arange(3)[None], mask, TrunkInputs(previous))
-    assert (two.features[0, 2, 0, 0] - second).abs().max() < 1e-6
+    second_pass = drafter(tokens[None], torch.arange(3)[None], mask, TrunkInputs(previous))
+    assert (second_pass.features[0, 2, 0, 0] - second).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("num_experts", [2, 4])
 @torch.no_grad()
-def test_the_contrast_adds_the_top_expert_and_takes_all_others_away(num_experts: int) -> None:
-    bank = _published(PUBLISHED, num_experts).experts
+def test_the_contrast_adds_the_top_expert_and_subtracts_all_others(num_experts: int) -> None:
+    experts = _published(PUBLISHED, num_experts).experts
     x = torch.randn(20, HIDDEN, dtype=torch.float64)
-    weight = {name: part.double() for name, part in bank.state_dict().items()}
+    weight = {name: part.double() for name, part in experts.state_dict().items()}
     tops = set()
-    for vector, features in zip(x, bank(x).features, strict=True):
+    for vector, features in zip(x, experts(x).features, strict=True):
         normed = rms_norm(vector, weight["norm.weight"])
-        v = softmax([float(one) for one in weight["router.weight"][num_experts:] @ normed])
+        v = softmax([float(score) for score in weight["router.weight"][num_experts:] @ normed])
         inner = (weight["gate_up.weight"] @ normed).reshape(num_experts, 2, WIDTH)
         expected, top = vector.clone(), v.index(max(v))
         for e in range(num_experts):
@@ -172,11 +173,11 @@ def test_the_contrast_adds_the_top_expert_and_takes_all_others_away(num_experts:
 
 
 @torch.no_grad()
-def test_of_experts_that_weigh_the_same_only_one_is_on_top() -> None:
-    bank = _published(PUBLISHED).experts
-    bank.router.weight.zero_()  # all scores are equal
+def test_only_one_expert_is_on_top_when_several_have_the_same_weight() -> None:
+    experts = _published(PUBLISHED).experts
+    experts.router.weight.zero_()  # all scores are equal
     x = torch.randn(3, HIDDEN, dtype=torch.float64)
-    inner = bank._inner(bank.norm(x))
-    outputs = torch.einsum("...ew,ewh->...eh", inner, bank.down)
+    inner = experts._inner(experts.norm(x))
+    outputs = torch.einsum("...ew,ewh->...eh", inner, experts.down)
     expected = x + (outputs[:, 0] - outputs[:, 1]) / 2
-    torch.testing.assert_close(bank(x).features[:, 1, 0], expected)
+    torch.testing.assert_close(experts(x).features[:, 1, 0], expected)

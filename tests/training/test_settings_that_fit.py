@@ -23,12 +23,12 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers only with trunk.kind feedback"),
-        ({"trunk": MOA | {"ttt_steps": 2}}, "ttt_steps only with trunk.kind feedback"),
-        ({"trunk": MOA | {"input_norms": False}}, "input_norms only with trunk.kind feedback"),
+        ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers can be set only with trunk.kind"),
+        ({"trunk": MOA | {"ttt_steps": 2}}, "ttt_steps can be set only with trunk.kind"),
+        ({"trunk": MOA | {"input_norms": False}}, "input_norms can be set only with trunk.kind"),
         (
             {"trunk": MOA | {"input_norms": False, "fusion_layers": [1]}},
-            "fusion_layers, input_norms only with",
+            "fusion_layers, input_norms can be set only with",
         ),
         (
             {"trunk": {"num_heads": 3, "num_kv_heads": 2}},
@@ -37,7 +37,7 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
         ({"trunk": FEEDBACK | {"ttt_steps": 9}}, r"'trunk\.ttt_steps'"),
         (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
-        ({"tail_layers": 1}, "experts.combine sum and schedule.parallel_levels 0 with tail_layers"),
+        ({"tail_layers": 1}, "tail_layers needs experts.combine sum and schedule.parallel_levels 0"),
         (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine sum"),
         (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels 0"),
         ({"experts": {"num_experts": 3}}, r"'experts\.num_experts'"),

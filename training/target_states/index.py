@@ -15,7 +15,7 @@ from jakiro.target.record import hash_weights
 from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.settings import Settings
 from training.data.packing import PackedRow
-from training.input_settings import FeatureDtype
+from training.input_settings import TargetStateDtype
 from training.setup.preparation import Prepared
 
 _SAMPLED_ROWS = 4096  # are hashed, evenly spread; beside them the data's own fingerprint counts
@@ -48,7 +48,7 @@ class FeatureIdentity(Settings):
     sequence_length: int
     num_rows: int
     num_held_out_rows: int
-    dtype: FeatureDtype
+    dtype: TargetStateDtype
 
     @property
     def total_rows(self) -> int:

@@ -61,7 +61,7 @@ class TrainedDrafter:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that a session takes for each token of a sequence."""
-        shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.kept_shapes)
+        shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.memory_shapes)
         values = sum(heads * dim for heads, dim in shapes)
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail

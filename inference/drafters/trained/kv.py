@@ -175,7 +175,7 @@ class DrafterCache:
         self.model = model
         self.tail = tail
         self.own = KVBuffer(batch, capacity, attention.kv_shapes, like)
-        self.kept = KVBuffer(batch, capacity, model.kept_shapes, like)
+        self.kept = KVBuffer(batch, capacity, model.memory_shapes, like)
         self.tail_cache: SlotCache | None = None
         if tail is not None:
             self.tail_cache = tail.new_cache(batch, capacity)
@@ -198,7 +198,7 @@ class DrafterCache:
             kept: what the encoder made of them: what the trunk reads, then rows of the tail.
             positions: where they stand.
         """
-        count = len(self.model.kept_shapes)
+        count = len(self.model.memory_shapes)
         self.kept.write(kept[:count], positions)
         self.own.write(self._own_kv(embeddings, positions), positions)
         if self.tail is not None and self.tail_cache is not None:
