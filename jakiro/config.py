@@ -176,7 +176,7 @@ class JakiroConfig(PreTrainedConfig):
         drafter: fields of `DrafterSettings`; None for the defaults.
         target: fields of `TargetRecord`; None only in a config that is not used yet.
         record: free-form facts kept with the weights (provenance, training, evaluation), if any.
-        kwargs: fields of `PreTrainedConfig`.
+        **kwargs: fields of `PreTrainedConfig`.
     """
 
     model_type = "jakiro"

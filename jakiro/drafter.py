@@ -119,7 +119,7 @@ class JakiroDrafter(PreTrainedModel):
 
         Args:
             path: folder, or id on the Hugging Face hub.
-            kwargs: further arguments of `PreTrainedModel.from_pretrained`.
+            **kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
             CheckpointError: there is no drafter, or weights are missing, superfluous, or of a wrong

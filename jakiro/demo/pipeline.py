@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.search import PlanChoice, choose_plan
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings
-from inference.benchmark.method_names import DRAFTER, LOOKUP, PLAIN, TRANSFORMERS
+from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER, LOOKUP, TRANSFORMERS
 from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.run import Comparison
 from inference.benchmark.transformers_methods import TransformersDecoding
@@ -153,7 +153,7 @@ def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
     methods: list[Method] = [
         TransformersDecoding(TRANSFORMERS, TRANSFORMERS, model),
         TransformersDecoding(LOOKUP, LOOKUP, model, prompt_lookup_num_tokens=5),
-        OwnDecoding(PLAIN, PLAIN, SpeculativeDecoder(model, tokenizer=tokenizer)),
+        OwnDecoding(AUTOREGRESSIVE, AUTOREGRESSIVE, SpeculativeDecoder(model, tokenizer=tokenizer)),
         OwnDecoding(JAKIRO, DRAFTER, drafting),
     ]
     settings = ComparisonSettings(

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.autotune.search import PlanChoice
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.method_names import PLAIN
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from inference.generation.streaming import TextStream
 from inference.outputs import GenerateOutput
 from inference.trees.shape import TreeShape
@@ -40,8 +40,8 @@ def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[st
     """
     rows = []
     for one in document.methods:
-        plain = document.figures(PLAIN, one.temperature)
-        shapes = {PLAIN: None, JAKIRO: _shape(one.temperature, choice)}
+        plain = document.figures(AUTOREGRESSIVE, one.temperature)
+        shapes = {AUTOREGRESSIVE: None, JAKIRO: _shape(one.temperature, choice)}
         is_timed = one.name in shapes
         row = {
             "speedup_over_plain": one.tokens_per_second / plain.tokens_per_second,

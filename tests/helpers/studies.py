@@ -69,13 +69,13 @@ def made_up_documents(
         for temperature in temperatures
         for name, effect in effects.items()
     }
-    template = make_document(["plain", *effects], temperatures)
+    template = make_document(["autoregressive", *effects], temperatures)
     return {
         seed: template.model_copy(
             update={
                 "methods": tuple(
                     _with_samples(one, arms.get((one.name, one.temperature)), seed, repeats)
-                    if one.name != "plain"
+                    if one.name != "autoregressive"
                     else _with_samples(one, _plain(seeds, prompts), seed, repeats)
                     for one in template.methods
                 )

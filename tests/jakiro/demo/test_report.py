@@ -4,7 +4,7 @@ from helpers.comparisons import make_document
 
 from inference.autotune.costs import Costs
 from inference.autotune.search import PlanChoice, Rated
-from inference.benchmark.method_names import PLAIN, TRANSFORMERS
+from inference.benchmark.method_names import AUTOREGRESSIVE, TRANSFORMERS
 from inference.trees.shape import TreeShape
 from jakiro.demo.report import JAKIRO, losses_explained, results_of
 
@@ -17,15 +17,15 @@ CHOICE = PlanChoice(
 
 
 def test_rows_compare_speed_with_transformers_and_with_plain_decoding() -> None:
-    document = make_document(methods=(TRANSFORMERS, PLAIN, JAKIRO))
+    document = make_document(methods=(TRANSFORMERS, AUTOREGRESSIVE, JAKIRO))
     rows = {row["method"]: row for row in results_of(document, CHOICE)}
     own = document.figures(JAKIRO, 0.0)
-    plain = document.figures(PLAIN, 0.0)
+    plain = document.figures(AUTOREGRESSIVE, 0.0)
     assert rows[JAKIRO]["tau"] == own.tau
     assert rows[JAKIRO]["speedup"] == own.speedup
     assert rows[JAKIRO]["speedup_over_plain"] == own.tokens_per_second / plain.tokens_per_second
     assert rows[JAKIRO]["ceiling"] == own.tau / (1.5 + 0.5)
-    assert rows[PLAIN]["ceiling"] == 1.0
+    assert rows[AUTOREGRESSIVE]["ceiling"] == 1.0
     assert rows[TRANSFORMERS]["ceiling"] is None
 
 

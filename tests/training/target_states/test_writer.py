@@ -14,8 +14,8 @@ from training.config import TrainSettings
 from training.setup.preparation import prepare
 from training.target_states import writer as writer_module
 from training.target_states.index import is_intact, read_index
-from training.target_states.plan import FeaturePlan
-from training.target_states.writer import FeatureWriter
+from training.target_states.plan import TargetStatePlan
+from training.target_states.writer import TargetStateWriter
 
 SHARD_BYTES = 2**16
 BYTES = 4 * (32 + 3 * 32)  # fp32: the feature, and keys and values of three layers
@@ -43,15 +43,15 @@ def interrupt_after(rows: int) -> Callable[[int], None]:
     return advance
 
 
-def new_writer(settings: TrainSettings, folder: Path, size: int = SHARD_BYTES) -> FeatureWriter:
-    return FeatureWriter(prepare(settings), folder, size)
+def new_writer(settings: TrainSettings, folder: Path, size: int = SHARD_BYTES) -> TargetStateWriter:
+    return TargetStateWriter(prepare(settings), folder, size)
 
 
 def test_the_size_is_told_before_anything_is_written(workshop: Path) -> None:
     plan = new_writer(offline_run(workshop), workshop / "features").plan
     assert plan.bytes_per_position == BYTES
-    assert plan.num_bytes == plan.num_rows * 48 * BYTES == plan.num_bytes_left
-    assert str(plan).startswith(f"{plan.num_rows * 48:,} tokens x {BYTES} bytes = ")
+    assert plan.num_bytes == plan.num_sequences * 48 * BYTES == plan.num_bytes_left
+    assert str(plan).startswith(f"{plan.num_sequences * 48:,} tokens x {BYTES} bytes = ")
     write_features(offline_run(workshop))
     index = read_index(workshop / "features")
     assert index is not None
@@ -73,8 +73,8 @@ def test_rounded_features_take_half(workshop: Path) -> None:
 def test_what_does_not_fit_on_the_disk_with_a_margin_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
-    plan = FeaturePlan(
-        sequence_length=10, num_rows=20, num_rows_left=10, bytes_per_position=2**20, num_shards=2
+    plan = TargetStatePlan(
+        sequence_length=10, num_sequences=20, num_sequences_left=10, bytes_per_position=2**20, num_shards=2
     )
     usage = shutil.disk_usage(tmp_path)._replace(free=free * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
@@ -104,7 +104,7 @@ def test_what_an_interruption_left_is_finished_to_the_same_bytes(workshop: Path,
         new_writer(settings, folder).write(interrupt_after(rows))
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
     again = new_writer(settings, folder)
-    assert again.plan.num_rows_left < again.plan.num_rows or not before
+    assert again.plan.num_sequences_left < again.plan.num_sequences or not before
     assert again.write()
     assert contents(folder) == contents(workshop / "features")
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -145,7 +145,7 @@ def test_writers_side_by_side_share_the_shards(workshop: Path) -> None:
     for thread in threads:
         thread.join()
     assert contents(folder) == contents(workshop / "features")
-    assert sum(rows) == writers[0].plan.num_rows
+    assert sum(rows) == writers[0].plan.num_sequences
     assert all(rows)
 
 
@@ -167,7 +167,7 @@ def test_a_folder_of_other_features_is_refused(workshop: Path) -> None:
     write_features(offline_run(workshop))
     folder = workshop / "features"
     for changes, name in (
-        ({"data": {"sequence_length": 32}}, "packing differs.*remedy: set data.split "),
+        ({"data": {"sequence_length": 32}}, "packing differs.*remedy: set data.split"),
         ({"drafter": {"memory": {"layers": [0]}}}, "parts differs"),
     ):
         with pytest.raises(ConfigError, match=name):
