@@ -8,9 +8,10 @@ the demo again and replaces the first; DRAFTER is `drafter.path` in the last lin
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
+from typing import TypedDict
 
 from markupsafe import Markup, escape
 
@@ -51,6 +52,25 @@ text {{ font-family: {SANS}; font-size: 12px; fill: {INK}; }}
 .tree .root text {{ fill: {PAPER}; }}
 .tree .target rect {{ fill: {PAPER}; stroke: {INK}; stroke-width: 1.6; stroke-dasharray: 4 3; }}
 """
+
+
+class Speed(TypedDict):
+    """What was measured of one method at one temperature."""
+
+    method: str
+    temperature: float
+    tau: float
+    tokens_per_second: float
+    speedup: float
+    interval: tuple[float, float]  # of the speed-up, 95%
+
+
+class Speeds(TypedDict):
+    """A comparison of methods."""
+
+    caption: str
+    baseline: str
+    results: list[Speed]
 
 
 def draw_step(tree: ExampleTree) -> str:
@@ -196,14 +216,14 @@ class _Mask:
         return expert_color(self._tree.nodes[key - 1].expert) if key else INK
 
 
-def draw_speedups(results: dict[str, object]) -> str:
+def draw_speedups(results: Speeds) -> str:
     """Return measured speed-ups as SVG: one bar for each method and temperature."""
     rows = [row for row in results["results"] if row["method"] != results["baseline"]]
     temperatures = sorted({row["temperature"] for row in rows})
     left, scale, bar = 170, 240, 22
     parts = [
         _text(16, 28, "Speed-up over transformers' generate(), toy target of the demo", "title"),
-        _text(16, 46, str(results["caption"]), "note"),
+        _text(16, 46, results["caption"], "note"),
     ]
     y = 62.0
     for temperature in temperatures:
@@ -223,7 +243,7 @@ def draw_speedups(results: dict[str, object]) -> str:
     return _document(660, y + 20, parts, f"Speed-up over transformers' generate(): {summary}")
 
 
-def _bar(row: dict[str, float], x: float, y: float, scale: float, height: float) -> list[Markup]:
+def _bar(row: Speed, x: float, y: float, scale: float, height: float) -> list[Markup]:
     drafts = row["tau"] > 1
     color = "#0072b2" if row["method"] == "jakiro" else "#8a8f98" if drafts else "#c9ced6"
     low, high = (x + scale * value for value in row["interval"])
@@ -272,7 +292,7 @@ def _pill(
     *,
     stroke: str = "none",
     dashed: bool = False,
-) -> Iterator[Markup]:
+) -> Generator[Markup, None, float]:
     """Yield a token in a box, and return its width."""
     text = visible(token)
     width = 7.3 * len(text) + 14
@@ -329,6 +349,7 @@ def record(drafter: Path) -> ExampleTree:
     shape = TreeShape(children=3, breadth=2, num_nodes=8)
     decoder = SpeculativeDecoder.from_pretrained(drafter, tree=shape)
     tokenizer = decoder.tokenizer
+    assert tokenizer is not None
     prompts = held_out_prompts(load_corpus(), "test", tokenizer, count=RECORDED_PROMPT + 1)
     token_ids = tokenizer.encode(prompts[RECORDED_PROMPT].text, add_special_tokens=False)
     method = OwnDecoding("jakiro", "drafter", decoder)
