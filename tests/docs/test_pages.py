@@ -15,6 +15,7 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
+from inference.benchmark.method_names import parse_methods
 from jakiro.cli import app
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
@@ -198,3 +199,24 @@ def test_the_readme_is_short_and_opens_with_the_two_commands() -> None:
 def test_the_glossary_has_at_most_40_entries() -> None:
     lines = (ROOT / "docs" / "concepts" / "glossary.md").read_text().splitlines()
     assert len([line for line in lines if line.startswith("| ")]) - 1 <= 40  # but the header
+
+
+def _methods() -> list[Command]:
+    return [one for one in _of("jakiro") if one.words[1] == "bench" and "--method" in one.words]
+
+
+@pytest.mark.parametrize("command", _methods(), ids=str)
+def test_methods_of_jakiro_bench_are_there(command: Command) -> None:
+    options = zip(command.words, command.words[1:], strict=False)
+    methods = [value for option, value in options if option == "--method"]
+    assert len(parse_methods(methods)) == len(methods)
+
+
+def test_commands_in_the_text_are_there() -> None:
+    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    found = {
+        (page.name, word)
+        for page in LINKING
+        for word in re.findall(r"`jakiro ([a-z-]+)", page.read_text(encoding="utf-8"))
+    }
+    assert [where for where in sorted(found) if where[1] not in known] == []
