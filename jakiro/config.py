@@ -20,7 +20,7 @@ def _changed(settings: Settings) -> set[str]:
 
 
 class TrunkSettings(Settings):
-    """The attention part of a trained drafter."""
+    """Inputs of the trunk and geometry of its attention."""
 
     kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
     """What the trunk reads. moa: tokens, and the target's memory by cross-attention; nothing is fed
@@ -94,7 +94,7 @@ class TrunkSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """How the target's state becomes the drafter's memory, see `moa.memory`."""
+    """Memory made from the target's per-layer state, see `moa.memory`."""
 
     source: Literal["kv", "hidden"] = "kv"
     """kv: keys and values of the target's layers. hidden: hidden states (0: the embedding, the last
@@ -116,7 +116,7 @@ class MemorySettings(Settings):
 
 
 class ExpertsSettings(Settings):
-    """The mixture of experts after the trunk, see `jakiro.experts`."""
+    """The mixture of experts, see `jakiro.experts.MixtureOfExperts`."""
 
     num_experts: Literal[1, 2, 4] = 2
     """Number of experts; 1 switches experts off."""
@@ -130,7 +130,7 @@ class ExpertsSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Depth of the draft: passes of the trunk, then levels that are read off the last pass."""
+    """Depth of the draft tree."""
 
     autoregressive_levels: int = Field(2, ge=1, le=16)
     """Levels that take a pass of the trunk each; in training, anchors lie up to this far back."""
@@ -144,7 +144,7 @@ class ScheduleSettings(Settings):
 
 
 class DrafterSettings(Settings):
-    """Everything that decides a drafter's parameters and its schedule."""
+    """Everything that determines a drafter's parameters and its schedule."""
 
     trunk: TrunkSettings = TrunkSettings()
     """The attention part of the drafter."""

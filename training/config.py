@@ -1,4 +1,4 @@
-"""Everything that decides a training run, in one file of settings."""
+"""The settings of a training run."""
 
 from pathlib import Path
 from typing import Literal
@@ -44,9 +44,9 @@ class OptimizerSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """How DeepSpeed trains the drafter.
+    """The settings of the DeepSpeed engine.
 
-    Only `dtype` decides the result; the other keys decide memory and speed.
+    Only `dtype` changes the result of a run; the other settings change its memory and speed.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -66,10 +66,10 @@ class EngineSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Measurements on held-out data: losses, and tau by the real decode loop.
+    """Evaluation on data outside of training: validation loss, and tau of the real decode loop.
 
-    They change no step, so a run can be resumed with other settings of them; `best` is then the
-    best of all measurements.
+    Evaluation does not change the drafter, so a run can go on with other settings of it; `best` is
+    then the best drafter of all evaluations, whatever their settings.
     """
 
     every: int | None = Field(None, ge=1)
@@ -91,7 +91,7 @@ class EvaluationSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """How often the state of a run is saved."""
+    """Checkpoints, from which an interrupted run goes on."""
 
     every: int | None = Field(500, ge=1)
     """Steps between checkpoints; null: none."""
@@ -103,7 +103,7 @@ class CheckpointSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """One training run."""
+    """The settings of one training run."""
 
     target: TargetSettings
     """The frozen target."""
@@ -147,15 +147,15 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _anchors_fit_the_trunk(self) -> "TrainSettings":
-        own = BatchSettings()
-        named = ("anchor_samples", "anchors", "curriculum_fraction")
-        is_given = [name for name in named if getattr(self.batch, name) != getattr(own, name)]
-        if self.drafter.trunk.reads_features and is_given:
-            raise ValueError(f"no batch.{is_given[0]} with drafter.trunk.kind feedback or hybrid")
+        default = BatchSettings()
+        names = ("anchor_samples", "anchors", "curriculum_fraction")
+        given = [name for name in names if getattr(self.batch, name) != getattr(default, name)]
+        if self.drafter.trunk.reads_features and given:
+            raise ValueError(f"no batch.{given[0]} with drafter.trunk.kind feedback or hybrid")
         return self
 
     @model_validator(mode="after")
-    def _offloaded_is_shared_out(self) -> "TrainSettings":
+    def _offloading_has_partitions(self) -> "TrainSettings":
         engine = self.engine
         if engine.offload_optimizer and engine.zero_stage < 1:
             raise ValueError("engine.zero_stage 1, 2 or 3 with engine.offload_optimizer")
@@ -186,7 +186,7 @@ class TrainSettings(Settings):
 
 
 def anchor_rule(settings: TrainSettings) -> AnchorRule:
-    """Return how the anchors of a run are chosen."""
+    """Return the rule that selects the anchors of a run."""
     levels = settings.drafter.schedule.autoregressive_levels
     if settings.drafter.trunk.reads_features:
         return AnchorRule("rollout", levels, settings.drafter.trunk.ttt_steps)
@@ -197,11 +197,11 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:
-    """Return anchors at the distances that decoding has, each as often as the others.
+    """Return the rule of anchors at the distances of decoding, each as often as the others.
 
-    However a drafter was trained, this is what it is measured with.
+    Every drafter is measured with these anchors, whatever anchors it was trained with.
     """
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
-        return AnchorRule("blocks", levels, near_share=1.0)  # in one row positions share anchors
+        return AnchorRule("blocks", levels, near_share=1.0)  # with a tail, positions share anchors
     return AnchorRule("rollout", levels, num_samples=levels)

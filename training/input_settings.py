@@ -1,4 +1,4 @@
-"""What a training run reads: the target, data, features of both, and batches of them."""
+"""The settings of a training run's inputs: target, data, target states, batches, and weights."""
 
 from pathlib import Path
 from typing import Literal
@@ -35,7 +35,7 @@ class DataSettings(Settings):
     sequence_length: int = Field(512, ge=2)
     """Tokens of a packed sequence; longer documents are split."""
     split: Literal["never", "texts", "all"] = "texts"
-    """Shorter documents that are split as well, if more than 5% of the tokens would be padding:
+    """Shorter documents that are split as well, if more than 5% of the positions would be padding:
     plain texts, all of them, or none. A later piece starts in mid-document without the tokenizer's
     first token, and without what came before it."""
     validation_size: int = Field(0, ge=0)
@@ -48,10 +48,10 @@ class DataSettings(Settings):
     """Where tokens are cached between runs; null: the user's cache folder."""
 
     def check_context(self, max_position: int) -> None:
-        """Refuse rows that are longer than the target's context of so many tokens.
+        """Refuse sequences that are longer than the target's context of `max_position` tokens.
 
         Raises:
-            ConfigError: they are.
+            ConfigError: sequences are too long.
         """
         if self.sequence_length > max_position:
             raise ConfigError(
@@ -63,7 +63,7 @@ class DataSettings(Settings):
 
 
 class TargetStateSettings(Settings):
-    """Where the target's states for the training data come from, see `training.target_states`."""
+    """The source of the target's hidden states, keys and values, see `training.target_states`."""
 
     source: Literal["online", "offline"] = "online"
     """online: the target runs beside the drafter. offline: states are read that `jakiro features`
@@ -81,9 +81,10 @@ class TargetStateSettings(Settings):
 
 
 class BatchSettings(Settings):
-    """What one optimizer step sees; the same for any number of processes.
+    """The batch of one optimizer step; the same for any number of processes.
 
-    A trunk that reads features has `trunk.ttt_steps` instead of the last three keys.
+    `anchor_samples`, `anchors` and `curriculum_fraction` apply to a trunk that does not read
+    features; a trunk that reads features has `drafter.trunk.ttt_steps` instead.
     """
 
     global_batch_size: int = Field(8, ge=1)
@@ -91,7 +92,7 @@ class BatchSettings(Settings):
     micro_batch_size: int = Field(8, ge=1)
     """Packed sequences that a process reads at a time; decides memory, not the result."""
     anchor_samples: int = Field(1, ge=1, le=8)
-    """For moa: anchors that are sampled for each sequence; all of them share one target forward."""
+    """For moa: number of anchors of each position; all of them share one target forward."""
     anchors: Anchors = "drafting"
     """For moa: how anchors are chosen. drafting: at the distances that occur in drafting. blocks:
     the same, but neighbouring positions share an anchor, which tail_layers needs. previous: always
@@ -101,16 +102,16 @@ class BatchSettings(Settings):
     only (arXiv 2410.03804)."""
 
     def accumulation(self, num_processes: int) -> int:
-        """Return how many micro-batches each process reads per step.
+        """Return the number of micro-batches that each process reads per optimizer step.
 
         Raises:
-            ConfigError: the rows cannot be shared out evenly.
+            ConfigError: the sequences cannot be shared out evenly.
         """
         if self.global_batch_size % (self.micro_batch_size * num_processes):
             raise ConfigError(
                 "batch.global_batch_size cannot be shared out evenly",
-                expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times the "
-                f"number of processes ({num_processes})",
+                expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times "
+                f"the number of processes ({num_processes})",
                 got=self.global_batch_size,
                 remedy="change batch.global_batch_size or batch.micro_batch_size",
             )
@@ -118,22 +119,22 @@ class BatchSettings(Settings):
 
 
 class InitializeSettings(Settings):
-    """Where the drafter's weights start, see `training.setup.initialization`."""
+    """The start of the drafter's weights, see `training.setup.initialization`."""
 
     attention_layer: int | Literal["auto"] | None = "auto"
     """Target layer from whose attention the trunk's attention is initialised (-1: the last);
-    drafter.trunk must have that layer's heads. auto: the last one before tail_layers, if shapes
-    match. null: random."""
+    drafter.trunk must have that layer's heads. auto: the last one before tail_layers, or random if
+    its weights do not fit. null: random."""
     fit_tokens: NonNegativeInt = 32_768
     """Training tokens on which a trunk that reads features is fitted in closed form, before any
     step, to act as that target layer as a whole, feed-forward part included; 0: only its attention
     is initialised."""
     drafter: str | None = Field(None, min_length=1)
-    """Folder or hub id of a drafter of the same settings whose weights are the start (warm start);
-    step and optimizer are those of a new run."""
+    """Folder or hub id of a drafter of the same settings whose weights and draft vocabulary are the
+    start (warm start); step and optimizer are those of a new run. null: none."""
 
     @model_validator(mode="after")
-    def _starts_at_one_place(self) -> "InitializeSettings":
+    def _has_one_start(self) -> "InitializeSettings":
         if isinstance(self.attention_layer, int) and self.drafter is not None:
             raise ValueError("attention_layer or drafter, not both")
         return self
