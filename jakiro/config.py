@@ -287,7 +287,7 @@ def last_hidden_state(target: TargetRecord) -> int:
         raise ConfigError(
             "the hidden states of the target cannot be read",
             expected="a target whose layers pass on one vector per token",
-            got=f"{target.name_or_path}, whose layers do not",
+            got=f"{target.name_or_path}, which has other layers",
             remedy="use drafter.trunk.kind moa, drafter.memory.source kv and drafter.tail_layers 0",
         )
     return target.num_hidden_states - 1

@@ -95,7 +95,7 @@ def check_positions(config: Any, decoder: nn.Module) -> None:
     if "longrope" in {part.get("rope_type") for part in by_kind}:
         raise TargetNotSupported(
             "the target's rotary factors depend on the length read so far",
-            expected="rotary positions that are computed for each token alone",
+            expected="rotary embeddings that depend only on each token's own position",
             got="longrope",
             remedy="use a target without longrope",
         )
@@ -114,7 +114,7 @@ def storing_layers(cache: DynamicCache, config: Any) -> list[object]:
 
     Args:
         cache: a cache that the target has written to.
-        config: config of the target's text model; its last layers may reuse those of earlier ones.
+        config: config of the target's text model; the last layers may reuse those of others.
     """
     reusing = getattr(config, "num_kv_shared_layers", None) or 0
     return list(cache.layers[: config.num_hidden_layers - reusing])
@@ -124,7 +124,7 @@ def max_position_of(config: Any) -> int:
     """Return the number of positions of a target.
 
     Raises:
-        TargetNotSupported: the config does not say.
+        TargetNotSupported: the config does not name it.
     """
     if not hasattr(config, "max_position_embeddings"):
         raise TargetNotSupported(

@@ -98,7 +98,7 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
         spec: facts about the loaded target.
 
     Raises:
-        TargetMismatch: a property differs; the message names the first one.
+        TargetMismatch: a property differs; the message names the first such property.
     """
     for name, expected, got in (
         ("hidden size", record.hidden_size, spec.hidden_size),
@@ -129,10 +129,10 @@ def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) ->
     got: Any = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint not in (None, got):
         raise TargetMismatch(
-            "the tokenizer is not the one that the drafter was trained with",
+            "the drafter was trained with another tokenizer",
             expected=f"the tokenizer of {record.name_or_path}",
             got=f"{len(tokenizer)} tokens with another vocabulary hash",
             remedy="load the tokenizer from the target's own folder",
         )
     if record.template_fingerprint not in (None, template_fingerprint(tokenizer)):
-        _logger.warning("the chat template is not the one that the drafter was trained with")
+        _logger.warning("the drafter was trained with another chat template")

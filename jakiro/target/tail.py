@@ -96,8 +96,7 @@ class TargetTail:
             positions: absolute positions of the queries.
             visible: True where a query may see an entry of the cache.
             seen_positions: absolute position of the token in each entry of the cache.
-            cache: cache for the queries' keys and values, with the slots already set; it returns
-                all visible ones.
+            cache: cache for the queries' keys and values, with the slots already set.
         """
         output = self._decoder(
             inputs_embeds=states.to(self.target.dtype),

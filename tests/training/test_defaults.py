@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.losslessness import (
     assert_conversation_goes_on,
-    assert_follows_law,
+    assert_follows_distribution,
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
@@ -51,5 +51,5 @@ def test_a_drafter_of_bare_defaults_trains_and_decodes_losslessly(settings: Trai
         assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 40)
         assert output.stats.proposed_by_proposer.total() > 0
     assert_conversation_goes_on(decoder, model)
-    stats = assert_follows_law(decoder, model, temperature=0.8)
+    stats = assert_follows_distribution(decoder, model, temperature=0.8)
     assert stats.accepted.total() > 0

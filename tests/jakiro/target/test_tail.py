@@ -1,4 +1,4 @@
-"""The target's last layers give its own features when they run alone, and stay untouched."""
+"""The target's last layers, run by themselves, give its own features and stay untouched."""
 
 import pytest
 import torch
