@@ -1,4 +1,4 @@
-"""Watches a drafter at work: which ranks and depths of its trees were accepted."""
+"""Searches the draft trees that fit the machine, from recorded acceptance and measured costs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from jakiro.utils.settings import Settings, validate_settings
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One verified tree: how many candidates outrank each accepted node, from depth 1 down."""
+    """Ranks of the accepted nodes of a verified tree, from depth 1 down; rank 0 is the best."""
 
     ranks: list[int]
 
 
 class RecordingDrafter:
-    """Drafts as another drafter does and keeps a record of every round.
+    """A drafter that delegates to another and records every decoding step.
 
     Args:
-        drafter: does the work; its trees must be deterministic.
+        drafter: drafter to record, whose trees must be deterministic.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -48,22 +48,28 @@ class RecordingDrafter:
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
-        """Return a recorded session."""
+        """Return a recorded session.
+
+        Args:
+            sampling: sampling of the session.
+            capacity: number of tokens to make room for.
+            batch: number of sequences.
+        """
         return RecordingSession(self.drafter.new_session(sampling, capacity, batch), self.records)
 
     def reset(self) -> None:
-        """Pass on; the records stay."""
+        """Reset the recorded drafter; the records stay."""
         self.drafter.reset()
 
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
     ) -> EncodedMemory:
-        """Encode as the recorded drafter does."""
+        """Return memory as the recorded drafter encodes it."""
         return self.drafter.encode_memory(output, rows)
 
 
 class RecordingSession:
-    """A session that notes, at each feedback, what became of its last tree."""
+    """A session that records the accepted ranks of each verified tree."""
 
     def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
         self.session = session
@@ -71,49 +77,49 @@ class RecordingSession:
         self.tree: DraftTree | None = None
 
     def advance(self, committed: Committed) -> None:
-        """Pass on."""
+        """Advance the recorded session."""
         self.session.advance(committed)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the recorded session."""
+        """The lengths of the recorded session."""
         return self.session.lengths
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Pass on, and keep the tree."""
+        """Return the recorded session's tree, and keep it."""
         self.tree = self.session.propose(budget, generators)
         return self.tree
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Record the accepted nodes' ranks by score, and pass on."""
+        """Record the accepted nodes' ranks by score, then notify the recorded session."""
         if self.tree is not None:
-            row = self.tree.row()
-            emitted = [*(row.token_ids[node] for node in result.path[0]), result.next_token[0]]
-            self.records.append(StepRecord([row.rank[node] for node in row.follow(emitted)]))
+            tree = self.tree.row()
+            emitted = [*(tree.token_ids[node] for node in result.path[0]), result.next_token[0]]
+            self.records.append(StepRecord([tree.rank[node] for node in tree.follow(emitted)]))
         self.session.on_verified(result)
 
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Pass on."""
-        self.session.on_finished(place, token_ids)
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Notify the recorded session."""
+        self.session.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:
-        """Pass on."""
+        """Roll back the recorded session."""
         self.session.rollback(length)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Pass on."""
-        self.session.select_sequences(places)
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Select sequences of the recorded session."""
+        self.session.select_sequences(indices)
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Pass on."""
+        """Set the sampling of the recorded session."""
         self.session.set_sampling(sampling)
 
     def reserve(self, capacity: int) -> None:
-        """Pass on."""
+        """Reserve capacity in the recorded session."""
         self.session.reserve(capacity)
 
     def close(self) -> None:
-        """Pass on."""
+        """Close the recorded session."""
         self.session.close()
 
 
@@ -121,15 +127,15 @@ MAX_NODES = NODE_COUNTS[-1]
 
 
 class Rated(Settings):
-    """A tree and what is expected of it."""
+    """A shape of trees with its expected figures."""
 
     shape: TreeShape
     tau: float
-    speedup: float  # over plain decoding, by the cost model
+    speedup: float  # over autoregressive decoding, by the cost model
 
 
 class PlanChoice(Settings):
-    """The trees chosen for a machine, with the figures that speak for them."""
+    """The trees selected for a machine, with their expected figures."""
 
     costs: Costs
     greedy: Rated
@@ -137,7 +143,7 @@ class PlanChoice(Settings):
 
     @property
     def plan(self) -> TreePlan:
-        """The trees alone."""
+        """The selected trees."""
         return TreePlan(greedy=self.greedy.shape, sampling=self.sampling.shape)
 
 
@@ -153,18 +159,18 @@ def choose_plan(
 ) -> PlanChoice:
     """Return the trees of highest expected speed on this machine.
 
-    Chosen candidates: for each number of trunk passes a generous tree is decoded once; because
-    smaller trees keep the best-ranked nodes, its record tells what every smaller tree would have
-    won. Drawn ones: such a tree cannot be cut afterwards, so each candidate shape is decoded.
+    Deterministic trees: prompts are decoded once with a large tree for each number of trunk passes.
+    Smaller trees keep the best-ranked nodes, so the record of accepted ranks gives the tau of every
+    smaller tree. Sampled trees cannot be cut afterwards, so each shape is decoded.
 
     Args:
         target: the frozen target.
         model: the drafter.
-        prompts: token ids to decode; not those that results are reported on.
-        temperature: of random decoding.
-        max_new_tokens: decoded for each prompt and tree.
-        drawn: whether random decoding draws its candidates.
-        costs: of this machine; None to measure them.
+        prompts: token ids of prompts to decode, other than those that results are reported on.
+        temperature: temperature of sampling.
+        max_new_tokens: largest number of new tokens for each prompt and tree.
+        sampled: whether trees for sampling have sampled candidates.
+        costs: costs on this machine; None to measure them.
     """
     costs = costs or measure_costs(target, model, timed_passes(model))
     runs = _Runs(target, model, prompts, max_new_tokens)
@@ -177,13 +183,18 @@ def choose_plan(
 
 
 def expected_tau(steps: Sequence[StepRecord], num_nodes: int) -> float:
-    """Return the tau that trees of the `num_nodes` best-ranked candidates would have had."""
-    kept = sum(1 + sum(rank < num_nodes for rank in one.ranks) for one in steps)
+    """Return the tau of trees of the `num_nodes` best-ranked candidates.
+
+    Args:
+        steps: records of decoding steps with larger trees.
+        num_nodes: number of candidates.
+    """
+    kept = sum(1 + sum(rank < num_nodes for rank in step.ranks) for step in steps)
     return kept / len(steps) if steps else 1.0
 
 
 class _Runs:
-    """Decodes the same prompts with one tree after the other."""
+    """Decodes the same prompts with different trees."""
 
     def __init__(
         self,
@@ -198,7 +209,7 @@ class _Runs:
         self.levels = model.config.settings.schedule.parallel_levels
 
     def deterministic_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every tree of chosen candidates up to the largest ones, and its tau."""
+        """Yield every shape of deterministic trees up to the largest, and its tau."""
         for passes in range(1, timed_passes(self.model) + 1):
             shape = TreeShape(
                 autoregressive_levels=passes,
@@ -214,7 +225,7 @@ class _Runs:
                 yield smaller, expected_tau(recorder.records, num_nodes)
 
     def sampled_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every tree of drawn candidates that is worth trying, and its tau."""
+        """Yield every promising shape of sampled trees, and its tau."""
         for shape in _sampled_shapes(timed_passes(self.model), self.levels):
             drafter = TrainedDrafter(self.model, self.target, shape)
             yield shape, self._decode(drafter, temperature).tau
@@ -236,7 +247,7 @@ class _Runs:
 
 
 def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
-    """Return the drawn trees worth trying: few passes, few children, not too many nodes."""
+    """Return promising shapes of sampled trees: few passes, few children, not too many nodes."""
     shapes = [
         TreeShape(
             autoregressive_levels=passes,
@@ -252,16 +263,16 @@ def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
 
 
 def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:
-    plain = costs.ceiling(None, 1.0)
+    autoregressive = costs.ceiling(None, 1.0)
     rated = (
-        Rated(shape=shape, tau=tau, speedup=costs.ceiling(shape, tau) / plain)
+        Rated(shape=shape, tau=tau, speedup=costs.ceiling(shape, tau) / autoregressive)
         for shape, tau in taus
     )
-    return max(rated, key=lambda one: one.speedup)
+    return max(rated, key=lambda tree: tree.speedup)
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
-    """Return trees of the schedule that the drafter was trained for."""
+    """Return the default trees with the schedule of the drafter's training."""
     schedule = drafter.config.settings.schedule.model_dump()
     defaults = TreePlan()
     return TreePlan(
@@ -273,19 +284,19 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
 def trees_of_size(
     drafter: JakiroDrafter, num_nodes: int, num_passes: int | None = None
 ) -> TreePlan:
-    """Return trees of at most so many candidates, as deep as the drafter's schedule if they can be.
+    """Return trees of at most `num_nodes` candidates, if possible as deep as in training.
 
-    Which nodes a greedy tree has is left to their scores as far as possible: 8 are chosen among
-    those of 3 nodes per level with 4 children each, 60 among 10 with 10 (EAGLE-2, arXiv
-    2406.16858). A sampled tree, which is never cut, has the widest levels that fit.
+    Scores select the nodes of a greedy tree from a larger tree: 8 nodes from levels of 3 expanded
+    nodes with 4 children each, 60 nodes from levels of 10 with 10 (EAGLE-2, arXiv 2406.16858). A
+    sampled tree, which is never cut, has the widest levels that fit.
 
     Args:
-        drafter: whose trees they are.
-        num_nodes: candidates.
-        num_passes: of the drafter's trunk; None for those of its schedule.
+        drafter: drafter of the trees.
+        num_nodes: largest number of candidates.
+        num_passes: number of trunk passes; None for that of the drafter's schedule.
 
     Raises:
-        ConfigError: there cannot be so many passes.
+        ConfigError: the number of passes is too large.
     """
     schedule = drafter.config.settings.schedule.model_dump()
     if num_passes is not None:

@@ -1,4 +1,4 @@
-"""A drafter that knows the answer: exactly as many drafts of every round are accepted as wanted."""
+"""Oracle drafter with a fixed number of accepted drafts per decoding step."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from inference.sampling import Sampling
 
 
 class OracleDrafter(WithoutMemory):
-    """Drafts for greedy decoding from continuations that are known beforehand.
+    """A drafter for greedy decoding with continuations that are known beforehand.
 
-    Each of the first `num_right` levels has a wrong candidate and the right one, in this order;
-    all further nodes are wrong and stand one level below.
+    Each of the first `num_right` levels has a wrong candidate and the right candidate, in this
+    order; all further nodes are wrong and form the next level.
 
     Args:
-        known: prompt and continuation of each sequence, longer than what is decoded.
-        vocab_size: of the target.
-        device: of the target.
-        num_right: candidates of every tree that are accepted.
-        num_nodes: of every tree.
+        known: prompt and continuation of each sequence, longer than the decoded text.
+        vocab_size: size of the target's vocabulary.
+        device: device of the target.
+        num_right: number of accepted candidates of every tree.
+        num_nodes: number of nodes of every tree.
     """
 
     def __init__(
@@ -50,22 +50,28 @@ class OracleDrafter(WithoutMemory):
         assert int(self.parent[0, 0]) == ROOT
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
-        """Return a session."""
+        """Return a session.
+
+        Args:
+            sampling: sampling of the session, which is ignored.
+            capacity: number of tokens, which is ignored.
+            batch: number of sequences.
+        """
         return OracleSession(self, batch)
 
-    def tree(self, lengths: Sequence[int], places: Sequence[int]) -> DraftTree:
+    def tree(self, lengths: Sequence[int], indices: Sequence[int]) -> DraftTree:
         """Return the trees below the roots at positions `lengths`.
 
         Args:
             lengths: positions of the roots.
-            places: which known sequences these are.
+            indices: indices of the known sequences.
         """
-        pairs = zip(places, lengths, strict=True)
-        rows = [self._tokens(self.known[place], length) for place, length in pairs]
-        device, shape = self.zeros.device, (len(rows), -1)
+        pairs = zip(indices, lengths, strict=True)
+        token_ids = [self._tokens(self.known[index], length) for index, length in pairs]
+        device, shape = self.zeros.device, (len(token_ids), -1)
         zeros = self.zeros.expand(shape)
         return DraftTree(
-            token_ids=torch.tensor(rows, device=device),
+            token_ids=torch.tensor(token_ids, device=device),
             parent=self.parent.expand(shape),
             depth=self.depth.expand(shape),
             score=zeros.float(),
@@ -81,47 +87,56 @@ class OracleDrafter(WithoutMemory):
     def _tokens(self, known: Sequence[int], length: int) -> list[int]:
         right = [*known[length + 1 : length + self.num_right + 2]]
         right += [0] * (self.num_right + 1 - len(right))
-        chain = [token for one in right[:-1] for token in ((one + 1) % self.vocab_size, one)]
+        chain = [
+            candidate
+            for token in right[:-1]
+            for candidate in ((token + 1) % self.vocab_size, token)
+        ]
         below = range(1, self.max_nodes - 2 * self.num_right + 1)
         return [*chain, *((right[-1] + offset) % self.vocab_size for offset in below)]
 
 
 class OracleSession:
-    """Knows how far each sequence has got."""
+    """A session that keeps the length of each sequence."""
 
     def __init__(self, drafter: OracleDrafter, batch: int) -> None:
         self.drafter = drafter
         self.lengths = (0,) * batch
-        self.places = list(range(batch))
+        self.indices = list(range(batch))
 
     def advance(self, committed: Committed) -> None:
-        """Note the positions of the roots."""
+        """Store the positions of the roots."""
         self.lengths = committed.base_length
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees below the roots, whatever the budget."""
-        return self.drafter.tree(self.lengths, self.places)
+        """Return the trees below the roots, whatever the budget.
+
+        Args:
+            budget: limits of the tree, which are ignored.
+            generators: random streams, which are ignored.
+        """
+        return self.drafter.tree(self.lengths, self.indices)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Learn nothing."""
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Do nothing."""
 
     def rollback(self, length: int) -> None:
         """Go back to position `length`."""
-        self.lengths = tuple(min(length, one) for one in self.lengths)
+        self.lengths = tuple(min(length, current) for current in self.lengths)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places."""
-        self.lengths = tuple(self.lengths[place] for place in places)
-        self.places = [self.places[place] for place in places]
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices."""
+        self.lengths = tuple(self.lengths[index] for index in indices)
+        self.indices = [self.indices[index] for index in indices]
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft as before."""
+        """Do nothing: the oracle ignores sampling."""
 
     def reserve(self, capacity: int) -> None:
-        """Nothing to make room for."""
+        """Do nothing: the oracle needs no room."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""

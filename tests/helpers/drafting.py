@@ -1,4 +1,4 @@
-"""Drafting by hand, and what training predicts at the same places."""
+"""Drafting by hand, compared with the predictions of training at the same positions."""
 
 from collections.abc import Sequence
 
@@ -26,14 +26,14 @@ GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
 def committed(tokens: Tensor, start: int, end: int, memory: EncodedMemory) -> Committed:
-    """The news that tokens from `start` to `end` are verified and the next one is the root."""
+    """Return the commit of verified tokens from `start` to `end`, with the next as the root."""
     return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
 
 def prefilled(
     drafter: TrainedDrafter, tokens: Tensor, length: int
 ) -> tuple[TrainedSession, StepOutput]:
-    """A session that has verified `length` tokens; the root is the next one."""
+    """Return a session with `length` verified tokens; the root is the next token."""
     target = drafter.target
     cache = target.new_cache(1, 64, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
@@ -46,12 +46,12 @@ def prefilled(
 def trained_outputs(
     target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
 ) -> list[ExpertsOutput]:
-    """What training predicts at distances 1..depth from the last verified token, at length - 1."""
+    """Return what training predicts at distances 1..depth from the anchor at `length - 1`."""
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
-        several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
-        anchors = torch.stack(several)
+        samples = [torch.from_numpy(rollout_anchors(starts, 1 + sample)) for sample in range(depth)]
+        anchors = torch.stack(samples)
     else:  # one pass has all distances: position length + d - 1 is d away from its anchor
         anchors = torch.arange(count).clamp(max=length - 1)
     batch = one_document(tokens, anchors)
@@ -76,10 +76,10 @@ def assert_training_equals_drafting(
         frontier = None if step == 1 else chain_frontier(int(tokens[0, length + step - 1]))
         got = source.joint(step, frontier)
         level, pass_ = max(0, step - depth), min(step, depth)
-        output, place = trained[pass_ - 1], length + pass_ - 1
-        laws = drafter.head.log_probs(output.features[:, place : place + 1, level])
-        prior = weights if level else output.log_weights[:, place : place + 1]
-        expected = laws + prior.unsqueeze(-1)
+        output, index = trained[pass_ - 1], length + pass_ - 1
+        log_probs = drafter.head.log_probs(output.features[:, index : index + 1, level])
+        prior = weights if level else output.log_weights[:, index : index + 1]
+        expected = log_probs + prior.unsqueeze(-1)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
         if step >= depth:
             follows = tokens[0, min(length + step, tokens.shape[1] - 1)]
@@ -107,7 +107,7 @@ def assert_tree_equals_paths(
 
 
 def score_of_path(source: TreePass, path: Sequence[int]) -> float:
-    """The log-probability of a path under the drafter."""
+    """Return the log-probability of a path under the drafter."""
     score, frontier = 0.0, None
     for depth, token in enumerate(path, start=1):
         joint = source.joint(depth, frontier)
@@ -117,5 +117,5 @@ def score_of_path(source: TreePass, path: Sequence[int]) -> float:
 
 
 def chain_frontier(token: int) -> Frontier:
-    """The frontier that is one token below the only node of the one before."""
+    """Return the frontier of one token below the only node of the last frontier."""
     return Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))
