@@ -102,7 +102,12 @@ class AutoTree:
 
 
 class AutoRun:
-    """Policy of a single run."""
+    """Policy of a single run.
+
+    Args:
+        learner: estimates that the run shares with others.
+        lock: lock of the estimates.
+    """
 
     def __init__(self, learner: "_Learner", lock: Lock) -> None:
         self._learner = learner

@@ -64,12 +64,22 @@ class RecordingDrafter:
     def encode_memory(
         self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
     ) -> EncodedMemory:
-        """Return memory as the recorded drafter encodes it."""
+        """Return memory as the recorded drafter encodes it.
+
+        Args:
+            output: output of the target.
+            rows: query indices of the tokens to encode; None for all.
+        """
         return self.drafter.encode_memory(output, rows)
 
 
 class RecordingSession:
-    """A session that records the accepted ranks of each verified tree."""
+    """A session that records the accepted ranks of each verified tree.
+
+    Args:
+        session: session to record.
+        records: list that records are appended to.
+    """
 
     def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
         self.session = session
@@ -86,7 +96,12 @@ class RecordingSession:
         return self.session.lengths
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the recorded session's tree, and keep it."""
+        """Return the recorded session's tree, and keep it.
+
+        Args:
+            budget: limits of the tree.
+            generators: random streams, one per sequence.
+        """
         self.tree = self.session.propose(budget, generators)
         return self.tree
 
@@ -99,7 +114,12 @@ class RecordingSession:
         self.session.on_verified(result)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Notify the recorded session."""
+        """Notify the recorded session.
+
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and all new tokens.
+        """
         self.session.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:

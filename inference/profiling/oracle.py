@@ -97,7 +97,12 @@ class OracleDrafter(WithoutMemory):
 
 
 class OracleSession:
-    """A session that keeps the length of each sequence."""
+    """A session that keeps the length of each sequence.
+
+    Args:
+        drafter: drafter of the session.
+        batch: number of sequences.
+    """
 
     def __init__(self, drafter: OracleDrafter, batch: int) -> None:
         self.drafter = drafter
@@ -121,7 +126,12 @@ class OracleSession:
         """Do nothing."""
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Do nothing."""
+        """Do nothing.
+
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and all new tokens.
+        """
 
     def rollback(self, length: int) -> None:
         """Go back to position `length`."""

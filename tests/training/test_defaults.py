@@ -1,4 +1,4 @@
-"""What a user gets who sets nothing but target, data and folder: it trains, and it is lossless."""
+"""Settings of target, data and folder alone give a drafter that trains and decodes losslessly."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings
 from training.train import train
 
-# Only what makes it small, and the cache, which else would be the user's.
+# Settings that make the run small.
 _SMALL = {
     "steps": 4,
     "optimizer": {"warmup_steps": 2},
@@ -26,14 +26,14 @@ _SMALL = {
 
 @pytest.fixture
 def settings(workshop: Path) -> TrainSettings:
-    """Of a run on tokens of a target whose vocabulary is small enough to count its laws."""
+    """Return a run on a target whose vocabulary is small enough to count its distributions."""
     tiny_llama().save_pretrained(workshop / "target")
     tokens = [[(n * k) % 60 + 1 for k in range(40)] for n in range(1, 9)]
-    rows = [{"input_ids": ids, "loss_mask": [0] * 4 + [1] * 36} for ids in tokens]
+    records = [{"input_ids": ids, "loss_mask": [0] * 4 + [1] * 36} for ids in tokens]
     values = {
         "target": {"name_or_path": str(workshop / "target")},
         "data": {
-            "paths": [str(write_jsonl(workshop / "tokens.jsonl", rows))],
+            "paths": [str(write_jsonl(workshop / "tokens.jsonl", records))],
             "sequence_length": 64,
             "cache_folder": str(workshop / "cache"),
         },

@@ -62,7 +62,7 @@ def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
         words += ["--temperature", "0", "--temperature", "1", "--num-prompts", "3"]
         page = file.with_suffix(".html")
         assert bench(*words, "--json", str(file), "--report", str(page)) == 0
-        assert "speed-up over plain" in capsys.readouterr().out
+        assert "speed-up over autoregressive" in capsys.readouterr().out
         document = read_document(file)
         assert document.prompts == 3
         assert document.settings.temperatures == (0.0, 1.0)
@@ -125,7 +125,7 @@ def test_something_else_is_no_result_to_compare(
     with pytest.raises(SystemExit) as exit_info:
         main(["bench", "--compare", str(folder / "prompts.jsonl"), str(folder / "prompts.jsonl")])
     assert exit_info.value.code == 2
-    assert "is no result of `jakiro bench`" in capsys.readouterr().err
+    assert "does not hold a result of `jakiro bench`" in capsys.readouterr().err
 
 
 def test_the_schema_describes_every_field_of_a_method() -> None:

@@ -83,9 +83,7 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     trunk = Trunk(hidden=32, **settings.model_dump())
     start_from(trunk, attention)
     stream = torch.randn(2, 9, 32)
-    stream -= stream.mean(
-        dim=-1, keepdim=True
-    )  # layer norms do this, root mean square norms do not
+    stream -= stream.mean(dim=-1, keepdim=True)  # as layer norms do, unlike RMS norms
     positions = torch.arange(5, 14)[None].expand(2, -1)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
     expected = stream + _own_attention(model, 1, stream, positions)
@@ -167,9 +165,8 @@ def test_weights_that_are_not_floating_point_matrices_are_refused() -> None:
     target = TargetAdapter(model)
     projection = model.model.layers[0].self_attn.q_proj
     projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
-    with pytest.raises(
-        ConfigError, match=r"floating-point matrices .* got: \(32, 32\) of torch\.int8"
-    ):
+    message = r"floating-point matrices .* got: \(32, 32\) of torch\.int8"
+    with pytest.raises(ConfigError, match=message):
         read_attention(target, 0, SHAPE)
 
 
