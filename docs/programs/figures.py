@@ -344,13 +344,13 @@ def record(drafter: Path) -> ExampleTree:
     from inference.decoder import SpeculativeDecoder
     from inference.trees.shape import TreeShape
     from jakiro.demo.corpus import load_corpus
-    from jakiro.demo.prompts import held_out_prompts
+    from jakiro.demo.prompts import prompts_from_split
 
     shape = TreeShape(children=3, breadth=2, num_nodes=8)
     decoder = SpeculativeDecoder.from_pretrained(drafter, tree=shape)
     tokenizer = decoder.tokenizer
     assert tokenizer is not None
-    prompts = held_out_prompts(load_corpus(), "test", tokenizer, count=RECORDED_PROMPT + 1)
+    prompts = prompts_from_split(load_corpus(), "test", tokenizer, count=RECORDED_PROMPT + 1)
     token_ids = tokenizer.encode(prompts[RECORDED_PROMPT].text, add_special_tokens=False)
     method = OwnDecoding("jakiro", "drafter", decoder)
     sampling = SamplingOptions(temperature=0.0, max_new_tokens=NEW_TOKENS)
