@@ -23,7 +23,7 @@ def _program(name: str) -> ModuleType:
     return module
 
 
-def test_figures_are_drawn_from_the_recorded_data() -> None:
+def test_figures_are_made_from_the_recorded_data() -> None:
     drawings = _program("figures").drawings()
     assert len(drawings) == 2
     assert [path.name for path, text in drawings.items() if path.read_text() != text] == []

@@ -42,7 +42,8 @@ def test_prepare_fills_the_cache_that_training_reads(
     assert run(folder, "prepare", *words) == 0
     said = capsys.readouterr().out
     assert "4 records read, 2 skipped; 2 documents" in said
-    assert re.search(r"2 documents packed into \d sequences with [\d.]+% padding; 1 were split", said)
+    packed = r"2 documents packed into \d sequences with [\d.]+% padding; 1 were split"
+    assert re.search(packed, said)
     monkeypatch.delattr(token_store, "encode_records")
     store = open_tokens(
         [str(folder / "data.jsonl")],
@@ -55,7 +56,8 @@ def test_prepare_fills_the_cache_that_training_reads(
 
 
 @pytest.mark.parametrize(
-    ("split", "advised"), [("texts", "--split all, or another --sequence-length"), ("all", "another --")]
+    ("split", "advised"),
+    [("texts", "--split all, or another --sequence-length"), ("all", "another --")],
 )
 def test_prepare_names_its_own_options_where_there_is_much_padding(
     folder: Path, split: str, advised: str, capsys: pytest.CaptureFixture[str]
