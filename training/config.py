@@ -21,54 +21,48 @@ from training.loss.objectives import ObjectiveSettings
 
 
 class OptimizerSettings(Settings):
-    """The optimizer and its learning rate over time.
-
-    Attributes:
-        kind: "adamw", or "muon" for orthogonalised updates of hidden matrices with AdamW beside
-            it, which learns from fewer tokens but needs whole matrices: ZeRO 0 and fp32.
-        learning_rate: learning rate at its peak.
-        betas: decay rates of AdamW's moving averages.
-        weight_decay: decoupled weight decay, applied to matrices only.
-        warmup_steps: optimizer steps in which the rate rises linearly to its peak.
-        schedule: shape of the decay from the peak to `min_lr_ratio` at the last step.
-        min_lr_ratio: ratio of the learning rate at the last step to its peak.
-        max_grad_norm: largest norm of the gradient, which is clipped to it; 0 for no limit.
-    """
+    """The optimizer and its learning rate over time."""
 
     kind: Literal["adamw", "muon"] = "adamw"
+    """adamw; or muon: orthogonalised updates of hidden matrices, with AdamW for the other
+    parameters. muon learns from fewer tokens (learning rate about 0.02) but needs engine.zero_stage
+    0 and engine.dtype fp32."""
     learning_rate: float = Field(1e-3, gt=0)
+    """Learning rate at its peak."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the moving averages."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of matrices."""
     warmup_steps: int = Field(50, ge=0)
+    """Steps in which the learning rate rises linearly to its peak."""
     schedule: Literal["linear", "cosine"] = "linear"
+    """Shape of the decay from the peak to the last step."""
     min_lr_ratio: float = Field(0.05, ge=0, le=1)
+    """Ratio of the peak that the learning rate has at the last step."""
     max_grad_norm: float = Field(1.0, ge=0)
+    """Largest norm of the gradient; 0: no limit."""
 
 
 class EngineSettings(Settings):
     """The settings of the DeepSpeed engine.
 
     Only `dtype` changes the result of a run; the other settings change its memory and speed.
-
-    Attributes:
-        zero_stage: what ZeRO partitions over the processes: 0 nothing, 1 optimizer states, 2 also
-            gradients, 3 also parameters; in half precision at least 1 is used.
-        dtype: dtype that the drafter computes in; master weights are fp32.
-        offload_optimizer: whether optimizer states and master weights are kept in main memory, and
-            the optimizer computes there; needs `zero_stage` 1 or more.
-        offload_parameters: whether parameters are kept in main memory until they are used; needs
-            `zero_stage` 3.
-        activation_checkpointing: whether the backward pass computes the drafter's activations again
-            instead of keeping them.
-        device: device that computes; "auto" prefers a GPU.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; at least 1 in
+    half precision."""
     dtype: Precision = "fp32"
+    """Precision in which the drafter computes; master weights are fp32."""
     offload_optimizer: bool = False
+    """Keep optimizer states in main memory and take the optimizer's steps there; needs zero_stage 1
+    or more."""
     offload_parameters: bool = False
+    """Keep parameters in main memory until they are used; needs zero_stage 3."""
     activation_checkpointing: bool = False
+    """Recompute the drafter's activations in the backward pass instead of storing them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto prefers a GPU."""
 
 
 class EvaluationSettings(Settings):
@@ -76,82 +70,74 @@ class EvaluationSettings(Settings):
 
     Evaluation does not change the drafter, so a run can go on with other settings of it; `best` is
     then the best drafter of all evaluations, whatever their settings.
-
-    Attributes:
-        every: optimizer steps between evaluations, with one before the first step; None to evaluate
-            only at the end.
-        prompts: a file of prompts as `jakiro bench` reads it, or of records `{"text": ...}`; only
-            the first turn of a dialogue is answered. None for starts of validation conversations.
-        num_prompts: number of prompts that are decoded; 0 for none.
-        prompt_tokens: number of tokens of a validation text without response mask that become its
-            prompt.
-        max_new_tokens: length of each answer in tokens.
-        temperatures: temperatures of the answers; 0 is greedy.
-        num_sequences: number of packed validation sequences to measure the loss on.
     """
 
     every: int | None = Field(None, ge=1)
+    """Steps between evaluations, from step 0 on; null: only the one at the end."""
     prompts: Path | None = None
+    """A prompt file as `jakiro bench` reads it, or one of text records; of a dialogue the first
+    turn is answered. null: the starts of held-out conversations."""
     num_prompts: int = Field(8, ge=0)
+    """Prompts to decode; 0: none."""
     prompt_tokens: int = Field(64, ge=1)
+    """Length of the prompt that is cut from a held-out text; a conversation is cut before its first
+    response."""
     max_new_tokens: int = Field(64, ge=1)
+    """Length of each continuation."""
     temperatures: tuple[NonNegativeFloat, ...] = (0.0,)
+    """Temperatures to decode at; 0 is greedy."""
     num_sequences: int = Field(32, ge=0)
+    """Packed held-out sequences to measure losses on."""
 
 
 class CheckpointSettings(Settings):
-    """Checkpoints, from which an interrupted run goes on.
-
-    Attributes:
-        every: optimizer steps between checkpoints; None for no checkpoints.
-        keep: number of the latest checkpoints that stay on disk.
-        keep_best: whether the drafter with the highest measured tau so far is kept as a drafter
-            folder, `run_folder/best`; needs `evaluation.num_prompts`.
-    """
+    """Checkpoints, from which an interrupted run goes on."""
 
     every: int | None = Field(500, ge=1)
+    """Steps between checkpoints; null: none."""
     keep: int = Field(2, ge=1)
+    """Number of latest checkpoints that are kept."""
     keep_best: bool = True
+    """Keep the drafter with the highest measured tau in the folder `best` of the run; needs
+    evaluation.num_prompts."""
 
 
 class TrainSettings(Settings):
-    """The settings of one training run.
-
-    Attributes:
-        target: the frozen target.
-        data: the training data.
-        drafter: the architecture of the drafter.
-        initialize: the start of the drafter's weights.
-        lora: adapters of the drafter that `initialize.drafter` names; None to train all weights.
-        objective: weights of the loss terms.
-        optimizer: the optimizer and its learning rate.
-        target_states: whether the target runs beside the drafter, or its states come from disk.
-        batch: size of an optimizer step, and the anchors in it.
-        engine: settings of DeepSpeed.
-        evaluation: measurements during the run and at its end.
-        checkpoint: checkpoints, from which an interrupted run goes on.
-        steps: number of optimizer steps.
-        seed: seed of initial weights, order of sequences, and anchors.
-        log_every: optimizer steps between records of the metrics.
-        run_folder: folder of metrics, checkpoints, and in the end the drafter.
-    """
+    """The settings of one training run."""
 
     target: TargetSettings
+    """The frozen target."""
     data: DataSettings
+    """The training data."""
     drafter: DrafterSettings = DrafterSettings()
+    """The drafter; these keys decide its parameters."""
     initialize: InitializeSettings = InitializeSettings()
+    """Where the drafter's weights start."""
     lora: LoraSettings | None = None
+    """Train low-rank adapters of the drafter that initialize.drafter names; null: train all
+    weights."""
     objective: ObjectiveSettings = ObjectiveSettings()
+    """The training loss."""
     optimizer: OptimizerSettings = OptimizerSettings()
+    """The optimizer and its learning rate over time."""
     target_states: TargetStateSettings = TargetStateSettings()
+    """Where the target's states for the training data come from."""
     batch: BatchSettings = BatchSettings()
+    """What one optimizer step sees; the same for any number of processes."""
     engine: EngineSettings = EngineSettings()
+    """How DeepSpeed trains the drafter."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    """Measurements on held-out data: losses, and tau by the real decode loop."""
     checkpoint: CheckpointSettings = CheckpointSettings()
+    """How often the state of the run is saved."""
     steps: int = Field(1000, ge=1)
+    """Optimizer steps."""
     seed: int = Field(0, ge=0)
+    """Seed of the initial weights, the order of the data, and the anchors."""
     log_every: int = Field(10, ge=1)
+    """Steps between records of the metrics."""
     run_folder: Path = Path("runs/drafter")
+    """Folder of metrics, checkpoints, and in the end the folder `drafter`."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSettings":

@@ -14,44 +14,35 @@ TargetStateDtype = Literal["fp32", "bf16"]
 
 
 class TargetSettings(Settings):
-    """The frozen target.
-
-    Attributes:
-        name_or_path: folder or hub id of a causal LM with its tokenizer.
-        dtype: dtype that the target computes in.
-    """
+    """The frozen target."""
 
     name_or_path: str = Field(min_length=1)
+    """Folder or hub id of a causal language model with its tokenizer."""
     dtype: Precision = "fp32"
+    """Precision in which the target computes."""
 
 
 class DataSettings(Settings):
-    """The training data, see `training.data`.
-
-    Attributes:
-        paths: JSON, JSONL or Parquet files, folders of them, or data sets of the hub as `name` or
-            `name:split`.
-        sequence_length: tokens of a packed sequence; longer documents are split.
-        split: documents that may also be split if more than a twentieth of the sequences would be
-            padding: "texts" for texts, "all" for conversations as well, or "never". A later piece
-            begins in mid-document, without the tokenizer's first token, and sees nothing of the
-            pieces before it.
-        validation_size: number of records, such as conversations, that are kept out of training to
-            measure on.
-        skip_bad_rows: whether records that cannot be used are left out and counted; by default the
-            first of them ends the run.
-        fraction: fraction of the other records to train on; a smaller fraction is part of a larger
-            one.
-        cache_folder: folder that keeps tokens between runs; None for the user's cache.
-    """
+    """The training data, see `training.data`."""
 
     paths: tuple[str, ...] = Field(min_length=1)
+    """JSON, JSONL or Parquet files, folders of them, or data sets of the hub as NAME or NAME:SPLIT.
+    Records are {"text": ...}, {"messages": [{"role": ..., "content": ...}]}, {"conversations":
+    [{"from": ..., "value": ...}]} or {"input_ids": [...], "loss_mask": [...]}."""
     sequence_length: int = Field(512, ge=2)
+    """Tokens of a packed sequence; longer documents are split."""
     split: Literal["never", "texts", "all"] = "texts"
+    """Shorter documents that are split as well, if more than 5% of the positions would be padding:
+    plain texts, all of them, or none. A later piece starts in mid-document without the tokenizer's
+    first token, and without what came before it."""
     validation_size: int = Field(0, ge=0)
+    """Records, such as conversations, that are kept out of training to measure on."""
     skip_bad_rows: bool = False
+    """Skip records that cannot be used, and count them; false: the first one ends the run."""
     fraction: float = Field(1.0, gt=0, le=1)
+    """Fraction of the other records to train on; a smaller fraction is a subset of a larger one."""
     cache_folder: Path | None = None
+    """Where tokens are cached between runs; null: the user's cache folder."""
 
     def check_context(self, max_position: int) -> None:
         """Refuse sequences that are longer than the target's context of `max_position` tokens.
@@ -69,18 +60,15 @@ class DataSettings(Settings):
 
 
 class TargetStateSettings(Settings):
-    """The source of the target's hidden states, keys and values, see `training.target_states`.
-
-    Attributes:
-        source: "online" runs the target beside the drafter; "offline" reads states that
-            `jakiro features` has written, and no optimizer step runs the target's layers.
-        folder: folder of the shards, which "offline" needs.
-        dtype: dtype of the shards; "fp32" repeats online training bit by bit.
-    """
+    """The source of the target's hidden states, keys and values, see `training.target_states`."""
 
     source: Literal["online", "offline"] = "online"
+    """online: the target runs beside the drafter. offline: states are read that `jakiro features`
+    has written."""
     folder: Path | None = None
+    """Folder of the stored states; needed with offline."""
     dtype: TargetStateDtype = "bf16"
+    """Precision of the stored states; fp32 repeats online training bit for bit."""
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":
@@ -94,25 +82,21 @@ class BatchSettings(Settings):
 
     `anchor_samples`, `anchors` and `curriculum_fraction` apply to a trunk that does not read
     features; a trunk that reads features has `drafter.trunk.ttt_steps` instead.
-
-    Attributes:
-        global_batch_size: packed sequences of an optimizer step, over all processes.
-        micro_batch_size: sequences that a process reads at a time; it decides memory, not the
-            result.
-        anchor_samples: number of anchors of each position; all share one forward of the target.
-        anchors: last verified position of each position: "drafting", at distances that occur when
-            drafting; "blocks", shared by several consecutive positions, as "drafting" is with
-            `drafter.tail_layers`; or "previous", always the position before, which does not occur
-            when several tokens are drafted.
-        curriculum_fraction: fraction of the optimizer steps, from the first on, in which
-            self-attention sees drafted tokens only (arXiv 2410.03804).
     """
 
     global_batch_size: int = Field(8, ge=1)
+    """Packed sequences of an optimizer step, over all processes."""
     micro_batch_size: int = Field(8, ge=1)
+    """Packed sequences that a process reads at a time; decides memory, not the result."""
     anchor_samples: int = Field(1, ge=1, le=8)
+    """For moa: number of anchors of each position; all of them share one target forward."""
     anchors: Anchors = "drafting"
+    """For moa: how anchors are chosen. drafting: at the distances that occur in drafting. blocks:
+    the same, but neighbouring positions share an anchor, which tail_layers needs. previous: always
+    the previous position, unlike drafting."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
+    """For moa: fraction of the steps, at the start, in which self-attention sees drafted tokens
+    only (arXiv 2410.03804)."""
 
     def accumulation(self, num_processes: int) -> int:
         """Return the number of micro-batches that each process reads per optimizer step.
@@ -132,24 +116,19 @@ class BatchSettings(Settings):
 
 
 class InitializeSettings(Settings):
-    """The start of the drafter's weights, see `training.setup.initialization`.
-
-    Attributes:
-        attention_layer: index of the target's layer whose attention weights the trunk's attention
-            starts with, negative from the end; the trunk needs the heads of that layer. "auto" for
-            the layer that the drafter replaces, the last before `drafter.tail_layers`, or at random
-            if its weights do not fit; None for random weights.
-        fit_tokens: number of training tokens for the fit in closed form that makes a drafter start
-            as the whole layer it replaces (`training.setup.layer_fit`), if it reads features and
-            its attention starts with that layer; 0 if only its attention starts so.
-        drafter: folder or hub id of a drafter with the same settings whose weights and draft
-            vocabulary this drafter starts with; the run itself is new, with a new optimizer. None
-            to start without another drafter.
-    """
+    """The start of the drafter's weights, see `training.setup.initialization`."""
 
     attention_layer: int | Literal["auto"] | None = "auto"
+    """Target layer from whose attention the trunk's attention is initialised (-1: the last);
+    drafter.trunk must have that layer's heads. auto: the last one before tail_layers, or random if
+    its weights do not fit. null: random."""
     fit_tokens: NonNegativeInt = 32_768
+    """Training tokens on which a trunk that reads features is fitted in closed form, before any
+    step, to act as that target layer as a whole, feed-forward part included; 0: only its attention
+    is initialised."""
     drafter: str | None = Field(None, min_length=1)
+    """Folder or hub id of a drafter of the same settings whose weights and draft vocabulary are the
+    start (warm start); step and optimizer are those of a new run. null: none."""
 
     @model_validator(mode="after")
     def _has_one_start(self) -> "InitializeSettings":
@@ -159,15 +138,12 @@ class InitializeSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters beside frozen weights (arXiv 2106.09685), see `training.setup.adapters`.
-
-    Attributes:
-        rank: rank of the product that is added to each adapted matrix.
-        alpha: numerator of the product's scale, alpha / rank.
-        targets: names of linear layers or stacks of matrices in the drafter, or the ends of such
-            names, as `self_attention.project` or `experts.down`; None for all but the router.
-    """
+    """Low-rank adapters beside frozen weights (arXiv 2106.09685), see `training.setup.adapters`."""
 
     rank: int = Field(16, ge=1)
+    """Rank of the product that is added to each adapted matrix."""
     alpha: int = Field(32, ge=1)
+    """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] | None = Field(None, min_length=1)
+    """Names of the adapted matrices in the drafter, or ends of names such as
+    self_attention.project; null: all but the router's."""

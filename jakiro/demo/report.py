@@ -25,7 +25,7 @@ _COLUMNS = {
     "tau": "{tau:.2f}",
     "tokens/s": "{tokens_per_second:.0f}",
     "speed-up": "{speedup:.2f}",
-    "vs autoregr.": "{speedup_over_autoregressive:.2f}",
+    "vs AR": "{speedup_over_autoregressive:.2f}",
     "ceiling": "{ceiling}",
     "same": "{same}",
 }
@@ -109,8 +109,8 @@ def show_results(
     console.print(table)
     console.print(
         "tau: mean acceptance length (tokens per target forward). speed-up: over transformers' "
-        "generate(). vs autoregr.: over our loop without a drafter. ceiling: tokens/s if only the "
-        "timed forwards took time. same: greedy tokens equal those of transformers.\n"
+        "generate(). vs AR: over autoregressive decoding by our loop. ceiling: tokens/s if only "
+        "the timed forwards took time. same: greedy tokens equal those of transformers.\n"
         f"The target's held-out loss is {'unknown' if loss is None else f'{loss:.2f}'} nats per "
         f"token; {target['repeated_4gram_share']:.0%} of the 4-grams in its greedy text are "
         "repeats, which makes greedy text easy to draft.",

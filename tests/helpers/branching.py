@@ -24,20 +24,20 @@ class Chooser:
         return possible[place]
 
     def accept(self, probability: float) -> bool:
-        """Return whether this run accepts a trial of the given probability."""
+        """Return whether this run accepts a check of the given probability."""
         return self.choose([probability, 1.0 - probability]) == 0
 
 
-def law_of(experiment: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
-    """Return the exact law of what `experiment` returns, by running every path of choices."""
-    law: defaultdict[Outcome, float] = defaultdict(float)
+def distribution_of(experiment: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
+    """Return the exact distribution of what `experiment` returns, by running every path of choices."""
+    found: defaultdict[Outcome, float] = defaultdict(float)
     script: list[int] | None = []
     while script is not None:
         chooser = Chooser(script)
         outcome = experiment(chooser)
-        law[outcome] += chooser.probability
+        found[outcome] += chooser.probability
         script = _next_script(chooser.taken)
-    return dict(law)
+    return dict(found)
 
 
 def _next_script(taken: list[tuple[int, int]]) -> list[int] | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-from helpers.branching import Chooser, law_of
+from helpers.branching import Chooser, distribution_of
 from torch import Tensor
 from transformers import LogitsProcessorList
 
@@ -109,7 +109,7 @@ def one_step(
 
     trees: list[DraftTree] = []
     total: dict[Prefix, float] = {}
-    for index, probability in law_of(drafted).items():
+    for index, probability in distribution_of(drafted).items():
         for emitted, share in _walked(tables, sampling, prefix, tamper(trees[index])).items():
             total[emitted] = total.get(emitted, 0.0) + probability * share
     return total
@@ -133,7 +133,7 @@ def _walked(
         last = chooser.choose(next_law.tolist())
         return (*(row.token_ids[node] for node in path), last)
 
-    return law_of(experiment)
+    return distribution_of(experiment)
 
 
 def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:

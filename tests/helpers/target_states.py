@@ -49,9 +49,9 @@ def both_views(
     inputs = prepare(settings, model)
     online, offline = _reader(inputs, is_offline=False), _reader(inputs, is_offline=True)
     size = settings.batch.micro_batch_size
-    rows = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
-    for step in range(-(-2 * rows.num_sequences // size)):
-        batch = rows.batch(step, 0, size)
+    sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
+    for step in range(-(-2 * sampler.num_sequences // size)):
+        batch = sampler.batch(step, 0, size)
         yield online.view(batch), offline.view(batch)
 
 
@@ -61,11 +61,11 @@ def read_share(
     """Return the views that one of `count` processes reads in an epoch, by step and sequence."""
     inputs = prepare(settings)
     reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
-    rows = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
+    sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
     return {
         (step, first): {name: part.numpy() for name, part in tensors(reader.view(batch)).items()}
-        for step in range(-(-rows.num_sequences // size))
-        for first, batch in rows.micro_batches(
+        for step in range(-(-sampler.num_sequences // size))
+        for first, batch in sampler.micro_batches(
             step, settings.batch.micro_batch_size, rank, count
         ).items()
     }

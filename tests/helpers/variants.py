@@ -64,7 +64,7 @@ def _grid() -> Iterator[tuple[str, DrafterSettings]]:
     trunks = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
     for (name, trunk), arguments in itertools.product(trunks.items(), _experts()):
         experts, combine, contrast, parallel = arguments.values()
-        contrasting = "contrast" if contrast else "plain"
+        contrasting = "contrast" if contrast else "no-contrast"
         label = f"{name}-E{experts}-{combine}-{contrasting}-P{parallel}"
         yield label, tiny_settings(**arguments, trunk=trunk)
     for experts, tail, source in itertools.product((1, 2, 4), (1, 2), ("kv", "hidden")):

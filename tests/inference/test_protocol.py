@@ -122,7 +122,7 @@ def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
     first, second = _two_of_each(decoder)
     assert first != second
     decoder.reset()
-    assert decoder.policy.turns.take().number == 0
+    assert decoder.policy.request_counter.take().number == 0
 
 
 def test_threads_never_take_the_same_turn() -> None:

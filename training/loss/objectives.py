@@ -64,30 +64,28 @@ class Goals(NamedTuple):
 
 
 class ObjectiveSettings(Settings):
-    """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project).
-
-    Attributes:
-        token_weight: weight of the loss between the distributions over tokens.
-        token_loss: that loss, see `training.loss.vocab_losses`.
-        feature_weight: weight of the regression of features.
-        contrast_weight: weight of the contrastive loss of features.
-        balance_weight: weight of the imbalance of the experts.
-        parallel_weight: weight of every level after the first.
-        distance_decay: gamma; a position at distance d weighs gamma^(d - 1).
-        contrast_temperature: divisor of the cosine similarities in the contrastive loss.
-        chunk_size: positions whose distributions over the vocabulary exist at once; it decides
-            memory, not the result.
-    """
+    """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project)."""
 
     token_weight: float = Field(0.1, ge=0)
+    """Weight of the distance between draft distribution and target distribution."""
     token_loss: TokenLoss = "cross_entropy"
+    """Measure of that distance; kl has the same gradients as cross_entropy."""
     feature_weight: float = Field(1.0, ge=0)
+    """Weight of the regression of the target's features, which needs fewer tokens than token losses
+    alone."""
     contrast_weight: float = Field(0.1, ge=0)
+    """Weight of the contrastive feature loss: to tell the right target feature from others."""
     balance_weight: float = Field(0.01, ge=0)
+    """Weight of the loss that balances the load of the experts."""
     parallel_weight: float = Field(0.5, ge=0)
+    """Weight of every level after the first."""
     distance_decay: float = Field(1.0, gt=0, le=1)
+    """Factor of a position's weight per token of distance from the last verified one."""
     contrast_temperature: float = Field(0.1, gt=0)
+    """Temperature of the contrastive loss."""
     chunk_size: int = Field(256, ge=1)
+    """Positions whose distributions over the vocabulary are in memory at once; decides memory, not
+    the result."""
 
 
 class LossTerms(NamedTuple):

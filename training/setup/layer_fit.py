@@ -5,10 +5,11 @@ after the final norm. Then f_i is about s * h'_i, channel by channel, and s * h_
 map of the drafter's input `[embedding(x_i); f_{i-1}]`. Both are least squares over some of the
 training data. If tail layers follow the drafter, s is 1.
 
-A drafter with fused hidden states u_{i-1} of verified tokens reads them in the place of f_{i-1},
-which they exceed in information; after these tokens it reads its own prediction of f. Therefore
-two maps are fitted at once that share the map of the token: `A x_i + B f_{i-1}` and
-`A x_i + C u_{i-1}`. The encoder of fused states starts as the solution E of `B E u = C u`.
+A drafter with fused hidden states u_{i-1} of verified tokens reads them instead of f_{i-1}, because
+they contain more information; after these tokens it reads its own prediction of f. Therefore two
+maps are fitted at once that share the map of the token, `A x_i + B f_{i-1}` and
+`A x_i + C u_{i-1}`. The encoder of fused states starts as the least-squares solution E of
+`B E u = C u`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -191,17 +191,18 @@ def _draft_ids(
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedSequences:
-    rows = PackedSequences(store, documents, settings.data.sequence_length, settings.data.split)
+    data = settings.data
+    sequences = PackedSequences(store, documents, data.sequence_length, data.split)
     if store.counts is not None:
-        report(DataCounts(read=store.counts, packed=rows.counts))
-    if not len(rows):
+        report(DataCounts(read=store.counts, packed=sequences.counts))
+    if not len(sequences):
         raise DataError(
             "there is nothing to train on",
             expected="response tokens outside of the validation data",
             got="none",
             remedy="add data, or lower data.validation_size",
         )
-    return rows
+    return sequences
 
 
 def _prompts(

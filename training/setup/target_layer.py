@@ -260,15 +260,20 @@ def _check_heads(
 ) -> None:
     """Refuse matrices of heads that differ from the trunk's."""
     shape = target.spec.head_shapes[number]
-    dim, kv_rows = shape.key_dim, shape.num_kv_heads * shape.key_dim
-    hidden, rows = target.spec.hidden_size, matrices[-1].shape[-1]
-    expected = [(rows, hidden), (kv_rows, hidden), (kv_rows, hidden), (hidden, rows)]
+    dim, kv_width = shape.key_dim, shape.num_kv_heads * shape.key_dim
+    hidden, query_width = target.spec.hidden_size, matrices[-1].shape[-1]
+    expected = [
+        (query_width, hidden),
+        (kv_width, hidden),
+        (kv_width, hidden),
+        (hidden, query_width),
+    ]
     are_floats = all(matrix.dtype in FLOATS for matrix in matrices)
     if not are_floats or [tuple(matrix.shape) for matrix in matrices] != expected:
         got = ", ".join(f"{tuple(matrix.shape)} of {matrix.dtype}" for matrix in matrices)
         wanted_matrices = "floating-point matrices of keys and values as the cache holds them"
         raise _unusable(number, wanted_matrices, got)
-    wanted = {"num_heads": rows // dim, "num_kv_heads": shape.num_kv_heads, "head_dim": dim}
+    wanted = {"num_heads": query_width // dim, "num_kv_heads": shape.num_kv_heads, "head_dim": dim}
     got_heads = trunk.model_dump(include=set(wanted))
     if got_heads != wanted:
         raise ConfigError(

@@ -33,7 +33,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
         checkpoint={"every": 1},
         evaluation={"num_prompts": 0},
     )
-    message = r"the (loss|gradient) of step \d+ is not finite; .*NaN or infinity from packed row "
+    message = (
+        r"the (loss|gradient) of step \d+ is not finite; .*NaN or infinity from packed sequence "
+    )
     with pytest.raises(NumericalError, match=message + r"\d+ \(.*texts\.jsonl:\d+") as caught:
         train(settings)
     kept = sorted((settings.run_folder / "checkpoints").glob("step-*"))

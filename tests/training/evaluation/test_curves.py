@@ -61,7 +61,7 @@ def test_the_command_draws_several_runs_into_one_png(tmp_path: Path) -> None:
     assert out.read_bytes() != first
 
 
-def test_runs_without_an_evaluation_are_drawn_too(tmp_path: Path) -> None:
+def test_runs_without_an_evaluation_are_plotted_too(tmp_path: Path) -> None:
     plot_runs([_run(tmp_path / "a", is_evaluated=False)], tmp_path / "curves.png")
     assert imread(tmp_path / "curves.png").size
 

@@ -47,8 +47,8 @@ def read_arms(
         max_steps: largest number of optimizer steps; None for those of the settings.
 
     Raises:
-        ConfigError: a file is unusable, two arms have one name, or a delta changes what all arms
-            must share.
+        ConfigError: a file is unusable, two arms have the same name, or a delta changes settings
+            that all arms must share.
     """
     common = apply_overrides(read_layered_yaml(base), overrides)
     arms = [Arm(BASE, _settings(common, str(base), max_steps))]

@@ -198,7 +198,7 @@ def test_other_groups_of_the_same_prompts_are_not_paired() -> None:
         assert "drafter=mine at T = 0, not paired" in _printed(changes)
 
 
-def test_few_groups_of_many_prompts_are_no_evidence() -> None:
+def test_few_groups_of_many_prompts_prove_nothing() -> None:
     before = _document(seed=0, prompts=32, batch=8)
     after = _document(seed=1, prompts=32, batch=8, slowness={MINE.name: 2.0})
     assert _figure(compare_documents(before, after), "speedup").verdict == "too few prompts"
@@ -244,7 +244,7 @@ def test_a_method_without_baseline_at_its_temperature_has_no_speed_up() -> None:
     assert [one.metric for one in method.figures] == ["tau", "tokens_per_second"]
 
 
-def test_few_prompts_are_no_evidence() -> None:
+def test_few_prompts_prove_nothing() -> None:
     before = _document(seed=0, prompts=4)
     after = _document(seed=1, prompts=4, slowness={"drafter=mine": 2.0})
     changes = compare_documents(before, after)

@@ -174,6 +174,6 @@ def test_the_picture_has_a_panel_for_each_temperature(seeds: int, tmp_path: Path
     assert widths[1] > 1.5 * widths[0]
 
 
-def test_a_base_alone_is_drawn_too(tmp_path: Path) -> None:
+def test_a_base_alone_is_plotted_too(tmp_path: Path) -> None:
     plot(analyse(made_up_documents({"base": 0.0}), [made_up_arm("base")]), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size
