@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
-from inference.draft_tree import TreeRow
+from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, RequestCounter
 from inference.sampling import PREFIX_FREE, Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -43,14 +43,14 @@ class Arm(NamedTuple):
     block: Place  # its candidates take the places below this one in all three coordinates
     seconds: float  # to draft and verify it, by the cost model
 
-    def places(self, row: TreeRow, path: Sequence[int]) -> list[Place]:
+    def places(self, tree: SequenceTree, path: Sequence[int]) -> list[Place]:
         """Return where in the tree the nodes of a path stand.
 
         A drawn candidate's place is its depth, its parent's among the expanded nodes, and its turn
         among its siblings; a chosen one's is its depth and its rank by score among all.
         """
         if not self.shape.sampled:
-            return [(row.depth[node] - 1, row.rank[node], 0) for node in path]
+            return [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
         children = self.shape.children
         first = [0, *accumulate(self.shape.level_sizes)]
         return [
@@ -105,17 +105,19 @@ class AutoRun:
             self._arm = self._learner.choose()
         return None if self._arm is None else self._arm.budget
 
-    def learn(self, rows: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
         """Take in what became of the last round."""
-        arm = self._arm if any(row.token_ids for row in rows) else None
-        pairs = zip(rows, paths, strict=True)
-        places = [place for row, path in pairs for place in arm.places(row, path)] if arm else []
+        arm = self._arm if any(tree.token_ids for tree in trees) else None
+        pairs = zip(trees, paths, strict=True)
+        places = [place for tree, path in pairs for place in arm.places(tree, path)] if arm else []
         # After plain steps or the prompt a drafted round also encodes what the drafter has missed:
         # its time tells nothing of the others.
         is_timed = arm is None or self._was_drafted
         self._was_drafted = arm is not None
         with self._lock:
-            self._learner.learn(arm, places, len(rows), seconds if is_timed else None)
+            self._learner.learn(arm, places, len(trees), seconds if is_timed else None)
 
 
 class _Learner:

@@ -5,20 +5,19 @@ from dataclasses import dataclass
 from math import isqrt
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from inference.autotune.costs import NODE_COUNTS, Costs, measure_costs, timed_passes
 from inference.draft_tree import DraftTree
+from inference.drafters.base import DelegatingDrafter, DelegatingSession
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats
 from inference.generation.preparation import prepare_requests
-from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory, VerifyResult
+from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import StepOutput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import Settings, validate_settings
 
 
@@ -29,92 +28,47 @@ class StepRecord:
     ranks: list[int]
 
 
-class RecordingDrafter:
-    """Drafts as another drafter does and keeps a record of every round.
+class RecordingDrafter(DelegatingDrafter):
+    """Drafts as another drafter does, and records every decoding step.
 
     Args:
-        drafter: does the work; its trees must be deterministic.
+        drafter: drafter of deterministic trees.
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.needs = drafter.needs
-        self.hidden_states = drafter.hidden_states
-        self.version = drafter.version
-        self.request_counter = drafter.request_counter
-        self.bytes_per_token = drafter.bytes_per_token
-        self.max_nodes = drafter.max_nodes
-        self.max_depth = drafter.max_depth
+        super().__init__(drafter)
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
         """Return a recorded session."""
-        return RecordingSession(self.drafter.new_session(sampling, capacity, batch), self.records)
-
-    def reset(self) -> None:
-        """Pass on; the records stay."""
-        self.drafter.reset()
-
-    def encode_memory(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> EncodedMemory:
-        """Encode as the recorded drafter does."""
-        return self.drafter.encode_memory(output, rows)
+        return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
 
 
-class RecordingSession:
-    """A session that notes, at each feedback, what became of its last tree."""
+class RecordingSession(DelegatingSession):
+    """A session that records, at each verification, the accepted nodes of its last tree.
+
+    Args:
+        session: recorded session of a single sequence.
+        records: list that the records are appended to.
+    """
 
     def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
-        self.session = session
+        super().__init__(session)
         self.records = records
         self.tree: DraftTree | None = None
 
-    def advance(self, committed: Committed) -> None:
-        """Pass on."""
-        self.session.advance(committed)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Of the recorded session."""
-        return self.session.lengths
-
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Pass on, and keep the tree."""
-        self.tree = self.session.propose(budget, generators)
+        """Return the trees of the recorded session, and store them."""
+        self.tree = super().propose(budget, generators)
         return self.tree
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Record the accepted nodes' ranks by score, and pass on."""
+        """Record the accepted nodes' ranks by score."""
         if self.tree is not None:
-            row = self.tree.row()
-            emitted = [*(row.token_ids[node] for node in result.path[0]), result.next_token[0]]
-            self.records.append(StepRecord([row.rank[node] for node in row.follow(emitted)]))
-        self.session.on_verified(result)
-
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Pass on."""
-        self.session.on_finished(place, token_ids)
-
-    def rollback(self, length: int) -> None:
-        """Pass on."""
-        self.session.rollback(length)
-
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Pass on."""
-        self.session.select_sequences(places)
-
-    def set_sampling(self, sampling: Sampling) -> None:
-        """Pass on."""
-        self.session.set_sampling(sampling)
-
-    def reserve(self, capacity: int) -> None:
-        """Pass on."""
-        self.session.reserve(capacity)
-
-    def close(self) -> None:
-        """Pass on."""
-        self.session.close()
+            tree = self.tree.sequence_tree()
+            emitted = [*(tree.token_ids[node] for node in result.path[0]), result.next_token[0]]
+            self.records.append(StepRecord([tree.rank[node] for node in tree.follow(emitted)]))
+        super().on_verified(result)
 
 
 MAX_NODES = NODE_COUNTS[-1]
@@ -258,16 +212,6 @@ def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:
         for shape, tau in taus
     )
     return max(rated, key=lambda one: one.speedup)
-
-
-def default_tree(drafter: JakiroDrafter) -> TreePlan:
-    """Return trees of the schedule that the drafter was trained for."""
-    schedule = drafter.config.settings.schedule.model_dump()
-    defaults = TreePlan()
-    return TreePlan(
-        greedy=defaults.greedy.model_copy(update=schedule),
-        sampling=defaults.sampling.model_copy(update=schedule),
-    )
 
 
 def trees_of_size(

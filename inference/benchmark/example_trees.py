@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.benchmark.document import ExampleTree, TreeNode
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.policy import StepPolicy
 from inference.protocol import Budget
 
@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 64  # shown before the tree
 class _Step(NamedTuple):
     """A verified tree, and where it grew."""
 
-    row: TreeRow
+    tree: SequenceTree
     path: list[int]
     root: int  # index of its root among the tokens
     next_token: int
@@ -28,16 +28,18 @@ class _Watched:
 
     def __init__(self, policy: StepPolicy) -> None:
         self._policy = policy
-        self.last: tuple[TreeRow, list[int]] | None = None
+        self.last: tuple[SequenceTree, list[int]] | None = None
 
     def next_budget(self) -> Budget | None:
         """Decide as the policy does."""
         return self._policy.next_budget()
 
-    def learn(self, rows: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
         """Pass on, and remember."""
-        self.last = rows[0], paths[0]
-        self._policy.learn(rows, paths, seconds)
+        self.last = trees[0], paths[0]
+        self._policy.learn(trees, paths, seconds)
 
 
 def example_tree(
@@ -93,7 +95,7 @@ def _decoded(
 
 
 def _nodes(shown: _Step, tokenizer: PreTrainedTokenizerBase) -> tuple[TreeNode, ...]:
-    row = shown.row
+    row = shown.tree
     valid = sorted(node for siblings in row.children.values() for node in siblings)
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(valid)}
     return tuple(

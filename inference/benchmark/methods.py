@@ -79,7 +79,7 @@ class OwnDecoding:
         for steps in run:
             seconds = time.perf_counter() - started
             for one in steps:
-                arrivals[one.row].append(Arrival(seconds, len(one.token_ids)))
+                arrivals[one.index].append(Arrival(seconds, len(one.token_ids)))
         continuations = [
             Continuation(one.new_token_ids, when, one.stats)
             for one, when in zip(run.sequences, arrivals, strict=True)

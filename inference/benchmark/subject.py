@@ -19,9 +19,8 @@ from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.lookup import LookupDrafter
 from inference.drafters.registry import (
     UNTRAINED,
     UntrainedName,
@@ -29,6 +28,9 @@ from inference.drafters.registry import (
     build_untrained,
 )
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.loading import Trees, combined_drafter
+from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
@@ -105,10 +107,13 @@ def _drafted(
     one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(one.path))
-    both: dict[str, Any] = {"beside": _beside(one, model, tokenizer), "sharing": _sharing(one)}
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, **both)
-    if (plan := trial.plan(one, decoder, drafter)) is not None:
-        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, **both)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer)
+    plan = trial.plan(one, decoder, drafter)
+    if one.beside is not None:
+        both = _combined(one, drafter, model, tokenizer, plan)
+        decoder = SpeculativeDecoder(model, both, tokenizer)
+    elif plan is not None:
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan)
     return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder), trial.note(one))]
 
 
@@ -118,24 +123,29 @@ def _untrained(
     settings = None if one.settings is None else Path(one.settings)
     assert one.candidates != "costs", "refused when the name was parsed"
     name = UntrainedName(one.kind, one.path, settings, one.candidates)
-    drafter, beside = build_untrained(name, model, tokenizer), _beside(one, model, tokenizer)
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside, sharing=_sharing(one))
+    drafter: Drafter = build_untrained(name, model, tokenizer)
+    if one.beside is not None:
+        assert isinstance(drafter, SmallLMDrafter), "checked when the name was parsed"
+        drafter = _combined(one, drafter, model, tokenizer)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer)
     return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder))]
 
 
-def _beside(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> AdedDrafter | LookupDrafter | None:
-    if one.beside is None:
-        return None
+def _combined(
+    one: MethodName,
+    first: JakiroDrafter | SmallLMDrafter,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tree: Trees | None = None,
+) -> CombinedDrafter:
+    """Return the drafter of a method whose trees two drafters share."""
+    assert one.beside is not None
     settings = None if one.beside_settings is None else Path(one.beside_settings)
-    return build_beside(one.beside, model, tokenizer, settings)
-
-
-def _sharing(one: MethodName) -> CombinedSettings | None:
-    if one.sharing_settings is None:
-        return None
-    return load_settings(CombinedSettings, Path(one.sharing_settings))
+    second = build_beside(one.beside, model, tokenizer, settings)
+    sharing = None
+    if one.sharing_settings is not None:
+        sharing = load_settings(CombinedSettings, Path(one.sharing_settings))
+    return combined_drafter(first, second, model, tokenizer, sharing, tree)
 
 
 def _with_repeats(one: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:

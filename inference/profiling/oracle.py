@@ -1,27 +1,26 @@
-"""A drafter that knows the answer: exactly as many drafts of every round are accepted as wanted."""
+"""Oracle drafter with a fixed number of accepted tokens per decoding step."""
 
 from collections.abc import Sequence
 
 import torch
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
-from inference.drafters.base import WithoutMemory
-from inference.protocol import Budget, Committed, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 
 
-class OracleDrafter(WithoutMemory):
-    """Drafts for greedy decoding from continuations that are known beforehand.
+class OracleDrafter(Drafter):
+    """Drafts for greedy decoding from known continuations.
 
-    Each of the first `num_right` levels has a wrong candidate and the right one, in this order;
-    all further nodes are wrong and stand one level below.
+    Each of the first `num_right` levels has a wrong candidate and the right one, in this order; all
+    other nodes are wrong and are on the level below.
 
     Args:
-        known: prompt and continuation of each sequence, longer than what is decoded.
-        vocab_size: of the target.
-        device: of the target.
-        num_right: candidates of every tree that are accepted.
-        num_nodes: of every tree.
+        known: prompt and continuation of each sequence, longer than the decoded text.
+        vocab_size: size of the target's vocabulary.
+        device: device of the target.
+        num_right: number of accepted candidates of every tree.
+        num_nodes: number of candidates of every tree.
     """
 
     def __init__(
@@ -36,9 +35,7 @@ class OracleDrafter(WithoutMemory):
         self.vocab_size = vocab_size
         self.num_right = num_right
         self.version = "oracle"
-        self.bytes_per_token = 0
-        self.max_nodes = num_nodes
-        self.max_depth = num_right + 1
+        self.num_nodes = num_nodes
         below = num_nodes - 2 * num_right
         self.max_siblings = max(2, below)
         levels = range(1, num_right + 1)
@@ -49,23 +46,33 @@ class OracleDrafter(WithoutMemory):
         self.zeros = torch.zeros_like(self.parent)
         assert int(self.parent[0, 0]) == ROOT
 
+    @property
+    def max_nodes(self) -> int:
+        """The number of nodes of every tree."""
+        return self.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path of every tree."""
+        return self.num_right + 1
+
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
-        """Return a session."""
+        """Return a session for `batch` sequences."""
         return OracleSession(self, batch)
 
-    def tree(self, lengths: Sequence[int], places: Sequence[int]) -> DraftTree:
-        """Return the trees below the roots at positions `lengths`.
+    def tree(self, lengths: Sequence[int], indices: Sequence[int]) -> DraftTree:
+        """Return the trees below the roots.
 
         Args:
             lengths: positions of the roots.
-            places: which known sequences these are.
+            indices: indices of the known sequences.
         """
-        pairs = zip(places, lengths, strict=True)
-        rows = [self._tokens(self.known[place], length) for place, length in pairs]
-        device, shape = self.zeros.device, (len(rows), -1)
+        pairs = zip(indices, lengths, strict=True)
+        tokens = [self._tokens(self.known[index], length) for index, length in pairs]
+        device, shape = self.zeros.device, (len(tokens), -1)
         zeros = self.zeros.expand(shape)
         return DraftTree(
-            token_ids=torch.tensor(rows, device=device),
+            token_ids=torch.tensor(tokens, device=device),
             parent=self.parent.expand(shape),
             depth=self.depth.expand(shape),
             score=zeros.float(),
@@ -81,47 +88,39 @@ class OracleDrafter(WithoutMemory):
     def _tokens(self, known: Sequence[int], length: int) -> list[int]:
         right = [*known[length + 1 : length + self.num_right + 2]]
         right += [0] * (self.num_right + 1 - len(right))
-        chain = [token for one in right[:-1] for token in ((one + 1) % self.vocab_size, one)]
+        chain = [token for best in right[:-1] for token in ((best + 1) % self.vocab_size, best)]
         below = range(1, self.max_nodes - 2 * self.num_right + 1)
         return [*chain, *((right[-1] + offset) % self.vocab_size for offset in below)]
 
 
-class OracleSession:
-    """Knows how far each sequence has got."""
+class OracleSession(DraftSession):
+    """The lengths of the known sequences that are being decoded.
+
+    Args:
+        drafter: drafter of the session.
+        batch: number of sequences.
+    """
+
+    lengths: tuple[int, ...] = ()
 
     def __init__(self, drafter: OracleDrafter, batch: int) -> None:
         self.drafter = drafter
         self.lengths = (0,) * batch
-        self.places = list(range(batch))
+        self.indices = list(range(batch))
 
     def advance(self, committed: Committed) -> None:
-        """Note the positions of the roots."""
+        """Store the positions of the roots."""
         self.lengths = committed.base_length
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
         """Return the trees below the roots, whatever the budget."""
-        return self.drafter.tree(self.lengths, self.places)
-
-    def on_verified(self, result: VerifyResult) -> None:
-        """Learn nothing."""
-
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Learn nothing."""
+        return self.drafter.tree(self.lengths, self.indices)
 
     def rollback(self, length: int) -> None:
         """Go back to position `length`."""
-        self.lengths = tuple(min(length, one) for one in self.lengths)
+        self.lengths = tuple(min(length, own) for own in self.lengths)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places."""
-        self.lengths = tuple(self.lengths[place] for place in places)
-        self.places = [self.places[place] for place in places]
-
-    def set_sampling(self, sampling: Sampling) -> None:
-        """Draft as before."""
-
-    def reserve(self, capacity: int) -> None:
-        """Nothing to make room for."""
-
-    def close(self) -> None:
-        """Nothing to free."""
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.lengths = tuple(self.lengths[index] for index in indices)
+        self.indices = [self.indices[index] for index in indices]

@@ -1,10 +1,11 @@
-"""Drafting by hand, and what training predicts at the same places."""
+"""Drafting by hand, and the predictions of training at the same positions."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from helpers.tables import frontier_of
 from helpers.training import one_document
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -13,7 +14,7 @@ from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget, Committed, EncodedMemory
 from inference.sampling import Sampling
-from inference.trees.builder import Frontier
+from inference.trees.builder import TreeLevel
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput, posterior_log_weights
@@ -26,14 +27,14 @@ GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
 def committed(tokens: Tensor, start: int, end: int, memory: EncodedMemory) -> Committed:
-    """The news that tokens from `start` to `end` are verified and the next one is the root."""
+    """Return that tokens from `start` to `end` are verified and the next one is the root."""
     return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
 
 def prefilled(
     drafter: TrainedDrafter, tokens: Tensor, length: int
 ) -> tuple[TrainedSession, StepOutput]:
-    """A session that has verified `length` tokens; the root is the next one."""
+    """Return a session with `length` verified tokens, whose root is the next one."""
     target = drafter.target
     cache = target.new_cache(1, 64, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
@@ -46,7 +47,7 @@ def prefilled(
 def trained_outputs(
     target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
 ) -> list[ExpertsOutput]:
-    """What training predicts at distances 1..depth from the last verified token, at length - 1."""
+    """Return the predictions of training at distances 1..depth from the last verified token."""
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
@@ -76,10 +77,10 @@ def assert_training_equals_drafting(
         frontier = None if step == 1 else chain_frontier(int(tokens[0, length + step - 1]))
         got = source.joint(step, frontier)
         level, pass_ = max(0, step - depth), min(step, depth)
-        output, place = trained[pass_ - 1], length + pass_ - 1
-        laws = drafter.head.log_probs(output.features[:, place : place + 1, level])
-        prior = weights if level else output.log_weights[:, place : place + 1]
-        expected = laws + prior.unsqueeze(-1)
+        output, position = trained[pass_ - 1], length + pass_ - 1
+        log_probs = drafter.head.log_probs(output.features[:, position : position + 1, level])
+        prior = weights if level else output.log_weights[:, position : position + 1]
+        expected = log_probs + prior.unsqueeze(-1)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
         if step >= depth:
             follows = tokens[0, min(length + step, tokens.shape[1] - 1)]
@@ -96,12 +97,12 @@ def assert_tree_equals_paths(
     tokens = torch.randint(0, target.spec.vocab_size, (1, length + 1))
     session, _ = prefilled(TrainedDrafter(model, target, shape), tokens, length)
     tree = session.propose(Budget(99), [])
-    row = tree.row()
+    own = tree.sequence_tree()
     assert tree.num_nodes == 3 + 9 * (passes + parallel - 1)
     linear = TrainedDrafter(model, target, TreeShape(**levels, breadth=1))
     fresh, _ = prefilled(linear, tokens, length)
     for node in range(tree.num_nodes):
-        path = [row.token_ids[index] for index in row.path(node)]
+        path = [own.token_ids[index] for index in own.path(node)]
         expected = score_of_path(fresh.start_tree(), path)
         assert tree.score[0, node].item() == pytest.approx(expected, abs=1e-4)
 
@@ -116,6 +117,6 @@ def score_of_path(source: TreePass, path: Sequence[int]) -> float:
     return score
 
 
-def chain_frontier(token: int) -> Frontier:
-    """The frontier that is one token below the only node of the one before."""
-    return Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))
+def chain_frontier(token: int) -> TreeLevel:
+    """The frontier of a single token below the only node of the frontier above."""
+    return frontier_of(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))

@@ -17,7 +17,7 @@ from jakiro.target.record import record_target
 
 
 def tiny_llama(vocab: int = 61, seed: int = 0, **changes: object) -> LlamaForCausalLM:
-    """A random Llama whose laws are far from uniform."""
+    """A random Llama whose distributions are far from uniform."""
     torch.manual_seed(seed)
     fields = {
         "vocab_size": vocab,

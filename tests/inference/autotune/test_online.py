@@ -11,7 +11,7 @@ from helpers.tables import no_processors
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs, known_costs
 from inference.autotune.online import SHORTEST_PAUSE, Arm, AutoRun, AutoTree, _arms, _Learner
-from inference.draft_tree import TreeRow
+from inference.draft_tree import SequenceTree
 from inference.protocol import Budget
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -27,7 +27,7 @@ PLAN = TreePlan(
     sampling=TreeShape(**LEVELS, children=3, breadth=2, num_nodes=24, sampled=True),
 )
 GREEDY, RANDOM = no_processors(do_sample=False), no_processors()
-NO_ROW = TreeRow([], [], [], [], [], {}, {}, {})
+NO_ROW = SequenceTree([], [], [], [], [], {}, {}, {})
 
 
 class World:
@@ -58,7 +58,9 @@ class World:
             depths = [1] * count
             for level, node in enumerate(path, start=1):
                 depths[node] = level
-            row = TreeRow([0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {})
+            row = SequenceTree(
+                [0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {}
+            )
         self.run.learn([row], [path], seconds)
         self.seconds += seconds
         self.tokens += 1 + len(path)
@@ -151,7 +153,7 @@ def test_places_are_ranks_of_chosen_candidates_and_turns_of_drawn_ones() -> None
         Arm(Budget(12), shape.model_copy(update=wanted), (3, 12, 1), 1.0) for shape in PLAN.shapes
     )
     # Two levels of candidates; the accepted ones stand at 2 and 5, with ranks 1 and 3.
-    row = TreeRow(
+    row = SequenceTree(
         [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
     )
     assert chosen.places(row, [2, 5]) == [(0, 1, 0), (1, 3, 0)]

@@ -91,7 +91,7 @@ def _choose(builder: TreeBuilder, law: SparseDistribution, children: int) -> tup
 def test_a_chosen_tree_that_is_taken_for_a_drawn_one_is_caught_by_the_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TreeBuilder, "_drawn", _choose)
+    monkeypatch.setattr(TreeBuilder, "_sample", _choose)
     settings = SETTINGS.model_copy(update={"samples": 120})
     checks = check_sampled(_decoder(SHAPES["drawn"]), [1, 2], settings, 1, THRESHOLD)
     assert "sequence law" in _failed(checks)
