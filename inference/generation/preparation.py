@@ -145,7 +145,7 @@ def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Reque
             got=f"{len(seeds)} seeds",
         )
     return [
-        replace(one, sampling=replace(one.sampling, seed=seed, row=0))
+        replace(one, sampling=replace(one.sampling, seed=seed, batch_index=0))
         for one, seed in zip(requests, seeds, strict=True)
     ]
 
