@@ -1,4 +1,4 @@
-"""A dialogue that is not read anew with every turn."""
+"""A dialogue whose earlier turns are not read again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +11,24 @@ from jakiro.errors import PromptError
 
 
 class Conversation:
-    """What target and drafter remember between turns.
+    """The caches of target and drafter between the turns of a dialogue.
 
-    Each turn's prompt is a whole prompt; of what it shares with what was read and written before,
-    nothing is read again. The tokens are those of a fresh start.
+    The prompt of each turn is complete. The part that it shares with the previous turns is not read
+    again, and the output equals that without a conversation. Threads must not share a conversation.
 
-    One turn at a time: a conversation must not be shared by threads.
+    Example:
+        with Conversation() as conversation:
+            first = decoder.generate(prompt, conversation=conversation)
+            longer = prompt + first.text + " And then?"
+            second = decoder.generate(longer, conversation=conversation)
     """
 
     def __init__(self) -> None:
         self._context: Context | None = None
-        self._cached: list[int] = []  # the tokens whose rows are in the cache
+        self._cached: list[int] = []  # tokens in the cache
 
     def __enter__(self) -> "Conversation":
-        """Return the conversation, which is closed at the end of the block."""
+        """Return the conversation; the end of the block closes it."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -33,35 +37,35 @@ class Conversation:
 
     @property
     def num_cached(self) -> int:
-        """Tokens that the next turn need not read again, if its prompt begins with them."""
+        """The number of tokens that the next turn does not read if its prompt begins with them."""
         return len(self._cached)
 
     def close(self) -> None:
-        """Free the caches; a later turn starts anew."""
+        """Free the caches; a later turn reads its whole prompt."""
         if self._context is not None:
             self._context.close()
         self._context, self._cached = None, []
 
     @contextmanager
     def turn(self, request: Request, **run: Any) -> Iterator[DecodeRun]:
-        """Decode a request with what is remembered, and remember its end.
+        """Decode a request with the cached tokens, and cache its own.
 
         Args:
-            request: with a whole prompt.
+            request: request with a complete prompt.
             **run: further arguments of `DecodeRun`.
 
         Raises:
-            PromptError: the conversation was begun with another decoder.
+            PromptError: the conversation was started with another decoder.
         """
         target, drafter = run["target"], run["drafter"]
         if self._context is None:
             self._context = Context(target, drafter, request.sampling, 1, request.max_length)
         if self._context.target is not target or self._context.drafter is not drafter:
             raise PromptError(
-                "the conversation was begun with another decoder",
+                "the conversation was started with another decoder",
                 expected="all turns with the same one",
                 got="another target or drafter",
-                remedy="close() the conversation, or begin a new one",
+                remedy="close() the conversation, or start a new one",
             )
         self._context.rollback(self._num_shared(request.token_ids))
         if self._context.session is not None:
@@ -73,7 +77,7 @@ class Conversation:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
 
     def _num_shared(self, prompt: list[int]) -> int:
-        """Return how many cached tokens the prompt begins with; its last one is always read."""
+        """Return how many cached tokens the prompt begins with; its last token is always read."""
         pairs = zip(self._cached, prompt[:-1], strict=False)
-        differing = (place for place, (one, other) in enumerate(pairs) if one != other)
+        differing = (index for index, (cached, token) in enumerate(pairs) if cached != token)
         return next(differing, min(len(self._cached), len(prompt) - 1))

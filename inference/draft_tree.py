@@ -1,4 +1,26 @@
-"""Draft trees: candidate continuations of one root, and the laws that sampled ones came from."""
+"""Draft trees: candidate continuations of one root, with the distributions of sampled candidates.
+
+The root is the last emitted token, which the target has not read yet; it is no node of the tree.
+Parents come before their children. Here is a tree of five nodes; the target continues with
+"cat sat down":
+
+    the (ROOT = -1)        node       0     1     2     3     4
+    |-- 0 cat              token_ids  cat   dog   sat   ran   down
+    |   |-- 2 sat          parent     ROOT  ROOT  0     0     2
+    |   |   `-- 4 down     depth      1     1     2     2     3
+    |   `-- 3 ran
+    `-- 1 dog              accepted path: 0, 2, 4; then the target's next token
+
+Five types describe a tree on its way from the drafter to the report:
+
+    TreeLevel --assemble--> DraftTree --to_host--> SequenceTree --accept--> path, next token
+    Candidates --to_tree-------^                       `--> ExampleTree (report only)
+
+A drafter that predicts distributions grows one `TreeLevel` per depth (`inference.trees.builder`); a
+drafter that looks continuations up returns `Candidates` (`inference.drafters.candidates`). Both
+become a `DraftTree`, tensors of a whole batch on the device. Acceptance reads it there, or as one
+`SequenceTree` per sequence on the host.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,20 +30,25 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-NUM_FIELDS = 7  # integers of a candidate that the host looks at
-ROOT = -1  # as a parent: the last emitted token, which the target has not read yet
+NUM_FIELDS = 7  # integers per candidate that are copied to the host
+ROOT = -1  # the parent of first-level nodes: the last emitted token, not read by the target yet
 
 
 class CandidateKind(IntEnum):
-    """How a candidate came to stand in the tree; it decides the rule that may accept it."""
+    """The way a candidate was selected, which decides the rule of its acceptance."""
 
-    DETERMINISTIC = 0  # chosen, not drawn: accepted as a point mass
-    SAMPLED = 1  # drawn without replacement from a recorded law: multi-round rule
+    DETERMINISTIC = 0  # selected without sampling: accepted as a point mass
+    SAMPLED = 1  # sampled without replacement: accepted by recursive rejection sampling
 
 
 @dataclass(frozen=True)
 class SparseDistribution:
-    """Draft laws cut to their m likeliest tokens and renormalised; children are drawn from that."""
+    """The m most likely tokens of draft distributions, renormalised; children are sampled from it.
+
+    Attributes:
+        ids: token ids.
+        probs: their probabilities.
+    """
 
     ids: Int[Tensor, "batch parents m"]
     probs: Float[Tensor, "batch parents m"]
@@ -29,32 +56,36 @@ class SparseDistribution:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of N candidates per sequence; parents come before their children."""
+    """Trees of N candidates, one for each sequence of a batch; parents come before children."""
 
     token_ids: Int[Tensor, "batch nodes"]
     parent: Int[Tensor, "batch nodes"]  # index of a node, or ROOT
     depth: Int[Tensor, "batch nodes"]  # at least 1
     score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
     kind: Int[Tensor, "batch nodes"]  # CandidateKind
-    rank: Int[Tensor, "batch nodes"]  # drawn: order among siblings; chosen: by score among all
-    proposer_id: Int[Tensor, "batch nodes"]  # expert or source that favoured the candidate most
-    is_valid: Bool[Tensor, "batch nodes"]  # padding is False
+    rank: Int[Tensor, "batch nodes"]  # sampled: order among siblings; else: by score in the tree
+    proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that favoured the candidate most
+    is_valid: Bool[Tensor, "batch nodes"]  # False for padding
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
-    max_siblings: int  # most candidates under one parent
+    max_siblings: int  # largest number of candidates under one parent
     step_id: int = 0
-    draft_probs: SparseDistribution | None = (
-        None  # of ROOT at 0 and of node n at n + 1; zero where nothing was drawn
-    )
+    # below ROOT (index 0) and below node n (index n + 1); zero where nothing was sampled
+    draft_probs: SparseDistribution | None = None
 
     @property
     def num_nodes(self) -> int:
-        """Number of candidates, padding included."""
+        """The number of candidates, padding included."""
         return self.token_ids.shape[1]
 
     @classmethod
     def empty(cls, base_length: Int[Tensor, " batch"], step_id: int = 0) -> "DraftTree":
-        """Return the tree without candidates: verifying it is a plain decoding step."""
+        """Return trees without candidates; verifying them is ordinary autoregressive decoding.
+
+        Args:
+            base_length: positions of the roots.
+            step_id: number of the decoding step.
+        """
         ints = torch.zeros(len(base_length), 0, dtype=torch.long, device=base_length.device)
         return cls(
             token_ids=ints,
@@ -72,59 +103,67 @@ class DraftTree:
         )
 
     def limited(self, last_position: int) -> "DraftTree":
-        """Return the tree without the candidates beyond a position.
+        """Return the trees without the candidates after a position.
 
-        Whole depths go, which is decided before anything is drawn: exact for sampled trees, too.
+        Whole depths are removed, independently of what was sampled, so that acceptance stays exact.
         """
         fits = self.base_length[:, None] + self.depth <= last_position
         return replace(self, is_valid=self.is_valid & fits)
 
-    def rows(self, extra: Int[Tensor, "batch any"]) -> tuple[list["TreeRow"], list[list[int]]]:
-        """Return a host-side view of each sequence's tree, and the rows of `extra`.
+    def to_host(
+        self, extra: Int[Tensor, "batch any"] | None = None
+    ) -> tuple[list["SequenceTree"], list[list[int]]]:
+        """Return each sequence's tree on the host, and each sequence's integers of `extra`.
 
-        The only copy off the device in a round of decoding: what else the host must know travels
-        along as `extra`.
+        A decoding step copies from the device only here: other integers that the host needs travel
+        along.
+
+        Args:
+            extra: any integers of each sequence; None for none.
         """
-        fields = (self.token_ids, self.parent, self.depth, self.kind, self.rank)
-        packed = torch.cat((*fields, self.proposer_id, self.is_valid.long(), extra), dim=1).tolist()
+        fields = [self.token_ids, self.parent, self.depth, self.kind, self.rank, self.proposer_id]
+        fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
+        packed = torch.cat(fields, dim=1).tolist()
         count = self.num_nodes
         columns = [
-            [row[place * count : (place + 1) * count] for place in range(NUM_FIELDS)]
-            for row in packed
+            [values[field * count : (field + 1) * count] for field in range(NUM_FIELDS)]
+            for values in packed
         ]
-        rows = [TreeRow.build(one, self.draft_probs, index) for index, one in enumerate(columns)]
-        return rows, [row[NUM_FIELDS * count :] for row in packed]
+        trees = [
+            SequenceTree.build(own, self.draft_probs, index) for index, own in enumerate(columns)
+        ]
+        return trees, [values[NUM_FIELDS * count :] for values in packed]
 
-    def row(self, index: int = 0) -> "TreeRow":
-        """Return the host-side view of one sequence's tree."""
-        return self.rows(self.token_ids[:, :0])[0][index]
+    def sequence_tree(self, index: int = 0) -> "SequenceTree":
+        """Return the tree of the sequence at a batch index on the host."""
+        return self.to_host()[0][index]
 
 
 @dataclass(frozen=True)
-class TreeRow:
-    """One sequence's tree as plain lists, for the walk that accepts candidates."""
+class SequenceTree:
+    """The tree of one sequence as plain lists, from which candidates are accepted on the host."""
 
     token_ids: list[int]
     parent: list[int]
     depth: list[int]
     rank: list[int]
     proposer_id: list[int]
-    sampled: dict[int, list[int]]  # parent -> children in draw order
-    deterministic: dict[int, list[int]]  # parent -> children
-    children: dict[int, list[int]]  # parent -> all of them
-    draft_probs: SparseDistribution | None = None
-    index: int = 0
+    sampled: dict[int, list[int]]  # parent -> sampled children in the order of sampling
+    deterministic: dict[int, list[int]]  # parent -> deterministic children
+    children: dict[int, list[int]]  # parent -> all children
+    draft_probs: SparseDistribution | None = None  # of the whole batch
+    index: int = 0  # in the batch
 
     @classmethod
     def build(
         cls, columns: list[list[int]], draft_probs: SparseDistribution | None, index: int
-    ) -> "TreeRow":
-        """Sort the valid candidates by parent and kind.
+    ) -> "SequenceTree":
+        """Return the tree with its valid candidates sorted by parent and kind.
 
         Args:
             columns: token, parent, depth, kind, rank, proposer and validity of every node.
-            laws: of the whole batch.
-            index: the row's place in the batch.
+            draft_probs: draft distributions of the whole batch; None if nothing was sampled.
+            index: batch index of the sequence.
         """
         token_ids, parent, depth, kind, rank, proposer_id, is_valid = columns
         sampled: dict[int, list[int]] = {}
@@ -140,15 +179,19 @@ class TreeRow:
         return cls(token_ids, parent, depth, rank, proposer_id, *kinds, draft_probs, index)
 
     def draft_distribution(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
-        """Return ids and probabilities of the law that sampled children of `parent` came from."""
+        """Return ids and probabilities that sampled children of `parent` were sampled from.
+
+        Raises:
+            ValueError: the tree has sampled candidates but no draft distributions.
+        """
         if self.draft_probs is None:
-            raise ValueError(f"sampled candidates under node {parent} come without their draft law")
+            raise ValueError(f"sampled candidates under node {parent} come without draft_probs")
         return self.draft_probs.ids[self.index, parent + 1], self.draft_probs.probs[
             self.index, parent + 1
         ]
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the nodes that tokens lead to from the root, as far as there are any."""
+        """Return the nodes along a path of tokens from the root, as far as the tree has them."""
         nodes: list[int] = []
         for token in token_ids:
             siblings = self.children.get(nodes[-1] if nodes else ROOT, ())

@@ -1,11 +1,13 @@
-"""Loads a drafter together with the target and tokenizer that it was trained for."""
+"""Loads a drafter together with the target and the tokenizer that it was trained for."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.registry import (
     PairName,
@@ -13,74 +15,140 @@ from inference.drafters.registry import (
     build_beside,
     build_untrained,
 )
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Drafter
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+
+Trees = TreeShape | TreePlan | Literal["auto"]
 
 
 class Parts(NamedTuple):
-    """What a decoder is made of."""
+    """The parts of a decoder."""
 
     target: PreTrainedModel
     drafter: JakiroDrafter | Drafter
     tokenizer: PreTrainedTokenizerBase
-    beside: AdedDrafter | LookupDrafter | None = None  # that shares trees with the drafter
+    tree: Trees | None = None
 
 
-def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> Parts:
-    """Return target, drafter and tokenizer.
+def load_parts(
+    drafter: str | Path,
+    target: str | Path | None,
+    tree: Trees | None = None,
+    *,
+    compiled: bool = False,
+    **load: Any,
+) -> Parts:
+    """Return target, drafter, tokenizer, and the trees that the decoder gets.
 
     Args:
         drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`;
-            or two of them, as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
-        target: where the target is now, if not where the drafter's config says.
-        **load: for `jakiro.utils.pretrained.load_causal_lm`.
+            or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
+        target: folder or hub name of the target; None for the one in the drafter's config.
+        tree: trees of a trained drafter, which are applied here to that of a pair; None for those
+            of its schedule.
+        compiled: whether to compile the trained drafter of a pair.
+        **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
         CheckpointError: one of them cannot be loaded.
         ConfigError: the drafter names no target, and none is given.
         TargetMismatch: a table of trigrams or a small model has another tokenizer.
     """
-    if (pair := PairName.parse(str(drafter))) is not None:
-        parts = load_parts(pair.first.removeprefix("drafter="), target, **load)
-        return parts._replace(beside=build_beside(pair.beside, parts.target, parts.tokenizer))
-    if UntrainedName.parse(str(drafter)) is not None:
-        if target is None:
-            raise ConfigError(
-                f"the drafter {drafter} serves any target and names none",
-                expected="the place of a target",
-                got="none",
-                remedy="pass target=, or --target on the command line",
-            )
-        return parts_over(str(drafter), *_load_target(str(target), load))
-    model = JakiroDrafter.from_pretrained(drafter)
-    target_model, tokenizer = _load_target(
-        str(target or model.config.target_record.name_or_path), load
-    )
-    return Parts(target_model, model, tokenizer)
+    name = str(drafter)
+    pair = PairName.parse(name)
+    first = name if pair is None else pair.first.removeprefix("drafter=")
+    if UntrainedName.parse(first) is None:
+        loaded = JakiroDrafter.from_pretrained(first)
+        model, tokenizer = _load_target(
+            str(target or loaded.config.target_record.name_or_path), load
+        )
+        parts = Parts(model, loaded, tokenizer, tree)
+    elif target is None:
+        raise ConfigError(
+            f"the drafter {first} serves any target and names none",
+            expected="a target",
+            got="none",
+            remedy="pass target=, or --target on the command line",
+        )
+    else:
+        parts = parts_over(first, *_load_target(str(target), load))._replace(tree=tree)
+    return parts if pair is None else _paired(parts, pair, compiled)
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Return a target that is loaded, and drafters for it; names and errors as for `load_parts`.
+    """Return a loaded target with a drafter for it; names and errors as for `load_parts`.
 
     Args:
-        drafter: its name.
-        target: where it shall compute.
-        tokenizer: of the target.
+        drafter: name of the drafter.
+        target: target, on the device that it is used on.
+        tokenizer: tokenizer of the target.
     """
     if (pair := PairName.parse(drafter)) is not None:
         parts = parts_over(pair.first.removeprefix("drafter="), target, tokenizer)
-        return parts._replace(beside=build_beside(pair.beside, target, tokenizer))
+        return _paired(parts, pair, compiled=False)
     if (untrained := UntrainedName.parse(drafter)) is not None:
         return Parts(target, build_untrained(untrained, target, tokenizer), tokenizer)
     return Parts(target, JakiroDrafter.from_pretrained(drafter), tokenizer)
 
 
+def combined_drafter(
+    first: JakiroDrafter | TrainedDrafter | SmallLMDrafter,
+    second: AdedDrafter | LookupDrafter,
+    target: CausalLM,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    settings: CombinedSettings | None = None,
+    tree: Trees | None = None,
+    *,
+    compiled: bool = False,
+) -> CombinedDrafter:
+    """Return a drafter whose trees a model and a drafter of text share.
+
+    Args:
+        first: trained drafter or small language model.
+        second: drafter of text.
+        target: target of both.
+        tokenizer: tokenizer of the target; None if it is unknown.
+        settings: division of a tree; None for the defaults.
+        tree: trees of a trained drafter; None for those of its schedule.
+        compiled: whether to compile a trained drafter.
+
+    Raises:
+        TargetMismatch: the trained drafter or the tokenizer belongs to another target.
+        ConfigError: `tree` is "auto".
+    """
+    if tree == "auto":
+        raise ConfigError(
+            "two drafters that share a tree divide it by themselves",
+            expected="a tree of fixed shape, or none",
+            got='tree="auto"',
+            remedy="leave out tree=, or use the trained drafter alone",
+        )
+    if isinstance(first, JakiroDrafter):
+        adapter = TargetAdapter(target.eval())
+        first = TrainedDrafter.for_target(first, adapter, tokenizer, tree, compiled=compiled)
+    return CombinedDrafter(first, second, settings)
+
+
+def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
+    """Return the parts with a drafter of text beside the model that drafts."""
+    target, first, tokenizer, tree = parts
+    assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
+    second = build_beside(pair.beside, target, tokenizer)
+    drafter = combined_drafter(first, second, target, tokenizer, tree=tree, compiled=compiled)
+    return Parts(target, drafter, tokenizer, None if isinstance(first, JakiroDrafter) else tree)
+
+
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    remedy = "pass target= with the place where it is now"
+    remedy = "pass target= with its present folder or hub name"
     return (
         load_causal_lm(name_or_path, remedy=remedy, **load),
         load_tokenizer(name_or_path, "the tokenizer of the target", remedy=remedy),

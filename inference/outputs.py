@@ -1,4 +1,4 @@
-"""What callers get back from a finished generation."""
+"""Outputs of a generation, also in the form of transformers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,19 @@ from inference.engine.stats import DecodeStats
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """A finished generation.
+    """The output for one prompt.
 
-    Of sequences that were decoded together each has its own counts; the seconds in `stats` are
-    those of all of them.
+    Sequences that were decoded together have counts of their own, but share the seconds in `stats`.
     """
 
     sequences: Int[Tensor, "1 tokens"]  # prompt and continuation
     new_token_ids: list[int]
-    depths: list[int]  # how each new token was won: depth in the draft tree, or 0 by the target
+    depths: list[int]  # of each new token in its draft tree; 0: the target's own
     text: str | None  # of the continuation; None without a tokenizer
     stats: DecodeStats
-    log_probs: list[float] | None = None  # of the new tokens under the target's processed law
-    scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each
-    logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # the target's own
+    log_probs: list[float] | None = None  # under the target's processed distribution
+    scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each new token
+    logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # raw logits of each new token
 
 
 def outputs_of(
@@ -39,38 +38,38 @@ def outputs_of(
     """Return the output of each request of a finished run.
 
     Args:
-        run: the run.
-        rounds: all that it yielded.
-        texts: of each request's new tokens.
+        run: finished run.
+        steps: all decoding steps that it yielded.
+        texts: text of each request's new tokens; None without a tokenizer.
     """
-    own: list[list[DecodeStep]] = [[] for _ in run.sequences]
-    for one in steps:
-        own[one.row].append(one)
-    record = run.record or OutputOptions()
+    by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
+    for step in steps:
+        by_sequence[step.index].append(step)
+    options = run.record or OutputOptions()
     return [
-        _output(one, own[one.index], text, record, run.seconds)
-        for one, text in zip(run.sequences, texts, strict=True)
+        _output(state, by_sequence[state.index], text, options, run.seconds)
+        for state, text in zip(run.sequences, texts, strict=True)
     ]
 
 
 def _output(
-    one: SequenceState,
+    state: SequenceState,
     steps: Sequence[DecodeStep],
     text: str | None,
-    record: OutputOptions,
+    options: OutputOptions,
     seconds: Mapping[str, float],
 ) -> GenerateOutput:
-    one.stats.seconds.update(seconds)
-    details = [item.details for item in steps if item.details is not None]
+    state.stats.seconds.update(seconds)
+    details = [step.details for step in steps if step.details is not None]
     return GenerateOutput(
-        sequences=torch.tensor([one.token_ids]),
-        new_token_ids=one.new_token_ids,
-        depths=[depth for item in steps for depth in item.depths],
+        sequences=torch.tensor([state.token_ids]),
+        new_token_ids=state.new_token_ids,
+        depths=[depth for step in steps for depth in step.depths],
         text=text,
-        stats=one.stats,
-        log_probs=[p for item in details for p in item.log_probs] if record.log_probs else None,
-        scores=tuple(s for item in details for s in item.scores) if record.scores else None,
-        logits=tuple(s for item in details for s in item.logits) if record.logits else None,
+        stats=state.stats,
+        log_probs=[p for own in details for p in own.log_probs] if options.log_probs else None,
+        scores=tuple(s for own in details for s in own.scores) if options.scores else None,
+        logits=tuple(s for own in details for s in own.logits) if options.logits else None,
     )
 
 
@@ -83,36 +82,36 @@ def in_transformers_form(
     """Return outputs as `generate()` returns them.
 
     Args:
-        outputs: one of each prompt.
-        input_ids: the prompts, padded as they came.
-        pad_token_id: fills sequences that ended before others.
-        as_dict: whether `return_dict_in_generate` was asked for; scores of sequences that have
-            ended are 0.
+        outputs: output of each prompt.
+        input_ids: prompts with their original padding.
+        pad_token_id: token that fills sequences that ended before others.
+        as_dict: whether `return_dict_in_generate` was requested; scores after the end of a sequence
+            are 0.
     """
-    longest = max(len(one.new_token_ids) for one in outputs)
+    longest = max(len(output.new_token_ids) for output in outputs)
     new = input_ids.new_full((len(outputs), longest), pad_token_id)
-    for row, one in zip(new, outputs, strict=True):
-        row[: len(one.new_token_ids)] = torch.tensor(one.new_token_ids)
+    for padded, output in zip(new, outputs, strict=True):
+        padded[: len(output.new_token_ids)] = torch.tensor(output.new_token_ids)
     sequences = torch.cat((input_ids, new), dim=1)
     if not as_dict:
         return sequences
     fields: dict[str, Any] = {
         "sequences": sequences,
-        "scores": _by_step([one.scores for one in outputs]),
-        "logits": _by_step([one.logits for one in outputs]),
+        "scores": _by_step([output.scores for output in outputs]),
+        "logits": _by_step([output.logits for output in outputs]),
     }
     return GenerateDecoderOnlyOutput(**fields)
 
 
 def _by_step(
-    rows: Sequence[tuple[Tensor, ...] | None],
+    vectors: Sequence[tuple[Tensor, ...] | None],
 ) -> tuple[Float[Tensor, "batch vocab"], ...] | None:
     """Return for each new token the vectors of all sequences."""
-    given = [row for row in rows if row is not None]
+    given = [own for own in vectors if own is not None]
     if not given:
         return None
     ended = torch.zeros_like(given[0][0])
     steps = range(max(map(len, given)))
     return tuple(
-        torch.stack([row[step] if step < len(row) else ended for row in given]) for step in steps
+        torch.stack([own[step] if step < len(own) else ended for own in given]) for step in steps
     )

@@ -1,9 +1,10 @@
-"""What the engine asks of anything that drafts, and what it tells it in return."""
+"""The interface between the decoding engine and drafters, and the records that they exchange."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -15,50 +16,94 @@ from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
 
+class Budget(NamedTuple):
+    """Limits of one draft tree."""
+
+    num_nodes: int
+    depth: int | None = None  # longest path; None: the drafter decides
+
+
+class EncodedMemory(NamedTuple):
+    """A drafter's own tensors of verified tokens, such as keys and values; all padded alike."""
+
+    tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
+    encoder_version: str
+
+
+class Committed(NamedTuple):
+    """Tokens that became final: verified tokens, whose cache entries exist, and the new root.
+
+    The root of sequence b is at position `base_length[b]`, right after its `num_verified[b]`
+    verified tokens. These are aligned to the left of `token_ids`; the rest is padding.
+    """
+
+    base_length: tuple[int, ...]
+    num_verified: tuple[int, ...]
+    token_ids: Int[Tensor, "batch verified"]
+    root: Int[Tensor, "batch 1"]
+    memory: EncodedMemory | None  # of the verified tokens; None if the drafter needs no memory
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """The outcome of one decoding step, from which adaptive drafters learn."""
+
+    step_id: int
+    base_length: list[int]  # position of each root
+    path: list[list[int]]  # accepted nodes of each sequence, as far as they were emitted
+    num_accepted: list[int]
+    next_token: list[int]  # last emitted token; a draft token where a sequence ended early
+    finished: list[bool]
+    # (batch index, visited node) -> the target's processed distribution after that node
+    target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
+    # (batch index, nodes) -> the target's logits after these nodes, before any processor
+    logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
+
+
 class RequestCounter:
-    """Counts the requests that teach something, from 0; threads may share it.
+    """Numbers the requests that an adaptive drafter learns from, starting at 0; thread-safe.
 
     Attributes:
-        num_resets: how often what they have taught was forgotten.
+        num_resets: number of times that the learned knowledge was discarded.
     """
 
     def __init__(self) -> None:
         self.num_resets = 0
         self._next = 0
-        self._under_way: WeakSet[RequestTicket] = WeakSet()
-        # A run that is garbage ends its turn wherever the collector comes, even in `take`.
+        self._active: WeakSet[RequestTicket] = WeakSet()
+        # The garbage collector may end a ticket at any time, even while `take` holds the lock.
         self._lock = RLock()
 
     def take(self) -> "RequestTicket":
-        """Return the turn of a request, whose number no other one gets until `reset`."""
+        """Return a ticket whose number no other request gets before the next `reset`."""
         with self._lock:
             ticket = RequestTicket(self, self._next)
-            self._under_way.add(ticket)
+            self._active.add(ticket)
             self._next += 1
             return ticket
 
     def reset(self) -> None:
-        """Begin with 0 again, once what was learnt is forgotten.
+        """Start at 0 again after the learned knowledge was discarded.
 
-        While requests are under way, which go on to teach, numbers go on, too.
+        The numbers continue if requests are still active, because the drafter learns from those.
         """
         with self._lock:
             self.num_resets += 1
-            if not self._under_way:
+            if not self._active:
                 self._next = 0
 
     def end(self, ticket: "RequestTicket") -> None:
-        """Take note that a request teaches nothing any more."""
+        """Record that the drafter no longer learns from a request."""
         with self._lock:
-            self._under_way.discard(ticket)
+            self._active.discard(ticket)
 
 
 class RequestTicket:
-    """What a request, or several that are decoded together, hold while they may teach something.
+    """The number of a request, or of a batch of requests, for as long as a drafter learns from it.
 
     Args:
-        turns: that count it.
-        number: which one it is.
+        counter: counter that issued the ticket.
+        number: number of the request since the last reset.
     """
 
     def __init__(self, counter: RequestCounter, number: int) -> None:
@@ -66,165 +111,153 @@ class RequestTicket:
         self._counter = counter
 
     def end(self) -> None:
-        """Teach nothing any more; a turn that is held by nothing has ended, too."""
+        """End the ticket; a ticket that is garbage-collected ends as well."""
         self._counter.end(self)
 
 
-class Budget(NamedTuple):
-    """Limits of one tree."""
+class DraftSession(ABC):
+    """The drafting state of sequences that are decoded together.
 
-    num_nodes: int
-    depth: int | None = None  # longest path; None: as the drafter likes
-
-
-class EncodedMemory(NamedTuple):
-    """What a drafter keeps of verified tokens, such as cross-attention rows; padded alike."""
-
-    tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
-    encoder_version: str
-
-
-class Committed(NamedTuple):
-    """Tokens that have become final: verified ones, whose rows are in the cache, then the root.
-
-    Sequence b has its root at position `base_length[b]` and `num_verified[b]` verified tokens just
-    before it; they stand at the left of `token_ids`, and what follows them there is padding.
-    """
-
-    base_length: tuple[int, ...]
-    num_verified: tuple[int, ...]
-    token_ids: Int[Tensor, "batch verified"]
-    root: Int[Tensor, "batch 1"]
-    memory: EncodedMemory | None  # of the verified tokens; None for drafters that need none
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """What verification made of a tree; it teaches drafters that learn, and changes no state."""
-
-    step_id: int
-    base_length: list[int]  # position of each root
-    path: list[list[int]]  # accepted nodes of each sequence, as far as it was emitted
-    num_accepted: list[int]
-    next_token: list[int]  # the last that was emitted: drafted, where a sequence ended before
-    finished: list[bool]
-    target_probs: Callable[
-        [int, int], Float[Tensor, " vocab"]
-    ]  # (sequence, visited node) -> target's law
-    # (sequence, nodes) -> the target's own logits after them, before any processor
-    logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
-
-
-@runtime_checkable
-class DraftSession(Protocol):
-    """The drafting state of some sequences that are decoded together.
-
-    When it proposes: length of memory == number of cached tokens == position of the root.
+    At each `propose`, the session has taken in all verified tokens: for every sequence, the length
+    of the session equals the number of cached tokens and the position of the root.
     """
 
     @property
+    @abstractmethod
     def lengths(self) -> tuple[int, ...]:
-        """Verified tokens taken in so far, per sequence."""
-        ...
+        """The number of verified tokens taken in so far, per sequence."""
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether candidates are sampled, so that trees must not be changed afterwards."""
+        return False
+
+    @abstractmethod
     def advance(self, committed: Committed) -> None:
-        """Take in final tokens. Telling the same `base_length` again changes nothing."""
-        ...
+        """Take in tokens that became final; repeating the last call changes nothing.
 
+        Raises:
+            ValueError: tokens are missing between the session and `committed`.
+        """
+
+    @abstractmethod
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return trees below the roots, within the budget; each sequence draws from its own."""
-        ...
-
-    def on_verified(self, result: VerifyResult) -> None:
-        """Learn from a verification, or ignore it."""
-        ...
-
-    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Learn from a sequence that is complete, or ignore it; its state stays as it is.
+        """Return draft trees below the roots.
 
         Args:
-            place: of the sequence.
-            token_ids: prompt and all that was emitted.
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
         """
-        ...
 
+    @abstractmethod
     def rollback(self, length: int) -> None:
-        """Forget everything from position `length` on."""
-        ...
+        """Discard everything from position `length` on."""
 
+    @abstractmethod
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        ...
+        """Keep only the sequences at these batch indices, given in ascending order."""
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another way of sampling from now on."""
-        ...
+        """Draft for another request, which may sample differently."""
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
-        ...
 
     def close(self) -> None:
-        """Free the session's memory."""
-        ...
+        """Free the memory of the session."""
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Weights or tables that sessions share; holds no request's state."""
+class AdaptiveSession(DraftSession):
+    """A session that learns from the target's answers."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """What must come with `Committed`: {"memory"}, or nothing."""
-        ...
+    @abstractmethod
+    def on_verified(self, result: VerifyResult) -> None:
+        """Learn from the verification of the last proposed trees."""
 
-    @property
-    def hidden_states(self) -> tuple[int, ...]:
-        """Which of the target's hidden states the cache must keep for `encode`."""
-        ...
+    @abstractmethod
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Learn from a complete sequence, which stays in the session.
 
-    @property
-    def version(self) -> str:
-        """Identifies what encodes memory, so that rows of another encoder are refused."""
-        ...
-
-    @property
-    def max_nodes(self) -> int:
-        """The most nodes that a tree can have."""
-        ...
-
-    @property
-    def max_depth(self) -> int:
-        """The longest path that a tree can have."""
-        ...
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes that a session takes for each token of a sequence."""
-        ...
-
-    @property
-    def request_counter(self) -> RequestCounter | None:
-        """Numbers the requests that it learns from for later ones; None: it learns nothing so.
-
-        What was learnt depends on the random numbers that decided it. A later request must not be
-        decided by the same ones, or its law would depend on what is drafted.
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and emitted tokens.
         """
-        ...
 
+
+class Drafter(ABC):
+    """Weights or tables that sessions share; has no state of single requests.
+
+    Attributes:
+        needs: what `Committed` must contain: {"memory"} or nothing.
+        hidden_states: indices of the target's hidden states that the cache keeps for
+            `encode_memory`.
+        version: identifies the encoder of memory, so that memory of another one is refused.
+        bytes_per_token: bytes that a session takes for each token of a sequence.
+    """
+
+    needs: frozenset[str] = frozenset()
+    hidden_states: tuple[int, ...] = ()
+    version: str = ""
+    bytes_per_token: int = 0
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int:
+        """The largest number of nodes of a tree."""
+
+    @property
+    @abstractmethod
+    def max_depth(self) -> int:
+        """The longest path of a tree."""
+
+    @abstractmethod
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
-        """Return a session for sequences of up to `capacity` tokens."""
-        ...
+        """Return a session for `batch` sequences of up to `capacity` tokens.
 
-    def reset(self) -> None:
-        """Forget what was learnt from requests, if anything was."""
-        ...
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
 
     def encode_memory(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+        self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return memory of the tokens at query indices `rows` (None: all) of what was read.
+        """Return the memory of tokens that the target has read.
 
-        Asked only of drafters that need memory. It lives with the target.
+        The engine calls it only if `needs` contains "memory".
+
+        Args:
+            output: output of the target's forward over the tokens.
+            queries: query indices of the tokens in that forward; None for all.
+
+        Raises:
+            RuntimeError: the drafter has no memory.
         """
-        ...
+        raise RuntimeError(f"{type(self).__name__} reads tokens alone and has no memory")
+
+
+class AdaptiveDrafter(Drafter):
+    """A drafter that learns from requests; its sessions are `AdaptiveSession`s.
+
+    The learned knowledge depends on the random numbers that accepted or rejected candidates.
+    Requests are therefore numbered, and each has its own random numbers: with those of an earlier
+    request, its distribution would depend on the drafts.
+
+    Attributes:
+        request_counter: numbers the requests; None if nothing is kept for later requests.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.request_counter: RequestCounter | None = RequestCounter()
+
+    def reset(self) -> None:
+        """Discard what was learned from requests, and number them from 0 again."""
+        if self.request_counter is not None:
+            self.request_counter.reset()
+
+
+def request_counter_of(drafter: Drafter | None) -> RequestCounter | None:
+    """Return the counter of a drafter that learns from requests for later ones, or None."""
+    return drafter.request_counter if isinstance(drafter, AdaptiveDrafter) else None

@@ -1,4 +1,4 @@
-"""The target's processed law at visited nodes, the draft law's shaping, and keyed chance."""
+"""Sampling options, processed distributions of target and drafter, and keyed random numbers."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,11 +19,11 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from inference.draft_tree import TreeRow
+from inference.draft_tree import SequenceTree
 from jakiro.errors import NumericalError
 
-# These look at one law alone, never at the tokens before it: they may run on many laws at once, and
-# shape draft laws, too. Exactly these: what derives from them may look at anything.
+# These processors never read the tokens before a distribution, so they may process many
+# distributions at once, and draft distributions, too. Subclasses of them may read anything.
 PREFIX_FREE = frozenset(
     {
         EpsilonLogitsWarper,
@@ -41,15 +41,13 @@ PREFIX_FREE = frozenset(
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a law becomes a token: Hugging Face processors, and whether to draw or take the best."""
+    """Hugging Face logits processors, and whether tokens are sampled or greedy."""
 
     processors: LogitsProcessorList
     do_sample: bool
     seed: int = 0
-    row: int = 0  # place in the batch; with the seed, the key of all chance
-    request_index: int = (
-        0  # of the requests by which a drafter has learnt; 0 for one that never does
-    )
+    batch_index: int = 0  # with the seed, the key of all random numbers
+    request_index: int = 0  # among the requests that a drafter learned from; 0 if it learns nothing
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -58,31 +56,32 @@ class Sampling:
 
     @property
     def is_prefix_free(self) -> bool:
-        """Whether no processor looks at the tokens before the law that it shapes."""
-        return all(type(one) in PREFIX_FREE for one in self.processors)
+        """Whether no processor reads the tokens before the distribution that it processes."""
+        return all(type(processor) in PREFIX_FREE for processor in self.processors)
 
     def processed_probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return the probabilities that prefix-free processors make of logits.
+        """Return probabilities after prefix-free processors, in float32 or better.
 
-        In float32 or better; at temperature 0 a point mass.
+        In greedy decoding they are point masses.
         """
         no_prefix = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
         scores: Tensor = self.processors(no_prefix, widened(logits))  # type: ignore[arg-type]
         return self.probs(scores)
 
     def probs(self, scores: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return the probabilities that tokens are drawn from, given processed scores."""
+        """Return the probabilities that tokens are sampled from, given processed logits."""
         if self.do_sample:
             return scores.softmax(dim=-1)
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=-1, keepdim=True), 1.0)
 
     def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return draft laws after the same warpers that shape the target's, renormalised.
+        """Return draft distributions after the prefix-free processors of the target, renormalised.
 
-        At temperature 0 the draft law is kept as it is: it only ranks candidates there. What is not
-        finite, which some warpers refuse, becomes a law in which nothing is possible.
+        In greedy decoding they are returned unchanged, because they only rank candidates. A
+        distribution that is not finite, which some processors refuse, gets probability 0 for every
+        token.
         """
-        warpers = [one for one in self.processors if type(one) in PREFIX_FREE]
+        warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
         if not self.do_sample or not warpers:
             return log_probs
         no_prefix = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
@@ -93,38 +92,48 @@ class Sampling:
         return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
     def uniforms(self, step_id: int, count: int) -> Float[Tensor, " count"]:
-        """Return numbers in [0, 1), on the CPU, that depend on (seed, row, turn, round) alone."""
+        """Return random numbers in [0, 1) on the CPU, keyed as the generator.
+
+        Args:
+            step_id: number of the decoding step.
+            count: how many numbers.
+        """
         return torch.rand(count, dtype=torch.float64, generator=self.generator(step_id))
 
     def generator(self, step_id: int, purpose: int = 0) -> torch.Generator:
-        """Return a CPU generator keyed by (seed, row, turn, round, purpose)."""
-        key = ((self.seed * 1_000_003 + self.row) * 1_000_003 + step_id) * 7 + purpose
-        if self.request_index:  # hashed: no sum may meet the keys of another seed, row or round
+        """Return a CPU generator keyed by (seed, batch index, request index, step, purpose).
+
+        Args:
+            step_id: number of the decoding step.
+            purpose: 0 for acceptance; other streams of the same step have other numbers.
+        """
+        key = ((self.seed * 1_000_003 + self.batch_index) * 1_000_003 + step_id) * 7 + purpose
+        if self.request_index:  # hashed, so that no key equals that of another seed, index or step
             hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
 
 
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """Return a copy in float32 or better, which processors may change."""
+    """Return a copy in float32 or better, which processors may overwrite."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
 class ProcessedDistribution:
-    """The target's law after each visited node, under processors that see that node's own path.
+    """The target's processed distribution after each node, with that node's path as its prefix.
 
     Args:
-        logits: raw target logits after the root (row 0) and after node n (row n + 1).
+        logits: raw target logits after the root (index 0) and after node n (index n + 1).
         emitted: all tokens up to and including the root; more may be appended later.
-        tree: the candidates.
-        sampling: the processors; greedy decoding makes each law a point mass.
+        tree: tree of the sequence.
+        sampling: processors; in greedy decoding, each distribution is a point mass.
     """
 
     def __init__(
         self,
         logits: Float[Tensor, "queries vocab"],
         emitted: list[int],
-        tree: TreeRow,
+        tree: SequenceTree,
         sampling: Sampling,
     ) -> None:
         self.logits = logits
@@ -134,17 +143,17 @@ class ProcessedDistribution:
         self.sampling = sampling
 
     def __call__(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the law of the token that follows `node` (or ROOT), in float32 or better.
+        """Return the distribution of the token after `node` (or ROOT), in float32 or better.
 
         Raises:
-            NumericalError: the target's logits or their processors leave no law.
+            NumericalError: logits are not finite, or processors leave no token.
         """
         probs = self.sampling.probs(self.scores(node)[None])[0]
         check_finite(probs, self.raw(node), position=self.position(node))
         return probs
 
     def best(self, node: int) -> int:
-        """Return the likeliest token after `node` (or ROOT)."""
+        """Return the most likely token after `node` (or ROOT)."""
         scores, token = self.scores(node).max(dim=-1)
         check_finite(scores, self.raw(node), position=self.position(node))
         return int(token)
@@ -154,7 +163,7 @@ class ProcessedDistribution:
         return self.length + len(self.tree.path(node))
 
     def raw(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the target's own logits after `node` (or ROOT)."""
+        """Return the target's raw logits after `node` (or ROOT)."""
         return self.logits[node + 1]
 
     def scores(self, node: int) -> Float[Tensor, " vocab"]:
@@ -171,15 +180,15 @@ class ProcessedDistribution:
 
 
 def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
-    """Refuse what is not a law, and say whether the target or the processors are at fault.
+    """Refuse a distribution without any finite entry, and name the cause: target or processors.
 
     Args:
-        law: probabilities or scores that must be finite where it matters.
-        logits: the target's own, that the law came from.
-        position: of the token that the law is for.
+        values: probabilities or processed logits; only the largest must be finite.
+        logits: the target's raw logits that they were computed from.
+        position: position of the token that they are for.
 
     Raises:
-        NumericalError: the law's largest entry is not a finite number.
+        NumericalError: the largest value is not a finite number.
     """
     if bool(values.max().isfinite()):
         return

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
-from inference.draft_tree import TreeRow
+from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, RequestCounter
 from inference.sampling import PREFIX_FREE, Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -44,7 +44,7 @@ class TreeArm(NamedTuple):
     block: NodePosition  # exclusive upper bounds of its node positions
     seconds: float  # to draft and verify a tree, by the cost model
 
-    def positions(self, tree: TreeRow, path: Sequence[int]) -> list[NodePosition]:
+    def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
         """Return the positions of the nodes of a path.
 
         The position of a sampled candidate is its depth, the index of its parent among the expanded
@@ -121,7 +121,9 @@ class AutoRun:
             self._arm = self._learner.choose()
         return None if self._arm is None else self._arm.budget
 
-    def learn(self, trees: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
         """Learn from the last decoding step.
 
         Args:

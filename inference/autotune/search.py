@@ -5,20 +5,19 @@ from dataclasses import dataclass
 from math import isqrt
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from inference.autotune.costs import NODE_COUNTS, Costs, measure_costs, timed_passes
 from inference.draft_tree import DraftTree
+from inference.drafters.base import DelegatingDrafter, DelegatingSession
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats
 from inference.generation.preparation import prepare_requests
-from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory, VerifyResult
+from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import StepOutput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import Settings, validate_settings
 
 
@@ -29,118 +28,47 @@ class StepRecord:
     ranks: list[int]
 
 
-class RecordingDrafter:
-    """A drafter that delegates to another and records every decoding step.
+class RecordingDrafter(DelegatingDrafter):
+    """Drafts as another drafter does, and records every decoding step.
 
     Args:
-        drafter: drafter to record, whose trees must be deterministic.
+        drafter: drafter of deterministic trees.
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.needs = drafter.needs
-        self.hidden_states = drafter.hidden_states
-        self.version = drafter.version
-        self.request_counter = drafter.request_counter
-        self.bytes_per_token = drafter.bytes_per_token
-        self.max_nodes = drafter.max_nodes
-        self.max_depth = drafter.max_depth
+        super().__init__(drafter)
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
-        """Return a recorded session.
-
-        Args:
-            sampling: sampling of the session.
-            capacity: number of tokens to make room for.
-            batch: number of sequences.
-        """
-        return RecordingSession(self.drafter.new_session(sampling, capacity, batch), self.records)
-
-    def reset(self) -> None:
-        """Reset the recorded drafter; the records stay."""
-        self.drafter.reset()
-
-    def encode_memory(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
-    ) -> EncodedMemory:
-        """Return memory as the recorded drafter encodes it.
-
-        Args:
-            output: output of the target.
-            rows: query indices of the tokens to encode; None for all.
-        """
-        return self.drafter.encode_memory(output, rows)
+        """Return a recorded session."""
+        return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
 
 
-class RecordingSession:
-    """A session that records the accepted ranks of each verified tree.
+class RecordingSession(DelegatingSession):
+    """A session that records, at each verification, the accepted nodes of its last tree.
 
     Args:
-        session: session to record.
-        records: list that records are appended to.
+        session: recorded session of a single sequence.
+        records: list that the records are appended to.
     """
 
     def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
-        self.session = session
+        super().__init__(session)
         self.records = records
         self.tree: DraftTree | None = None
 
-    def advance(self, committed: Committed) -> None:
-        """Advance the recorded session."""
-        self.session.advance(committed)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of the recorded session."""
-        return self.session.lengths
-
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the recorded session's tree, and keep it.
-
-        Args:
-            budget: limits of the tree.
-            generators: random streams, one per sequence.
-        """
-        self.tree = self.session.propose(budget, generators)
+        """Return the trees of the recorded session, and store them."""
+        self.tree = super().propose(budget, generators)
         return self.tree
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Record the accepted nodes' ranks by score, then notify the recorded session."""
+        """Record the accepted nodes' ranks by score."""
         if self.tree is not None:
-            tree = self.tree.row()
+            tree = self.tree.sequence_tree()
             emitted = [*(tree.token_ids[node] for node in result.path[0]), result.next_token[0]]
             self.records.append(StepRecord([tree.rank[node] for node in tree.follow(emitted)]))
-        self.session.on_verified(result)
-
-    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Notify the recorded session.
-
-        Args:
-            index: batch index of the sequence.
-            token_ids: prompt and all new tokens.
-        """
-        self.session.on_finished(index, token_ids)
-
-    def rollback(self, length: int) -> None:
-        """Roll back the recorded session."""
-        self.session.rollback(length)
-
-    def select_sequences(self, indices: Sequence[int]) -> None:
-        """Select sequences of the recorded session."""
-        self.session.select_sequences(indices)
-
-    def set_sampling(self, sampling: Sampling) -> None:
-        """Set the sampling of the recorded session."""
-        self.session.set_sampling(sampling)
-
-    def reserve(self, capacity: int) -> None:
-        """Reserve capacity in the recorded session."""
-        self.session.reserve(capacity)
-
-    def close(self) -> None:
-        """Close the recorded session."""
-        self.session.close()
+        super().on_verified(result)
 
 
 MAX_NODES = NODE_COUNTS[-1]
@@ -289,16 +217,6 @@ def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:
         for shape, tau in taus
     )
     return max(rated, key=lambda tree: tree.speedup)
-
-
-def default_tree(drafter: JakiroDrafter) -> TreePlan:
-    """Return the default trees with the schedule of the drafter's training."""
-    schedule = drafter.config.settings.schedule.model_dump()
-    defaults = TreePlan()
-    return TreePlan(
-        greedy=defaults.greedy.model_copy(update=schedule),
-        sampling=defaults.sampling.model_copy(update=schedule),
-    )
 
 
 def trees_of_size(

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.benchmark.document import ExampleTree, TreeNode
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.policy import StepPolicy
 from inference.protocol import Budget
 
@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 64  # tokens shown before the tree
 class _Step(NamedTuple):
     """A verified tree and the position of its root."""
 
-    tree: TreeRow
+    tree: SequenceTree
     path: list[int]
     root: int  # index of the root among the tokens
     next_token: int
@@ -28,13 +28,15 @@ class _RecordingPolicy:
 
     def __init__(self, policy: StepPolicy) -> None:
         self._policy = policy
-        self.last: tuple[TreeRow, list[int]] | None = None
+        self.last: tuple[SequenceTree, list[int]] | None = None
 
     def next_budget(self) -> Budget | None:
         """Return the budget of the wrapped policy."""
         return self._policy.next_budget()
 
-    def learn(self, trees: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
         """Keep the first tree and path, and notify the wrapped policy."""
         self.last = trees[0], paths[0]
         self._policy.learn(trees, paths, seconds)

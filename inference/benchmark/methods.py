@@ -91,7 +91,7 @@ class OwnDecoding:
         for steps in run:
             seconds = time.perf_counter() - started
             for tokens in steps:
-                arrivals[tokens.row].append(Arrival(seconds, len(tokens.token_ids)))
+                arrivals[tokens.index].append(Arrival(seconds, len(tokens.token_ids)))
         continuations = [
             Continuation(sequence.new_token_ids, when, sequence.stats)
             for sequence, when in zip(run.sequences, arrivals, strict=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,9 +18,8 @@ from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.lookup import LookupDrafter
 from inference.drafters.registry import (
     UNTRAINED,
     UntrainedName,
@@ -29,6 +27,9 @@ from inference.drafters.registry import (
     build_untrained,
 )
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.loading import Trees, combined_drafter
+from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
@@ -112,10 +113,13 @@ def _drafted(
     name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(name.path))
-    both: dict[str, Any] = {"beside": _beside(name, model, tokenizer), "sharing": _sharing(name)}
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, **both)
-    if (plan := trial.plan(name, decoder, drafter)) is not None:
-        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan, **both)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer)
+    plan = trial.plan(name, decoder, drafter)
+    if name.beside is not None:
+        both = _combined(name, drafter, model, tokenizer, plan)
+        decoder = SpeculativeDecoder(model, both, tokenizer)
+    elif plan is not None:
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan)
     return [OwnDecoding(name.name, name.kind, _with_repeats(name, decoder), trial.note(name))]
 
 
@@ -125,24 +129,29 @@ def _untrained(
     settings = None if name.settings is None else Path(name.settings)
     assert name.candidates != "costs", "refused when the name was parsed"
     untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
-    drafter, beside = build_untrained(untrained, model, tokenizer), _beside(name, model, tokenizer)
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, beside=beside, sharing=_sharing(name))
+    drafter: Drafter = build_untrained(untrained, model, tokenizer)
+    if name.beside is not None:
+        assert isinstance(drafter, SmallLMDrafter), "checked when the name was parsed"
+        drafter = _combined(name, drafter, model, tokenizer)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer)
     return [OwnDecoding(name.name, name.kind, _with_repeats(name, decoder))]
 
 
-def _beside(
-    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> AdedDrafter | LookupDrafter | None:
-    if name.beside is None:
-        return None
+def _combined(
+    name: MethodName,
+    first: JakiroDrafter | SmallLMDrafter,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tree: Trees | None = None,
+) -> CombinedDrafter:
+    """Return the drafter of a method whose trees two drafters share."""
+    assert name.beside is not None
     settings = None if name.beside_settings is None else Path(name.beside_settings)
-    return build_beside(name.beside, model, tokenizer, settings)
-
-
-def _sharing(name: MethodName) -> CombinedSettings | None:
-    if name.sharing_settings is None:
-        return None
-    return load_settings(CombinedSettings, Path(name.sharing_settings))
+    second = build_beside(name.beside, model, tokenizer, settings)
+    sharing = None
+    if name.sharing_settings is not None:
+        sharing = load_settings(CombinedSettings, Path(name.sharing_settings))
+    return combined_drafter(first, second, model, tokenizer, sharing, tree)
 
 
 def _with_repeats(name: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:

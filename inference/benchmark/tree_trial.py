@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.autotune.costs import known_costs
-from inference.autotune.search import choose_plan, default_tree, trees_of_size
+from inference.autotune.search import choose_plan, trees_of_size
 from inference.benchmark.method_names import MethodName
 from inference.decoder import SpeculativeDecoder
+from inference.drafters.trained.drafter import default_tree
 from inference.generation.prompt_file import BenchPrompt
 from inference.generation.prompts import encode_prompt
 from inference.trees.shape import TreePlan

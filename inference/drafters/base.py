@@ -1,8 +1,8 @@
-"""The session of drafters that know of a sequence nothing but its tokens."""
+"""Base classes of drafters that read tokens alone, and of drafters that wrap another drafter."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,58 +10,142 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.drafters.candidates import Candidates, deterministic_tree
-from inference.protocol import Budget, Committed, EncodedMemory, RequestCounter, VerifyResult
+from inference.drafters.candidates import Candidates, to_tree
+from inference.protocol import (
+    AdaptiveDrafter,
+    AdaptiveSession,
+    Budget,
+    Committed,
+    Drafter,
+    DraftSession,
+    EncodedMemory,
+    VerifyResult,
+    request_counter_of,
+)
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
 Tokens = Int64[np.ndarray, " tokens"]
 
 
-@runtime_checkable
-class Guesser(Protocol):
-    """Guesses how one sequence goes on."""
+class TokenProposer(ABC):
+    """Proposes continuations of one sequence; all methods but `draft` may be left as they are.
+
+    Attributes:
+        reads_logits: whether `read_logits` is to be called.
+    """
+
+    reads_logits: bool = False
 
     def begin(self) -> bool:
-        """Begin another request; return whether what was read is forgotten, to be read again."""
-        ...
+        """Begin another request; return whether the sequence must be read again from its start."""
+        return False
 
     def read(self, token_ids: Tokens, num_known: int) -> None:
-        """Take in a sequence that has grown; its first `num_known` tokens were read before."""
-        ...
+        """Read a sequence that became longer.
 
-    def guess(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
-        """Return continuations, at most `num_nodes` candidates and `depth` tokens long."""
-        ...
+        Args:
+            token_ids: all tokens of the sequence.
+            num_known: number of tokens that were read before.
+        """
 
-    @property
-    def reads_logits(self) -> bool:
-        """Whether it wants to see the target's logits."""
-        ...
+    @abstractmethod
+    def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
+        """Return continuations of a sequence.
 
-    def read_logits(self, token_ids: Tokens, logits: Float[Tensor, "laws vocab"]) -> None:
-        """Take in the target's raw logits after each of the last tokens."""
-        ...
+        Args:
+            token_ids: all tokens of the sequence.
+            num_nodes: largest number of candidates.
+            depth: largest number of tokens on a path.
+        """
+
+    def read_logits(self, token_ids: Tokens, logits: Float[Tensor, "steps vocab"]) -> None:
+        """Read the target's raw logits.
+
+        Args:
+            token_ids: tokens of the sequence.
+            logits: raw logits after each of the last tokens.
+        """
 
 
-class TokenSession:
-    """Tokens of sequences that are decoded together, and who guesses how each goes on.
+class TokenDrafter(Drafter):
+    """A drafter that reads nothing but tokens.
+
+    Subclasses override `draft`; or `new_proposer`, if they keep something for each sequence.
 
     Args:
-        guessers: of each sequence; several may be the same.
-        limits: of every tree.
-        capacity: tokens of the longest sequence.
+        version: name of the drafter.
+        max_nodes: largest number of candidates of a tree.
+        max_depth: longest path of a tree.
+    """
+
+    def __init__(self, version: str, max_nodes: int, max_depth: int) -> None:
+        super().__init__()
+        self.version = version
+        self.bytes_per_token = TokenSession.bytes_per_token
+        self._limits = Budget(max_nodes, max_depth)
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of candidates of a tree."""
+        return self._limits.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path of a tree."""
+        assert self._limits.depth is not None
+        return self._limits.depth
+
+    def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
+        """Return continuations of a sequence.
+
+        Args:
+            token_ids: all tokens of the sequence.
+            num_nodes: largest number of candidates.
+            depth: largest number of tokens on a path.
+        """
+        raise NotImplementedError(f"{type(self).__name__} overrides neither draft nor new_proposer")
+
+    def new_proposer(self) -> TokenProposer:
+        """Return the proposer of one sequence; by default, it calls `draft`."""
+        return _Stateless(self)
+
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
+        """Return a session for `batch` sequences of up to `capacity` tokens."""
+        proposers = [self.new_proposer() for _ in range(batch)]
+        return TokenSession(proposers, self._limits, capacity)
+
+
+class _Stateless(TokenProposer):
+    """Drafts with the drafter itself, which keeps nothing of a sequence."""
+
+    def __init__(self, drafter: TokenDrafter) -> None:
+        self._drafter = drafter
+
+    def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
+        """Return the drafter's continuations."""
+        return self._drafter.draft(token_ids, num_nodes, depth)
+
+
+class TokenSession(AdaptiveSession):
+    """Tokens of sequences that are decoded together, and one proposer for each of them.
+
+    Args:
+        proposers: proposer of each sequence.
+        limits: limits of every tree.
+        capacity: number of tokens of the longest sequence.
     """
 
     bytes_per_token = 8
+    lengths: tuple[int, ...] = ()
 
-    def __init__(self, guessers: Sequence[Guesser], limits: Budget, capacity: int) -> None:
-        self.guessers = list(guessers)
+    def __init__(self, proposers: Sequence[TokenProposer], limits: Budget, capacity: int) -> None:
+        self.proposers = list(proposers)
         self.limits = limits
-        self.lengths = (0,) * len(self.guessers)
-        self._tokens = np.zeros((len(self.guessers), capacity + 1), np.int64)
-        self._num_read = [0] * len(self.guessers)
-        self._device: torch.device | None = None  # known once there are roots
+        self.lengths = (0,) * len(self.proposers)
+        self._tokens = np.zeros((len(self.proposers), capacity + 1), np.int64)
+        self._num_read = [0] * len(self.proposers)
+        self._device: torch.device | None = None  # None while there are no roots
         self._proposed: list[Candidates] = []
         self._step_id = 0
 
@@ -77,93 +161,102 @@ class TokenSession:
         starts = tuple(end - count for end, count in pairs)
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
-        # A context asks for room by its cache, whose capacity was rounded up.
+        # A context reserves by the capacity of its cache, which was rounded up.
         self.reserve(max(committed.base_length))
         verified, roots = committed.token_ids.tolist(), committed.root[:, 0].tolist()
-        for place, (start, end) in enumerate(zip(starts, committed.base_length, strict=True)):
-            self._tokens[place, start:end] = verified[place][: end - start]
-            self._tokens[place, end] = roots[place]
+        for index, (start, end) in enumerate(zip(starts, committed.base_length, strict=True)):
+            self._tokens[index, start:end] = verified[index][: end - start]
+            self._tokens[index, end] = roots[index]
         self.lengths, self._device = committed.base_length, committed.root.device
-        for place, guesser in enumerate(self.guessers):
-            guesser.read(self._known(place), self._num_read[place])
-            self._num_read[place] = self.lengths[place] + 1
+        for index, proposer in enumerate(self.proposers):
+            proposer.read(self._known(index), self._num_read[index])
+            self._num_read[index] = self.lengths[index] + 1
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return trees below the roots, within the budget; nothing is drawn."""
+        """Return deterministic trees below the roots, within the budget."""
         assert self._device is not None, "advance before propose"
         self._step_id += 1
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
-        depths = [one.depth for one in (budget, self.limits) if one.depth is not None]
+        depths = [limit.depth for limit in (budget, self.limits) if limit.depth is not None]
         if num_nodes < 1 or min(depths) < 1:
-            self._proposed = [Candidates.none()] * len(self.guessers)
+            self._proposed = [Candidates.none()] * len(self.proposers)
         else:
             self._proposed = [
-                guesser.guess(self._known(place), num_nodes, min(depths))
-                for place, guesser in enumerate(self.guessers)
+                proposer.draft(self._known(index), num_nodes, min(depths))
+                for index, proposer in enumerate(self.proposers)
             ]
         base_length = torch.tensor(self.lengths, device=self._device)
-        return deterministic_tree(self._proposed, base_length, self._step_id)
+        return to_tree(self._proposed, base_length, self._step_id)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Show the target's logits along each accepted path to those who learn from them."""
+        """Give the target's logits along each accepted path to proposers that read logits."""
         if result.base_length != list(self.lengths) or not self._proposed:
-            return  # a plain step, of which the session is told later
-        for place, proposed in enumerate(self._proposed):
-            path = result.path[place]
+            return  # a step without drafts, whose tokens come with the next `advance`
+        for index, proposed in enumerate(self._proposed):
+            path = result.path[index]
             accepted = proposed.token_ids[path].tolist()
-            self.learn(place, accepted, partial(result.logits, place, [ROOT, *path]))
+            self.learn(index, accepted, partial(result.logits, index, [ROOT, *path]))
 
-    def guess(self, place: int, path: Sequence[int], num_nodes: int, depth: int) -> Candidates:
-        """Return continuations of a sequence after its root and a path below it."""
+    def draft_below(
+        self, index: int, path: Sequence[int], num_nodes: int, depth: int
+    ) -> Candidates:
+        """Return continuations of a sequence after its root and a path below the root.
+
+        Args:
+            index: batch index of the sequence.
+            path: tokens after the root.
+            num_nodes: largest number of candidates.
+            depth: largest number of tokens after the path.
+        """
         longest = depth if self.limits.depth is None else min(depth, self.limits.depth)
         if min(num_nodes, longest) < 1:
             return Candidates.none()
-        context = np.concatenate((self._known(place), np.array(path, np.int64)))
-        return self.guessers[place].guess(context, num_nodes, longest)
+        context = np.concatenate((self._known(index), np.array(path, np.int64)))
+        return self.proposers[index].draft(context, num_nodes, longest)
 
     def learn(
         self,
-        place: int,
+        index: int,
         accepted: Sequence[int],
-        logits: Callable[[], Float[Tensor, "laws vocab"]],
+        logits: Callable[[], Float[Tensor, "steps vocab"]],
     ) -> None:
-        """Show a sequence's guesser the target's logits, if it learns from them.
+        """Give a sequence's proposer the target's logits, if it reads logits.
 
         Args:
-            place: of the sequence.
-            accepted: tokens after the root.
-            logits: after the root and each of them.
+            index: batch index of the sequence.
+            accepted: accepted tokens after the root.
+            logits: returns the logits after the root and after each accepted token.
         """
-        if self.guessers[place].reads_logits:
-            context = np.concatenate((self._known(place), np.array(accepted, np.int64)))
-            self.guessers[place].read_logits(context, logits())
+        if self.proposers[index].reads_logits:
+            context = np.concatenate((self._known(index), np.array(accepted, np.int64)))
+            self.proposers[index].read_logits(context, logits())
 
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Let a sequence's guesser read what has come since it last did."""
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Let a sequence's proposer read the tokens that it has not read yet."""
         known = np.array(token_ids, np.int64)
-        if len(known) > self._num_read[place]:
-            self.guessers[place].read(known, self._num_read[place])
-            self._num_read[place] = len(known)
+        if len(known) > self._num_read[index]:
+            self.proposers[index].read(known, self._num_read[index])
+            self._num_read[index] = len(known)
 
     def rollback(self, length: int) -> None:
-        """Forget the tokens from position `length` on; what was learnt from them stays."""
-        self.lengths = tuple(min(length, one) for one in self.lengths)
-        self._num_read = [min(length, one) for one in self._num_read]
+        """Discard the tokens from position `length` on, but not what was learned from them."""
+        self.lengths = tuple(min(length, own) for own in self.lengths)
+        self._num_read = [min(length, count) for count in self._num_read]
         self._device = None
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        self.guessers = [self.guessers[place] for place in places]
-        self.lengths = tuple(self.lengths[place] for place in places)
-        self._num_read = [self._num_read[place] for place in places]
-        self._tokens = self._tokens[list(places)]
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.proposers = [self.proposers[index] for index in indices]
+        self.lengths = tuple(self.lengths[index] for index in indices)
+        self._num_read = [self._num_read[index] for index in indices]
+        self._tokens = self._tokens[list(indices)]
         self._proposed = []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Begin another request; what is chosen does not depend on how tokens are drawn."""
-        for place, guesser in enumerate(self.guessers):
-            if guesser.begin():
-                self._num_read[place] = 0
+        """Begin another request; candidates do not depend on the way of sampling."""
+        for index, proposer in enumerate(self.proposers):
+            if proposer.begin():
+                self._num_read[index] = 0
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
@@ -176,27 +269,107 @@ class TokenSession:
         """Free the tokens."""
         self._tokens = self._tokens[:, :0]
 
-    def _known(self, place: int) -> Tokens:
-        """Return the tokens of a sequence, its root last."""
-        return self._tokens[place, : self.lengths[place] + 1]
+    def _known(self, index: int) -> Tokens:
+        """Return the tokens of a sequence, including its root."""
+        return self._tokens[index, : self.lengths[index] + 1]
 
 
-class WithoutMemory:
-    """A drafter that needs nothing of the target's state, and learns nothing from requests."""
+class DelegatingDrafter(AdaptiveDrafter):
+    """A drafter that does everything as another drafter does; subclasses override the rest.
 
-    needs: frozenset[str] = frozenset()
-    hidden_states: tuple[int, ...] = ()
-    request_counter: RequestCounter | None = None
+    Args:
+        drafter: the other drafter; adaptive or not.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.needs = drafter.needs
+        self.hidden_states = drafter.hidden_states
+        self.version = drafter.version
+        self.bytes_per_token = drafter.bytes_per_token
+        self.request_counter = request_counter_of(drafter)
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes of a tree."""
+        return self.drafter.max_nodes
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path of a tree."""
+        return self.drafter.max_depth
+
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
+        """Return a session of the other drafter."""
+        return self.drafter.new_session(sampling, capacity, batch)
 
     def encode_memory(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+        self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Never asked, because `needs` is empty.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"{type(self).__name__} reads tokens alone and has no memory")
+        """Return the memory of the other drafter."""
+        return self.drafter.encode_memory(output, queries)
 
     def reset(self) -> None:
-        """Forget what was learnt from requests: nothing."""
+        """Reset the other drafter, if it learns from requests."""
+        if isinstance(self.drafter, AdaptiveDrafter):
+            self.drafter.reset()
+
+
+class DelegatingSession(AdaptiveSession):
+    """A session that does everything as another session does; subclasses override the rest.
+
+    Args:
+        session: the other session; adaptive or not.
+    """
+
+    def __init__(self, session: DraftSession) -> None:
+        self.session = session
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of verified tokens taken in so far, per sequence."""
+        return self.session.lengths
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the other session samples its candidates."""
+        return self.session.is_sampled
+
+    def advance(self, committed: Committed) -> None:
+        """Let the other session take in tokens."""
+        self.session.advance(committed)
+
+    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+        """Return the trees of the other session."""
+        return self.session.propose(budget, generators)
+
+    def on_verified(self, result: VerifyResult) -> None:
+        """Let the other session learn from a verification, if it is adaptive."""
+        if isinstance(self.session, AdaptiveSession):
+            self.session.on_verified(result)
+
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Let the other session learn from a complete sequence, if it is adaptive."""
+        if isinstance(self.session, AdaptiveSession):
+            self.session.on_finished(index, token_ids)
+
+    def rollback(self, length: int) -> None:
+        """Roll the other session back."""
+        self.session.rollback(length)
+
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Let the other session keep only these sequences."""
+        self.session.select_sequences(indices)
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Let the other session draft for another request."""
+        self.session.set_sampling(sampling)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room in the other session."""
+        self.session.reserve(capacity)
+
+    def close(self) -> None:
+        """Close the other session."""
+        self.session.close()

@@ -1,4 +1,4 @@
-"""Continuations that were chosen without a law, as trees of deterministic candidates."""
+"""Candidates of one sequence as numpy columns, and draft trees of deterministic candidates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,12 +12,15 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree
 
 
 class Candidates(NamedTuple):
-    """Continuations of one root, merged; parents come before their children, siblings differ."""
+    """Continuations of one root as a tree; parents come before children, siblings are distinct."""
 
     token_ids: Int64[np.ndarray, " nodes"]
     parents: Int64[np.ndarray, " nodes"]  # index of a node, or ROOT
     depths: Int64[np.ndarray, " nodes"]  # at least 1
     scores: Float64[np.ndarray, " nodes"]  # in (0, 1], never above the parent's
+    source: Int64[np.ndarray, " nodes"] | None = None  # proposer of each candidate; None: 0
+    # node of another tree that a candidate was made from; None if there is no other tree
+    origin: Int64[np.ndarray, " nodes"] | None = None
 
     @classmethod
     def none(cls) -> "Candidates":
@@ -26,56 +29,72 @@ class Candidates(NamedTuple):
         return cls(nothing, nothing, nothing, np.empty(0))
 
     @classmethod
-    def joined(cls, levels: Sequence["Candidates"]) -> "Candidates":
-        """Return levels, first ones first, as one tree; parents are counted over all levels."""
-        if not levels:
+    def chain(cls, token_ids: Int64[np.ndarray, " nodes"]) -> "Candidates":
+        """Return a single path of tokens."""
+        count = len(token_ids)
+        ascending = np.arange(count)
+        return cls(np.asarray(token_ids, np.int64), ascending - 1, ascending + 1, np.ones(count))
+
+    @classmethod
+    def of(cls, nodes: Sequence[tuple[int, int, int, float]]) -> "Candidates":
+        """Return the tree of nodes given as (token, parent, depth, score)."""
+        if not nodes:
             return cls.none()
-        return cls(*(np.concatenate(column) for column in zip(*levels, strict=True)))
+        *integers, scores = zip(*nodes, strict=True)
+        token_ids, parents, depths = np.array(integers, np.int64)
+        return cls(token_ids, parents, depths, np.array(scores))
+
+    @property
+    def shares(self) -> Float64[np.ndarray, " nodes"]:
+        """The scores as shares of the parents' scores."""
+        # The parent ROOT = -1 selects the appended score of the root.
+        return np.asarray(self.scores / np.append(self.scores, 1.0)[self.parents])
 
     def best(self, count: int) -> "Candidates":
         """Return the tree of at most `count` candidates with the highest scores."""
         if len(self.scores) <= count:
             return self
-        # A parent never scores below its children and stands before them: a stable order keeps it.
+        # A parent comes before its children and never scores below them: a stable order keeps it.
         kept = np.sort(np.argsort(-self.scores, kind="stable")[:count])
-        place = np.full(len(self.scores) + 1, ROOT)  # the last one is where ROOT = -1 looks
-        place[kept] = np.arange(len(kept))
+        new_index = np.full(len(self.scores) + 1, ROOT)  # the parent ROOT = -1 selects the last one
+        new_index[kept] = np.arange(len(kept))
         return Candidates(
-            self.token_ids[kept], place[self.parents[kept]], self.depths[kept], self.scores[kept]
+            self.token_ids[kept],
+            new_index[self.parents[kept]],
+            self.depths[kept],
+            self.scores[kept],
+            None if self.source is None else self.source[kept],
+            None if self.origin is None else self.origin[kept],
         )
 
 
-def deterministic_tree(
-    rows: Sequence[Candidates],
-    base_length: Int[Tensor, " batch"],
-    step_id: int,
-    proposers: Sequence[Sequence[int]] = (),
+def to_tree(
+    candidates: Sequence[Candidates], base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
-    """Return candidates of several sequences as trees that verification accepts as point masses.
+    """Return the candidates of several sequences as trees that are accepted as point masses.
 
     Args:
-        rows: of each sequence.
+        candidates: candidates of each sequence.
         base_length: positions of the roots.
-        step_id: of the trees.
-        proposers: of each sequence's candidates; by default there is one, 0.
+        step_id: number of the decoding step.
     """
-    count = max(len(one.token_ids) for one in rows)
+    count = max(len(own.token_ids) for own in candidates)
     if count == 0:
         return DraftTree.empty(base_length, step_id)
-    fields = np.zeros((6, len(rows), count), np.int64)  # as below
+    fields = np.zeros((6, len(candidates), count), np.int64)  # in the order of `unbind` below
     fields[1], fields[2] = ROOT, 1
-    score = np.full((len(rows), count), -np.inf, np.float32)
-    for row, one in enumerate(rows):
-        order = np.argsort(-one.scores, kind="stable")
+    score = np.full((len(candidates), count), -np.inf, np.float32)
+    for index, own in enumerate(candidates):
+        order = np.argsort(-own.scores, kind="stable")
         size = len(order)
-        fields[:3, row, :size] = one[:3]
-        fields[3, row, order] = np.arange(size)
-        fields[4, row, :size] = 1
-        score[row, :size] = np.log(one.scores)
-        if proposers:
-            fields[5, row, :size] = proposers[row]
-    token_ids, parent, depth, rank, is_valid, proposer_id = torch.from_numpy(fields).to(
-        base_length.device
+        fields[:3, index, :size] = own[:3]
+        fields[3, index, order] = np.arange(size)
+        fields[4, index, :size] = 1
+        score[index, :size] = np.log(own.scores)
+        if own.source is not None:
+            fields[5, index, :size] = own.source
+    token_ids, parent, depth, rank, is_valid, proposer_id = (
+        torch.from_numpy(fields).to(base_length.device).unbind()
     )
     return DraftTree(
         token_ids=token_ids,
@@ -88,7 +107,7 @@ def deterministic_tree(
         is_valid=is_valid.bool(),
         base_length=base_length,
         max_depth=int(fields[2].max()),
-        max_siblings=max(_most_siblings(one) for one in rows),
+        max_siblings=max(_most_siblings(own) for own in candidates),
         step_id=step_id,
     )
 

@@ -1,4 +1,4 @@
-"""Drafters that need no training, by the names that callers use."""
+"""Drafters that need no training, by their names."""
 
 import re
 from pathlib import Path
@@ -21,13 +21,14 @@ _PAIR = re.compile(r"(aded|lookup|aded=.+?)\+((?:drafter|lm)=.+)")
 
 
 class UntrainedName(NamedTuple):
-    """A drafter as a caller names it.
+    """The name of a drafter that needs no training.
 
     Attributes:
         kind: `aded`, `lookup` or `lm`.
-        path: file of trigrams that `aded` begins with; folder or hub id of the small model of `lm`.
-        settings: YAML file of the drafter's settings.
-        num_nodes: most candidates of a tree, instead of what the settings say.
+        path: for `aded`, file of the trigrams known from the beginning; for `lm`, folder or hub id
+            of the small model.
+        settings: YAML file of the drafter's settings; None for the defaults.
+        num_nodes: largest number of candidates of a tree; None for that of the settings.
     """
 
     kind: str
@@ -37,9 +38,9 @@ class UntrainedName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "UntrainedName | None":
-        """Return what `aded`, `aded=TABLE`, `lookup` or `lm=MODEL` names; None for anything else.
+        """Parse `aded`, `aded=TABLE`, `lookup` or `lm=MODEL`; return None for anything else.
 
-        A small model counts as untrained: it was not trained to draft.
+        A small model counts as untrained, because it was not trained to draft.
         """
         if not _NAME.fullmatch(text):
             return None
@@ -48,11 +49,11 @@ class UntrainedName(NamedTuple):
 
 
 class PairName(NamedTuple):
-    """Two drafters that share trees, as a caller names them.
+    """The names of two drafters that share trees.
 
     Attributes:
-        beside: the second one: `aded`, `aded=TABLE` or `lookup`.
-        first: `drafter=DRAFTER` or `lm=MODEL`.
+        beside: second drafter: `aded`, `aded=TABLE` or `lookup`.
+        first: first drafter: `drafter=DRAFTER` or `lm=MODEL`.
     """
 
     beside: str
@@ -60,7 +61,7 @@ class PairName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PairName | None":
-        """Return what `aded+drafter=DRAFTER`, say, names; None for a single drafter."""
+        """Parse a pair such as `aded+drafter=DRAFTER`; return None for a single drafter."""
         found = _PAIR.fullmatch(text)
         return None if found is None else cls(found[1], found[2])
 
@@ -71,13 +72,13 @@ def build_beside(
     tokenizer: PreTrainedTokenizerBase,
     settings: Path | None = None,
 ) -> AdedDrafter | LookupDrafter:
-    """Return a drafter that drafts beside another one; errors as for `build_untrained`.
+    """Return the second drafter of a pair; errors as for `build_untrained`.
 
     Args:
         name: `aded`, `aded=TABLE` or `lookup`.
-        target: that it drafts for.
-        tokenizer: of the target.
-        settings: YAML file of its settings.
+        target: target that it drafts for.
+        tokenizer: tokenizer of the target.
+        settings: YAML file of its settings; None for the defaults.
     """
     known = UntrainedName.parse(name)
     assert known is not None, "checked when the name was parsed"
@@ -92,13 +93,13 @@ def build_untrained(
     """Return a drafter that needs no training.
 
     Args:
-        name: which one.
-        target: that it drafts for.
-        tokenizer: of the target.
+        name: name of the drafter.
+        target: target that it drafts for.
+        tokenizer: tokenizer of the target.
 
     Raises:
-        CheckpointError: table or model are missing or damaged.
-        TargetMismatch: they were made with another tokenizer.
+        CheckpointError: the table or the model is missing or damaged.
+        TargetMismatch: it was made with another tokenizer.
         ConfigError: the settings cannot be used, or the vocabulary is too large.
     """
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}

@@ -1,4 +1,4 @@
-"""A smaller language model as the drafter, which keeps a cache of its own."""
+"""A smaller language model as the drafter, with a cache of its own."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,8 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
-from inference.drafters.base import WithoutMemory
 from inference.drafters.small_lm_cache import LMCache
-from inference.protocol import Budget, Committed, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, TreeShape
@@ -21,16 +20,16 @@ from jakiro.utils.settings import Settings
 
 
 class SmallLMSettings(Settings):
-    """How large the trees are, and how their candidates are found."""
+    """Size of the trees, and selection of their candidates."""
 
     depth: int = Field(3, ge=1, le=MAX_PASSES)  # passes of the small model for one tree
     children: int = Field(4, ge=1)  # candidates under each expanded node
     breadth: int = Field(3, ge=1)  # nodes expanded per level
-    num_nodes: int | None = Field(None, ge=1)  # best candidates that are verified; None: all
-    sampled: bool = True  # draw candidates where tokens are drawn, else always choose the likeliest
+    num_nodes: int | None = Field(None, ge=1)  # verified candidates; None: all
+    sampled: bool = True  # sample candidates whenever tokens are sampled; False: never
 
     def shape(self, sampled: bool) -> TreeShape:
-        """Return the shape of trees."""
+        """Return the shape of sampled or deterministic trees."""
         shape = TreeShape(
             autoregressive_levels=self.depth,
             parallel_levels=0,
@@ -42,13 +41,13 @@ class SmallLMSettings(Settings):
         return full if self.num_nodes is None else _within(full, Budget(self.num_nodes)) or full
 
 
-class SmallLMDrafter(WithoutMemory):
-    """Drafts with another causal LM that has the target's tokenizer; threads may share it.
+class SmallLMDrafter(Drafter):
+    """Drafts with another causal LM that has the target's tokenizer; thread-safe.
 
     Args:
-        model: the small model; it is moved to the target's device.
-        target: the model that it drafts for.
-        settings: of the trees.
+        model: small model, which is moved to the target's device.
+        target: model that it drafts for.
+        settings: settings of the trees.
 
     Raises:
         TargetNotSupported: the small model cannot read a tree.
@@ -59,37 +58,45 @@ class SmallLMDrafter(WithoutMemory):
     ) -> None:
         self.settings = settings or SmallLMSettings()
         self.model = TargetAdapter(model.eval().to(target.device))
-        # Embeddings may be padded to different sizes beyond the tokens of one tokenizer.
+        # Embeddings may be padded to different sizes, although the tokenizer is the same.
         vocab_size = int(target.config.get_text_config().vocab_size)
         self.vocab_size = min(self.model.spec.vocab_size, vocab_size)
         self.version = "lm"
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
         self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.sampled)]
-        self.max_nodes = max(one.max_nodes for one in self.shapes)
-        self.max_depth = max(one.depth for one in self.shapes)
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes of a tree."""
+        return max(shape.max_nodes for shape in self.shapes)
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path of a tree."""
+        return max(shape.depth for shape in self.shapes)
 
     @classmethod
     def from_pretrained(
         cls,
-        place: str,
+        name_or_path: str,
         target: CausalLM,
         tokenizer: PreTrainedTokenizerBase,
         settings: SmallLMSettings | None = None,
     ) -> "SmallLMDrafter":
-        """Load a small model, in the target's dtype.
+        """Load a small model in the target's dtype.
 
         Args:
-            place: folder or hub id of the small model with its tokenizer.
-            target: the model that it drafts for.
-            tokenizer: of the target.
-            settings: of the trees.
+            name_or_path: folder or hub id of the small model and its tokenizer.
+            target: model that it drafts for.
+            tokenizer: tokenizer of the target.
+            settings: settings of the trees.
 
         Raises:
             CheckpointError: model or tokenizer cannot be loaded.
             TargetMismatch: it has another tokenizer than the target.
         """
-        check_same_tokenizer(load_tokenizer(place), tokenizer, place)
-        model = load_causal_lm(place, "the small language model", dtype=target.dtype)
+        check_same_tokenizer(load_tokenizer(name_or_path), tokenizer, name_or_path)
+        model = load_causal_lm(name_or_path, "the small language model", dtype=target.dtype)
         return cls(model, target, settings)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
@@ -97,12 +104,19 @@ class SmallLMDrafter(WithoutMemory):
         return SmallLMSession(self, sampling, capacity, batch)
 
     def shape(self, sampling: Sampling) -> TreeShape:
-        """Return the tree for a request."""
+        """Return the shape of a request's trees."""
         return self.shapes[sampling.do_sample]
 
 
-class SmallLMSession:
-    """The small model's own cache of sequences that are decoded together."""
+class SmallLMSession(DraftSession):
+    """The small model's own cache of sequences that are decoded together.
+
+    Args:
+        drafter: drafter of the session.
+        sampling: options by which tokens are selected.
+        capacity: number of tokens of the longest sequence.
+        batch: number of sequences.
+    """
 
     def __init__(
         self, drafter: SmallLMDrafter, sampling: Sampling, capacity: int, batch: int
@@ -110,13 +124,18 @@ class SmallLMSession:
         self.drafter = drafter
         self.set_sampling(sampling)
         inner = max(shape.breadth * (shape.depth - 1) for shape in drafter.shapes)
-        self.rows = LMCache(drafter.model, batch, capacity, inner, drafter.vocab_size)
+        self.cache = LMCache(drafter.model, batch, capacity, inner, drafter.vocab_size)
         self.step_id = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Verified tokens taken in so far, per sequence."""
-        return self.rows.lengths
+        """The number of verified tokens taken in so far, per sequence."""
+        return self.cache.lengths
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether candidates are sampled."""
+        return self.shape.sampled
 
     def advance(self, committed: Committed) -> None:
         """Take in newly verified tokens and the roots.
@@ -124,69 +143,63 @@ class SmallLMSession:
         Raises:
             ValueError: tokens are missing between the session and `committed`.
         """
-        self.rows.advance(committed)
+        self.cache.advance(committed)
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
         """Return trees below the roots, within the budget.
 
         Args:
-            budget: fixes how many candidates are drawn before they are.
-            generators: sources of the draws of sampled trees, one per sequence.
+            budget: limits of every tree, applied before anything is sampled.
+            generators: random generators of sampled trees, one per sequence.
         """
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
         shape = _within(self.shape, budget)
-        # The model's last position predicts the token behind it.
+        # The model's last position predicts the token after it.
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
             return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(shape, self.sampling, generators)
-        tree = builder.build(self.rows.start_tree(), base_length, self.step_id)
+        tree = builder.build(self.cache.start_tree(), base_length, self.step_id)
         return tree.limited(self.drafter.model.spec.max_position)
 
-    def on_verified(self, result: VerifyResult) -> None:
-        """Learn nothing: the weights are fixed."""
-
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Learn nothing."""
-
     def rollback(self, length: int) -> None:
-        """Forget the tokens from position `length` on; the next `advance` starts there."""
-        self.rows.rollback(length)
+        """Discard the tokens from position `length` on; the next `advance` starts there."""
+        self.cache.rollback(length)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        self.rows.select_sequences(places)
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.cache.select_sequences(indices)
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another way of sampling from now on."""
+        """Draft for another request, which may sample differently."""
         self.sampling = sampling
         self.shape = self.drafter.shape(sampling)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
-        self.rows.reserve(capacity)
+        self.cache.reserve(capacity)
 
     def close(self) -> None:
         """Free the cache."""
-        del self.rows
+        del self.cache
 
 
 def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
-    """Return the shape cut to a budget, a short chain where a full one does not fit."""
+    """Return the shape cut to a budget; a chain is shortened until it fits."""
     depth = shape.depth if budget.depth is None else budget.depth
     return shape.within(Budget(budget.num_nodes, min(depth, budget.num_nodes)))
 
 
 def check_same_tokenizer(
-    own: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, place: str
+    own: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, name_or_path: str
 ) -> None:
-    """Refuse a small model whose ids mean other tokens than the target's.
+    """Refuse a small model whose token ids differ from the target's.
 
     Args:
         own: tokenizer of the small model.
         target: tokenizer of the target.
-        place: of the small model.
+        name_or_path: folder or hub id of the small model.
 
     Raises:
         TargetMismatch: the vocabularies differ.
@@ -195,7 +208,7 @@ def check_same_tokenizer(
     if ours != theirs:
         differing = sum(theirs.get(token) != number for token, number in ours.items())
         raise TargetMismatch(
-            f"the small language model {place} has another tokenizer than the target",
+            f"the small language model {name_or_path} has another tokenizer than the target",
             expected=f"the same id for each of {len(theirs)} tokens",
             got=f"{len(ours)} tokens, {differing} of them with another id or unknown",
             remedy="use a smaller model of the target's own family",

@@ -1,4 +1,4 @@
-"""A small language model's laws for one tree, which it reads level by level."""
+"""The cache of a small language model, and its passes over one tree."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.protocol import Committed
-from inference.trees.builder import Frontier
+from inference.trees.builder import TreeLevel
 from jakiro.target.adapter import StepInput, TargetAdapter, WrittenNodes
 from jakiro.target.cache import SlotCache
 
 
 class LMPass:
-    """A `LawSource` for one round; rows of the nodes that it reads take the slots behind the root.
+    """A `JointPredictor` for one tree; the nodes that it reads take the slots after the root.
 
     Args:
-        model: the small model.
-        cache: its rows, those of the roots included.
+        model: small model.
+        cache: its cache, which has the roots already.
         vocab_size: number of tokens that target and model have in common.
-        features: of the roots.
+        features: last hidden states of the roots.
         lengths: positions of the roots.
     """
 
@@ -38,46 +38,47 @@ class LMPass:
         self.lengths = list(lengths)
         self.num_read = torch.tensor(self.lengths, device=model.device) + 1
         self.token_ids = torch.empty(len(self.lengths), 0, dtype=torch.long, device=model.device)
-        self.parents = self.positions = self.token_ids  # of the nodes that were read
+        self.parents = self.positions = self.token_ids  # of the nodes read so far
         self.seen = torch.zeros(len(self.lengths), 1, 0, dtype=torch.bool, device=model.device)
-        self._first = 0  # of the nodes of the last frontier
+        self._first = 0  # index of the first node of the last level read
 
     def joint(
-        self, depth: int, frontier: Frontier | None
+        self, depth: int, frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components vocab"]:
-        """Return log-probabilities of the candidates at `depth` below each node of the frontier."""
+        """Return log-probabilities of the candidates at `depth` below each node of the frontier.
+
+        Args:
+            depth: depth of the candidates, from 1.
+            frontier: their parents; None for the root.
+        """
         features = self.features if frontier is None else self._read(depth, frontier)
         logits = self.model.logits(features)[..., : self.vocab_size]
         return logits.float().log_softmax(dim=-1).unsqueeze(2)
 
-    def accepted(self, row: int, token_ids: Sequence[int]) -> list[int]:
+    def accepted(self, index: int, token_ids: Sequence[int]) -> list[int]:
         """Return the slots of the nodes that were read along a path from the root.
 
         Args:
-            row: which sequence.
-            token_ids: the path; its end may not have been read.
+            index: batch index of the sequence.
+            token_ids: tokens of the path, which may be longer than what was read.
         """
-        place_of = {
-            (parent, token): place
-            for place, (parent, token) in enumerate(
-                zip(self.parents[row].tolist(), self.token_ids[row].tolist(), strict=True)
-            )
-        }
+        pairs = zip(self.parents[index].tolist(), self.token_ids[index].tolist(), strict=True)
+        node_of = {pair: node for node, pair in enumerate(pairs)}  # (parent, token) -> node
         slots: list[int] = []
         node = -1
         for token in token_ids:
-            if (node := place_of.get((node, token), -1)) < 0:
+            if (node := node_of.get((node, token), -1)) < 0:
                 break
-            slots.append(self.lengths[row] + 1 + node)
+            slots.append(self.lengths[index] + 1 + node)
         return slots
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, for which no more laws are asked."""
-        self.lengths = [self.lengths[place] for place in places]
-        self.token_ids = self.token_ids[list(places)]
-        self.parents = self.parents[list(places)]
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices; nothing more is predicted after that."""
+        self.lengths = [self.lengths[index] for index in indices]
+        self.token_ids = self.token_ids[list(indices)]
+        self.parents = self.parents[list(indices)]
 
-    def _read(self, depth: int, frontier: Frontier) -> Float[Tensor, "batch f hidden"]:
+    def _read(self, depth: int, frontier: TreeLevel) -> Float[Tensor, "batch f hidden"]:
         before = self.token_ids.shape[1]
         self._take_in(depth, frontier)
         slots = self.num_read[:, None] + torch.arange(
@@ -93,18 +94,18 @@ class LMPass:
         )
         return self.model.forward(step, self.cache).features
 
-    def _take_in(self, depth: int, frontier: Frontier) -> None:
-        """Note the nodes of a frontier: their parents, and that they see these and themselves."""
+    def _take_in(self, depth: int, frontier: TreeLevel) -> None:
+        """Take in the nodes of a frontier, which see what their parents see, and themselves."""
         count = frontier.token_ids.shape[1]
         own = torch.eye(count, dtype=torch.bool, device=self.seen.device)
         index = frontier.origin[:, :, None].expand(-1, -1, self.seen.shape[2])
         self.seen = torch.cat(
             (self.seen.gather(1, index), own.expand(len(frontier.origin), -1, -1)), dim=2
         )
-        # Nodes of the first level descend from the root, which is no node: -1.
+        # The parent of nodes of the first level is the root, -1.
         parents = frontier.origin + self._first if depth > 2 else frontier.origin - 1
         self._first = self.token_ids.shape[1]
-        # Padding of drawn trees may stand for any position; it is never seen.
+        # Padding of sampled trees may have any position; it is never visible.
         highest = self.model.spec.max_position - 1
         positions = (self.num_read[:, None] + (depth - 2)).clamp(max=highest)
         self.token_ids = torch.cat((self.token_ids, frontier.token_ids), dim=1)
@@ -112,19 +113,19 @@ class LMPass:
         self.positions = torch.cat((self.positions, positions.expand_as(parents)), dim=1)
 
 
-WAITING = 64  # verified tokens that are read together with the root; more are read at once
+WAITING = 64  # most verified tokens that wait to be read together with the root
 
 
 class LMCache:
-    """Rows of tokens at the slots equal to their positions; those of a tree stand behind the root.
+    """The small model's cache: the slot of a verified token is its position; tree nodes follow.
 
-    A row of a node that was accepted is brought down to its position, any other is overwritten.
+    Keys and values of accepted nodes are moved to their positions; the others are overwritten.
 
     Args:
-        model: the small model.
+        model: small model.
         batch: number of sequences.
-        capacity: tokens of the longest sequence, its root included.
-        num_nodes: most nodes that are read of a tree.
+        capacity: number of tokens of the longest sequence, its root included.
+        num_nodes: largest number of nodes that are read of a tree.
         vocab_size: number of tokens that target and model have in common.
     """
 
@@ -133,12 +134,12 @@ class LMCache:
     ) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        # Behind the root: nodes that are read, and one slot where padding goes.
+        # Slots after the root: nodes that are read, and one for padding.
         self.scratch = num_nodes + 2
         self.cache: SlotCache = model.new_cache(batch, capacity + self.scratch)
         self.lengths = (0,) * batch
-        self._tokens: list[list[int]] = [[] for _ in range(batch)]  # verified ones, then the root
-        self._num_read = [0] * batch  # tokens whose rows are in the cache
+        self._tokens: list[list[int]] = [[] for _ in range(batch)]  # verified tokens, then the root
+        self._num_read = [0] * batch  # cached tokens
         self._tree: LMPass | None = None
         self._has_root = False
 
@@ -146,7 +147,7 @@ class LMCache:
         """Take in newly verified tokens and the roots.
 
         Raises:
-            ValueError: tokens are missing between the rows and `committed`.
+            ValueError: tokens are missing between the cache and `committed`.
         """
         if self._has_root and committed.base_length == self.lengths:
             return
@@ -155,9 +156,9 @@ class LMCache:
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
         news = zip(committed.token_ids.tolist(), committed.root.tolist(), strict=True)
-        for row, (verified, root) in enumerate(news):
-            known = self._tokens[row]
-            known[starts[row] :] = [*verified[: committed.num_verified[row]], *root]
+        for index, (verified, root) in enumerate(news):
+            known = self._tokens[index]
+            known[starts[index] :] = [*verified[: committed.num_verified[index]], *root]
         self._keep_accepted(starts)
         self.lengths, self._has_root = committed.base_length, True
         behind = zip(self.lengths, self._num_read, strict=True)
@@ -165,9 +166,9 @@ class LMCache:
             self._read(self.lengths)
 
     def start_tree(self) -> LMPass:
-        """Read all that was not read, the roots last; return the source of laws below these."""
+        """Read the tokens not read yet, the roots last, and return the predictor of a tree."""
         assert self._has_root, "advance before propose"
-        # The root is read again if it was: its feature is what counts.
+        # The root is read again even if it was read before, because its feature is needed.
         pairs = zip(self._num_read, self.lengths, strict=True)
         self._num_read = [min(read, length) for read, length in pairs]
         features = self._read([length + 1 for length in self.lengths])
@@ -175,32 +176,32 @@ class LMCache:
         return self._tree
 
     def rollback(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
-        self.lengths = tuple(min(length, one) for one in self.lengths)
-        self._num_read = [min(length, one) for one in self._num_read]
+        """Discard the tokens from position `length` on."""
+        self.lengths = tuple(min(length, own) for own in self.lengths)
+        self._num_read = [min(length, count) for count in self._num_read]
         self._tree, self._has_root = None, False
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        self.cache.select_sequences(places)
-        self.lengths = tuple(self.lengths[place] for place in places)
-        self._tokens = [self._tokens[place] for place in places]
-        self._num_read = [self._num_read[place] for place in places]
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.cache.select_sequences(indices)
+        self.lengths = tuple(self.lengths[index] for index in indices)
+        self._tokens = [self._tokens[index] for index in indices]
+        self._num_read = [self._num_read[index] for index in indices]
         if self._tree is not None:
-            self._tree.select_sequences(places)
+            self._tree.select_sequences(indices)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity + self.scratch)
 
     def _keep_accepted(self, starts: Sequence[int]) -> None:
-        """Bring the rows of accepted nodes down to their positions."""
+        """Move keys and values of accepted nodes to their positions."""
         if self._tree is None:
             return
         sources: list[list[int]] = []
-        for row, start in enumerate(starts):
-            path = self._tokens[row][start + 1 : -1]  # behind the former root
-            sources.append(self._tree.accepted(row, path))
+        for index, start in enumerate(starts):
+            path = self._tokens[index][start + 1 : -1]  # after the former root
+            sources.append(self._tree.accepted(index, path))
         moves = [(slots, start + 1) for slots, start in zip(sources, starts, strict=True)]
         _move(self.cache, moves, self.model.device)
         self._num_read = [first + len(slots) for slots, first in moves]
@@ -211,7 +212,7 @@ class LMCache:
         ends = [max(pair) for pair in zip(self._num_read, ends, strict=True)]
         spans = list(zip(self._tokens, self._num_read, ends, strict=True))
         width = max(end - start for _, start, end in spans)
-        # Padding lands on slots that are written again before they are seen.
+        # Padding goes to slots that are overwritten before they become visible.
         padded = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
         device = self.model.device
         starts = torch.tensor(self._num_read, device=device)
@@ -231,17 +232,17 @@ class LMCache:
 
 
 def _move(cache: SlotCache, moves: Sequence[tuple[list[int], int]], device: torch.device) -> None:
-    """Copy rows to consecutive slots.
+    """Move keys and values to consecutive slots.
 
     Args:
-        cache: that holds them.
-        moves: of each sequence, where the rows are and the first slot where they belong.
-        device: of the cache.
+        cache: cache of the small model.
+        moves: for each sequence, the present slots and the first new slot.
+        device: device of the cache.
     """
     width = max(len(slots) for slots, _ in moves)
     if all(slots == list(range(first, first + len(slots))) for slots, first in moves):
         return
-    # Padding moves a row onto itself: the one before, which is the root's.
+    # Padding moves the root, one slot before, onto itself.
     padded = [[*slots, *[first - 1] * (width - len(slots))] for slots, first in moves]
     final = [
         [*range(first, first + len(slots)), *[first - 1] * (width - len(slots))]

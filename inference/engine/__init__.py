@@ -1,1 +1,1 @@
-"""The decode loop: propose, verify, accept, commit."""
+"""The decoding loop: propose, verify, accept, commit."""

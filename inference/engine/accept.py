@@ -1,15 +1,16 @@
-"""Lossless acceptance: walk down a draft tree so that the emitted tokens follow the target's law.
+"""Lossless acceptance of one sequence's tree: the specification, which the batched code follows.
 
-Two rules, each exact for its kind of candidate, and exact when mixed under one parent:
+Each kind of candidate has its own rule. Both are exact, also when mixed under one parent. Here p is
+the target's processed distribution at the parent, and q is the draft distribution there:
 
-- sampled candidates, in draw order, by multi-round rejection without replacement (arXiv 2305.09781,
-  2401.06706): accept c with probability min(1, p(c) / q(c)); else p <- norm(max(p - q, 0)), remove
-  c from q, renormalise.
-- deterministic candidates by point mass: accept c with probability p(c); else remove c from p and
-  renormalise.
+- Sampled candidates, in the order of sampling, by recursive rejection sampling without replacement
+  (arXiv 2402.14160; the idea of several candidates is from 2305.09781): accept c with probability
+  min(1, p(c) / q(c)); otherwise set p to norm(max(p - q, 0)), remove c from q, and renormalise q.
+- Deterministic candidates as point masses: accept c with probability p(c); otherwise remove c from
+  p and renormalise p.
 
-p starts as the target's processed law at the parent; what is left of it when all candidates are
-rejected is the law of the next token.
+If all candidates are rejected, p is the residual distribution, from which the next token is
+sampled.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +20,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import ROOT, SequenceTree
 from jakiro.errors import DraftError
 
 TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
 
 class CandidateCheck(NamedTuple):
-    """One candidate's turn: accepted with `accept_prob`, else `residual` is the target's law."""
+    """The check of one candidate.
+
+    Attributes:
+        node: node of the candidate.
+        accept_prob: probability of accepting it.
+        residual: residual distribution if it is rejected.
+    """
 
     node: int
     accept_prob: float
@@ -34,21 +41,22 @@ class CandidateCheck(NamedTuple):
 
 
 class AcceptedPath(NamedTuple):
-    """The accepted nodes, from the first level down, and the law of the token that follows them."""
+    """The accepted nodes, from the first level down, and the distribution of the next token."""
 
     path: list[int]
     next_probs: Float[Tensor, " vocab"]
 
 
 def accept_path(
-    tree: TreeRow, target_probs: TargetProbs, decide: Callable[[float], bool]
+    tree: SequenceTree, target_probs: TargetProbs, decide: Callable[[float], bool]
 ) -> AcceptedPath:
-    """Return the accepted path and the law of the token after it.
+    """Return the accepted path and the distribution of the next token.
 
     Args:
-        tree: one sequence's candidates.
-        target_law: the target's processed law after a node (or ROOT); asked for visited nodes only.
-        accept: decides each trial, true with the probability it is given.
+        tree: tree of one sequence.
+        target_probs: returns the target's processed distribution after a node (or ROOT); called for
+            visited nodes only.
+        decide: returns True with the given probability.
     """
     node = ROOT
     path: list[int] = []
@@ -65,17 +73,17 @@ def accept_path(
 
 
 def candidate_checks(
-    tree: TreeRow, parent: int, target_probs: Float[Tensor, " vocab"]
+    tree: SequenceTree, parent: int, target_probs: Float[Tensor, " vocab"]
 ) -> Iterator[CandidateCheck]:
-    """Yield the candidates under `parent` in the order in which they must be tried.
+    """Yield the checks of the candidates under `parent` in the order that exactness requires.
 
-    Sampled ones come first; a deterministic candidate that repeats a sampled one has probability 0
-    by then and is never accepted.
+    Sampled candidates come first. A deterministic candidate with the token of a rejected sampled
+    one has probability 0 by then, so it is never accepted.
 
     Args:
-        tree: one sequence's candidates.
+        tree: tree of one sequence.
         parent: a node, or ROOT.
-        target_probs: the target's processed law after `parent`, normalised.
+        target_probs: the target's processed distribution after `parent`, normalised.
     """
     residual = target_probs
     for rule in (_recursive_rejection, _point_mass):
@@ -84,12 +92,15 @@ def candidate_checks(
             residual = check.residual
 
 
-def accept_greedy_path(tree: TreeRow, best_token: Callable[[int], int]) -> tuple[list[int], int]:
-    """Return the path and the next token of `walk` when every law is a point mass.
+def accept_greedy_path(
+    tree: SequenceTree, best_token: Callable[[int], int]
+) -> tuple[list[int], int]:
+    """Return the accepted path and the next token of greedy decoding.
 
     Args:
-        tree: one sequence's candidates.
-        best_token: the target's most likely token after a node (or ROOT); asked for visited ones.
+        tree: tree of one sequence.
+        best_token: returns the target's most likely token after a node (or ROOT); called for
+            visited nodes only.
     """
     node = ROOT
     path: list[int] = []
@@ -104,14 +115,21 @@ def accept_greedy_path(tree: TreeRow, best_token: Callable[[int], int]) -> tuple
 
 
 def draw(probs: Float[Tensor, " vocab"], uniform: float) -> int:
-    """Return the token at quantile `uniform` in [0, 1) of a law, by inversion in float64."""
+    """Return a token sampled by inversion in float64.
+
+    Args:
+        probs: probabilities of all tokens.
+        uniform: random number in [0, 1).
+    """
     cumulative = probs.double().cumsum(dim=0)
     threshold = uniform * cumulative[-1]
     token = int(torch.searchsorted(cumulative, threshold, right=True))
     return min(token, int(probs.nonzero()[-1]))
 
 
-def _recursive_rejection(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[CandidateCheck]:
+def _recursive_rejection(
+    tree: SequenceTree, parent: int, residual: Tensor
+) -> Iterator[CandidateCheck]:
     siblings = tree.sampled.get(parent, [])
     if not siblings:
         return
@@ -123,21 +141,21 @@ def _recursive_rejection(tree: TreeRow, parent: int, residual: Tensor) -> Iterat
         draft_prob = float((draft_probs * is_token).sum())
         if not (is_distribution and draft_prob > 0):  # NaN is not above 0 either
             raise DraftError(
-                f"sampled candidate {node} has no probability under its draft law",
-                expected="siblings drawn without replacement from the recorded law",
+                f"sampled candidate {node} has probability zero in its own draft_probs",
+                expected="siblings sampled without replacement from draft_probs",
                 got=tree.token_ids[node],
-                remedy="record the law that the drafter draws from",
+                remedy="record the distribution that the drafter samples from",
             )
         target_prob = float(residual[tree.token_ids[node]])
         excess = residual.index_add(0, ids, -draft_probs).clamp(min=0)
         residual = _renormalised(excess, otherwise=residual)
-        # In this order NaN stays what it is, and accepts nothing.
+        # In this order of arguments, NaN stays NaN and accepts nothing.
         yield CandidateCheck(node, min(target_prob / draft_prob, 1.0), residual)
         rest = draft_probs * ~is_token
         draft_probs = _renormalised(rest, otherwise=rest)
 
 
-def _point_mass(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[CandidateCheck]:
+def _point_mass(tree: SequenceTree, parent: int, residual: Tensor) -> Iterator[CandidateCheck]:
     for node in tree.deterministic.get(parent, ()):
         token = tree.token_ids[node]
         accept_prob = float(residual[token])
@@ -148,6 +166,6 @@ def _point_mass(tree: TreeRow, parent: int, residual: Tensor) -> Iterator[Candid
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return weights / sum; `otherwise` where nothing is left, which happens with probability 0."""
+    """Return weights / sum; `otherwise` if the sum is 0, which has probability 0."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise

@@ -1,8 +1,8 @@
-"""Acceptance for a batch of sequences on the device, without a host sync.
+"""Acceptance of a batch of trees on the device, without synchronisation.
 
-Same rules, same order of trials, same uniforms: it decides as `accept.walk` does, up to the
-rounding of sums. It serves sampling whose processors look at no prefix; the law of a visited node
-is shaped for all sequences together.
+With the same rules, the same order of checks and the same random numbers, it decides as
+`accept.accept_path` does, up to the rounding of sums. It requires processors that read no prefix,
+so that the distributions of one node of each sequence are processed together.
 """
 
 from collections.abc import Callable
@@ -19,50 +19,51 @@ BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"
 
 
 class AcceptedPaths(NamedTuple):
-    """What was accepted of every tree, and the token that follows."""
+    """The accepted path of every tree, and the next token."""
 
     path: Int[Tensor, "batch depth"]  # accepted nodes, then ROOT
     next_token: Int[Tensor, " batch"]
-    is_sound: Bool[Tensor, " batch"]  # every law that decided was finite, every draft possible
+    is_sound: Bool[Tensor, " batch"]  # distributions were finite, sampled drafts were possible
 
 
 def accept_paths(
-    tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Float[Tensor, "batch trials"]
+    tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Float[Tensor, "batch checks"]
 ) -> AcceptedPaths:
     """Return each sequence's accepted path and next token.
 
     Args:
-        tree: the candidates.
-        target_law: the target's processed laws after one node (or ROOT) of each sequence.
-        uniforms: as many as nodes and one more; used in the order of the trials, then for the
-            next token.
+        tree: trees of all sequences.
+        target_probs: returns the target's processed distributions after one node (or ROOT) of each
+            sequence.
+        uniforms: random numbers in [0, 1), one more than there are nodes; used in the order of the
+            checks, then for the next token.
     """
     descent = _Descent(tree, target_probs, uniforms)
     path = [descent.descend() for _ in range(tree.max_depth)]
-    next_token = _draw_rows(descent.residual, descent.uniform())
+    next_token = _draw(descent.residual, descent.uniform())
     columns = torch.stack(path, dim=1) if path else next_token.new_empty(len(next_token), 0)
     return AcceptedPaths(columns, next_token, descent.is_sound)
 
 
 class _Check(NamedTuple):
-    """The candidates whose turn it is, one of each sequence that has one left."""
+    """One candidate of each sequence that has another one to check."""
 
     node: Int[Tensor, " batch"]
     token: Int[Tensor, " batch"]
     is_sampled: Bool[Tensor, " batch"]
-    is_tried: Bool[Tensor, " batch"]
+    is_checked: Bool[Tensor, " batch"]
 
 
 @dataclass
 class _DraftDistribution:
-    """The draft law at each sequence's node, without the candidates tried so far."""
+    """The draft distribution at each sequence's node, without the rejected candidates."""
 
     ids: Int[Tensor, "batch m"]
     probs: Float[Tensor, "batch m"]
 
     @property
     def is_distribution(self) -> Bool[Tensor, " batch"]:
-        """Whether these are probabilities at all."""
+        """Whether the values are finite and not negative."""
         return self.probs.sum(dim=-1).isfinite() & (self.probs >= 0).all(dim=-1)
 
     def probability(self, token: Tensor) -> Tensor:
@@ -70,13 +71,13 @@ class _DraftDistribution:
         return (self.probs * (self.ids == token[:, None])).sum(dim=-1)
 
     def remove(self, token: Tensor, where: Tensor) -> None:
-        """Take a token out of the laws chosen by `where` and renormalise them."""
+        """Remove a token from the distributions selected by `where`, and renormalise them."""
         rest = self.probs * (self.ids != token[:, None])
         self.probs = torch.where(where[:, None], _renormalised(rest, rest), self.probs)
 
 
 class _Descent:
-    """Where each sequence stands, and what is left of the target's law there."""
+    """The current node of each sequence, and the residual distribution there."""
 
     def __init__(self, tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Tensor) -> None:
         self.tree = tree
@@ -89,7 +90,7 @@ class _Descent:
         self.is_sound = self.is_active
         self.children = _children(tree)
         self.residual = target_probs(self.at)
-        # What is no token is the caller's to refuse, once it can look.
+        # The caller refuses ids outside the vocabulary after the copy to the host.
         self.token_ids = tree.token_ids.clamp(0, self.residual.shape[1] - 1)
         self._check(self.residual)
 
@@ -98,51 +99,51 @@ class _Descent:
         return self.uniforms[self.every, self.num_used]
 
     def descend(self) -> Int[Tensor, " batch"]:
-        """Try the children of each sequence's node; return the accepted ones, or ROOT."""
+        """Check the children of each sequence's node; return the accepted ones, or ROOT."""
         if self._is_over():
             return torch.full_like(self.at, ROOT)
         candidates = self.children[self.every, self.at + 1]
         draft = self._draft_distribution()
-        chosen = torch.full_like(self.at, ROOT)
-        for place in range(self.tree.max_siblings):
-            check = self._next_check(candidates[:, place], self.is_active & (chosen == ROOT))
+        accepted_node = torch.full_like(self.at, ROOT)
+        for order in range(self.tree.max_siblings):
+            check = self._next_check(candidates[:, order], self.is_active & (accepted_node == ROOT))
             accepted = self._decide(check, draft)
-            chosen = torch.where(accepted, check.node, chosen)
-        self.is_active = chosen != ROOT
-        self.at = torch.where(self.is_active, chosen, self.at)
+            accepted_node = torch.where(accepted, check.node, accepted_node)
+        self.is_active = accepted_node != ROOT
+        self.at = torch.where(self.is_active, accepted_node, self.at)
         if not self._is_over():
             probs = self.target_probs(self.at)
             self._check(probs)
             self.residual = torch.where(self.is_active[:, None], probs, self.residual)
-        return chosen
+        return accepted_node
 
     def _decide(self, check: _Check, draft: _DraftDistribution | None) -> Bool[Tensor, " batch"]:
-        """Accept some of the candidates, and leave the residual of the others."""
+        """Accept some of the candidates, and update the residual distributions of the others."""
         probability = self.residual[self.every, check.token].double()
         after = self.residual.scatter(1, check.token[:, None], 0.0)
         if draft is not None:
             drafted = draft.probability(check.token).double()
             is_possible = draft.is_distribution & (drafted > 0)  # NaN is not above 0 either
-            self.is_sound = self.is_sound & (is_possible | ~(check.is_tried & check.is_sampled))
+            self.is_sound = self.is_sound & (is_possible | ~(check.is_checked & check.is_sampled))
             probability = torch.where(check.is_sampled, probability / drafted, probability)
             excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
             after = torch.where(check.is_sampled[:, None], excess, after)
-        accepted = check.is_tried & (self.uniform() < probability)
-        self.num_used = self.num_used + check.is_tried
-        rejected = check.is_tried & ~accepted
+        accepted = check.is_checked & (self.uniform() < probability)
+        self.num_used = self.num_used + check.is_checked
+        rejected = check.is_checked & ~accepted
         after = _renormalised(after, otherwise=self.residual)
         self.residual = torch.where(rejected[:, None], after, self.residual)
         if draft is not None:
             draft.remove(check.token, where=rejected & check.is_sampled)
         return accepted
 
-    def _next_check(self, node: Tensor, may_try: Tensor) -> _Check:
-        place = node.clamp(min=0)
+    def _next_check(self, node: Tensor, may_check: Tensor) -> _Check:
+        index = node.clamp(min=0)
         return _Check(
             node,
-            self.token_ids[self.every, place],
-            self.tree.kind[self.every, place] == CandidateKind.SAMPLED,
-            may_try & (node != ROOT),
+            self.token_ids[self.every, index],
+            self.tree.kind[self.every, index] == CandidateKind.SAMPLED,
+            may_check & (node != ROOT),
         )
 
     def _draft_distribution(self) -> _DraftDistribution | None:
@@ -156,14 +157,14 @@ class _Descent:
         self.is_sound = self.is_sound & (probs.sum(dim=-1).isfinite() | ~self.is_active)
 
     def _is_over(self) -> bool:
-        """Whether nothing is left to do; asked on the CPU only, where looking is free."""
+        """Whether all sequences are done; False on devices that would have to synchronise."""
         return self.every.device.type == "cpu" and not bool(self.is_active.any())
 
 
 def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
-    """Return the valid children of ROOT (at 0) and node n (at n + 1) in the order of their trials.
+    """Return the valid children of ROOT (index 0) and of node n (index n + 1), in checking order.
 
-    Drawn ones come first, in draw order, then the chosen ones; missing ones are ROOT.
+    Sampled children come first, in the order of sampling; the table is padded with ROOT.
     """
     batch, count = tree.token_ids.shape
     table = tree.parent.new_full((batch, (count + 1) * (tree.max_siblings + 1)), ROOT)
@@ -173,24 +174,24 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
     is_earlier = (
         are_siblings & tree.is_valid[:, None, :] & (order_key[:, None, :] < order_key[:, :, None])
     )
-    # One more column, which is cut off again, takes the invalid nodes.
+    # An additional column, which is cut off again, takes the invalid nodes.
     order = torch.where(tree.is_valid, is_earlier.sum(dim=-1), tree.max_siblings)
-    places = (tree.parent + 1) * (tree.max_siblings + 1) + order
-    table.scatter_(1, places, nodes.expand(batch, -1))
+    cells = (tree.parent + 1) * (tree.max_siblings + 1) + order
+    table.scatter_(1, cells, nodes.expand(batch, -1))
     return table.unflatten(1, (count + 1, -1))[:, :, : tree.max_siblings]
 
 
-def _draw_rows(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
-    """Return each law's token at quantile `uniform`, as `accept.draw` does."""
+def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
+    """Return a token sampled from each distribution, as `accept.draw` does."""
     cumulative = probs.double().cumsum(dim=-1)
     threshold = (uniform * cumulative[:, -1])[:, None]
     token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    places = torch.arange(probs.shape[1], device=probs.device)
-    last = torch.where(probs != 0, places, 0).amax(dim=-1)
+    tokens = torch.arange(probs.shape[1], device=probs.device)
+    last = torch.where(probs != 0, tokens, 0).amax(dim=-1)
     return torch.minimum(token, last)
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return weights / sum; `otherwise` where nothing is left, which happens with probability 0."""
+    """Return weights / sum; `otherwise` if the sum is 0, which has probability 0."""
     total = weights.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

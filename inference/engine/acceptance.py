@@ -1,4 +1,4 @@
-"""Decides what is accepted of a batch of verified trees, with one copy off the device."""
+"""Acceptance of a batch of verified trees, with a single copy from the device."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from inference.draft_tree import ROOT, DraftTree, TreeRow
+from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.engine.accept import accept_greedy_path, accept_path, draw
 from inference.engine.accept_batched import accept_paths
 from inference.engine.request import SequenceState
@@ -16,16 +16,16 @@ from jakiro.errors import DraftError
 
 
 class AcceptResult(NamedTuple):
-    """What verification made of one sequence's tree."""
+    """The outcome of verifying one sequence's tree."""
 
-    row: TreeRow
+    tree: SequenceTree
     path: list[int]  # accepted nodes, from the first level down
-    next_token: int  # supplied by the target itself
-    distribution: ProcessedDistribution  # at visited nodes
+    next_token: int  # bonus or recovered token, from the target itself
+    distribution: ProcessedDistribution  # of the target after each node
 
     @property
     def visited(self) -> list[int]:
-        """The nodes whose laws decided: ROOT and the path; the i-th emitted token follows each."""
+        """ROOT and the accepted nodes; each of them is followed by one emitted token."""
         return [ROOT, *self.path]
 
 
@@ -35,24 +35,26 @@ def accept_trees(
     sequences: Sequence[SequenceState],
     step_id: int,
 ) -> list[AcceptResult]:
-    """Return the verdict on each sequence's tree.
+    """Return the outcome for each sequence's tree.
 
     Args:
-        tree: the candidates.
-        logits: the target's, after the root and after each node.
-        sequences: whose trees these are.
-        step_id: with seed and row, the key of the random numbers.
+        tree: trees of all sequences.
+        logits: the target's logits after the root and after each node.
+        sequences: sequences being decoded.
+        step_id: number of the decoding step; with seed and batch index, the key of the random
+            numbers.
 
     Raises:
-        NumericalError: a law that decides is not finite.
-        DraftError: a candidate is no token of the target, or could not have been drawn.
+        NumericalError: a distribution of the target at a visited node is not finite.
+        DraftError: a candidate is outside the target's vocabulary, or has probability zero in its
+            own `draft_probs`.
     """
-    samplings = [one.request.sampling for one in sequences]
-    if all(one.is_plain_greedy for one in samplings):
+    samplings = [state.request.sampling for state in sequences]
+    if all(sampling.is_plain_greedy for sampling in samplings):
         return _greedily(tree, logits, sequences)
     first = samplings[0]
-    alike = all(one.processors is first.processors for one in samplings)
-    # For one sequence on the CPU, where looking is free, a walk that stops early is faster.
+    alike = all(sampling.processors is first.processors for sampling in samplings)
+    # For a single sequence on the CPU, acceptance on the host is faster, because it stops early.
     is_wide = len(sequences) > 1 or logits.device.type != "cpu"
     if is_wide and first.do_sample and first.is_prefix_free and alike:
         return _together(tree, logits, sequences, step_id)
@@ -63,18 +65,25 @@ def _greedily(
     tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[AcceptResult]:
     highest, best = logits.max(dim=-1)
-    rows, extra = tree.rows(torch.cat((best, highest.isfinite().long()), dim=1))
-    distributions = _distributions(rows, logits, sequences)
-    each = zip(rows, distributions, extra, strict=True)
-    return [_greedy(row, distribution, facts) for row, distribution, facts in each]
+    trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
+    distributions = _distributions(trees, logits, sequences)
+    each = zip(trees, distributions, extra, strict=True)
+    return [_greedy(own, distribution, integers) for own, distribution, integers in each]
 
 
-def _greedy(row: TreeRow, distribution: ProcessedDistribution, facts: list[int]) -> AcceptResult:
-    """Return a greedy verdict, given each query's best token and whether its logit is finite."""
-    best_tokens, is_finite = facts[: len(facts) // 2], facts[len(facts) // 2 :]
-    result = AcceptResult(
-        row, *accept_greedy_path(row, lambda node: best_tokens[node + 1]), distribution
-    )
+def _greedy(
+    tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
+) -> AcceptResult:
+    """Return the greedy outcome.
+
+    Args:
+        tree: tree of the sequence.
+        distribution: the target's distributions.
+        integers: each query's best token, then whether each query's best logit is finite.
+    """
+    best_tokens, is_finite = integers[: len(integers) // 2], integers[len(integers) // 2 :]
+    path, next_token = accept_greedy_path(tree, lambda node: best_tokens[node + 1])
+    result = AcceptResult(tree, path, next_token, distribution)
     if not all(is_finite[node + 1] for node in result.visited):
         _explain(result)
     return result
@@ -86,22 +95,20 @@ def _together(
     every = torch.arange(len(sequences), device=logits.device)
     sampling = sequences[0].request.sampling
     count = tree.num_nodes + 1
-    uniforms = [one.request.sampling.uniforms(step_id, count) for one in sequences]
+    uniforms = [state.request.sampling.uniforms(step_id, count) for state in sequences]
     accepted = accept_paths(
         tree,
         lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
         torch.stack(uniforms).to(logits.device),
     )
     ends = torch.stack((accepted.next_token, accepted.is_sound.long()), dim=1)
-    rows, extra = tree.rows(torch.cat((accepted.path, ends), dim=1))
+    trees, extra = tree.to_host(torch.cat((accepted.path, ends), dim=1))
+    distributions = _distributions(trees, logits, sequences)
     results = []
-    for row, distribution, facts in zip(
-        rows, _distributions(rows, logits, sequences), extra, strict=True
-    ):
-        *path, next_token, is_sound = facts
-        result = AcceptResult(
-            row, [node for node in path if node != ROOT], next_token, distribution
-        )
+    for own, distribution, integers in zip(trees, distributions, extra, strict=True):
+        *nodes, next_token, is_sound = integers
+        path = [node for node in nodes if node != ROOT]
+        result = AcceptResult(own, path, next_token, distribution)
         if not is_sound:
             _explain(result)
         results.append(result)
@@ -111,41 +118,40 @@ def _together(
 def _one_by_one(
     tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
 ) -> list[AcceptResult]:
-    """Judge sequence by sequence: for processors that look at each node's own path."""
-    rows, _ = tree.rows(tree.token_ids[:, :0])
-    return [
-        _alone(row, distribution, step_id)
-        for row, distribution in zip(rows, _distributions(rows, logits, sequences), strict=True)
-    ]
+    """Return outcomes with processors that read each node's own path."""
+    trees, _ = tree.to_host()
+    distributions = _distributions(trees, logits, sequences)
+    pairs = zip(trees, distributions, strict=True)
+    return [_alone(own, distribution, step_id) for own, distribution in pairs]
 
 
-def _alone(row: TreeRow, distribution: ProcessedDistribution, step_id: int) -> AcceptResult:
+def _alone(tree: SequenceTree, distribution: ProcessedDistribution, step_id: int) -> AcceptResult:
     sampling = distribution.sampling
     if not sampling.do_sample:
-        return AcceptResult(row, *accept_greedy_path(row, distribution.best), distribution)
-    uniforms = iter(sampling.uniforms(step_id, len(row.token_ids) + 1).tolist())
+        return AcceptResult(tree, *accept_greedy_path(tree, distribution.best), distribution)
+    uniforms = iter(sampling.uniforms(step_id, len(tree.token_ids) + 1).tolist())
     path, next_probs = accept_path(
-        row, distribution, lambda probability: next(uniforms) < probability
+        tree, distribution, lambda probability: next(uniforms) < probability
     )
-    return AcceptResult(row, path, draw(next_probs, next(uniforms)), distribution)
+    return AcceptResult(tree, path, draw(next_probs, next(uniforms)), distribution)
 
 
 def _distributions(
-    rows: Sequence[TreeRow], logits: Tensor, sequences: Sequence[SequenceState]
+    trees: Sequence[SequenceTree], logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[ProcessedDistribution]:
-    for row in rows:
-        _check_tokens(row, vocab=logits.shape[-1])
+    for tree in trees:
+        _check_tokens(tree, vocab=logits.shape[-1])
     return [
-        ProcessedDistribution(own, one.token_ids, row, one.request.sampling)
-        for row, own, one in zip(rows, logits, sequences, strict=True)
+        ProcessedDistribution(own, state.token_ids, tree, state.request.sampling)
+        for tree, own, state in zip(trees, logits, sequences, strict=True)
     ]
 
 
-def _check_tokens(row: TreeRow, vocab: int) -> None:
-    valid = [node for siblings in row.children.values() for node in siblings]
-    if wrong := [row.token_ids[node] for node in valid if not 0 <= row.token_ids[node] < vocab]:
+def _check_tokens(tree: SequenceTree, vocab: int) -> None:
+    valid = [node for siblings in tree.children.values() for node in siblings]
+    if wrong := [tree.token_ids[node] for node in valid if not 0 <= tree.token_ids[node] < vocab]:
         raise DraftError(
-            "the drafter proposes what is no token of the target",
+            "the drafter proposed a token id outside the target's vocabulary",
             expected=f"ids from 0 to {vocab - 1}",
             got=wrong[0],
             remedy="use a drafter with the target's own vocabulary",
@@ -153,12 +159,12 @@ def _check_tokens(row: TreeRow, vocab: int) -> None:
 
 
 def _explain(result: AcceptResult) -> None:
-    """Raise the error that makes a verdict worthless."""
+    """Raise the error that makes an outcome worthless."""
     for node in result.visited:
         result.distribution.best(node)
     raise DraftError(
-        "a drawn candidate has no probability under the draft law that is said to be its own",
-        expected="siblings drawn without replacement from the recorded law",
-        got=[result.row.token_ids[node] for node in result.path],
-        remedy="record the law that the drafter draws from",
+        "a sampled draft token has probability zero in the drafter's own `draft_probs`",
+        expected="siblings sampled without replacement from draft_probs",
+        got=[result.tree.token_ids[node] for node in result.path],
+        remedy="record the distribution that the drafter samples from",
     )

@@ -1,4 +1,4 @@
-"""What target and drafter remember of some sequences, and how far each has got."""
+"""The target's cache and the drafter's session for sequences that are decoded together."""
 
 from collections.abc import Sequence
 
@@ -13,20 +13,22 @@ PREFILL_CHUNK = 512  # prompt tokens per target forward
 
 
 class Context:
-    """The target's cache and the drafter's session of sequences that are decoded together.
+    """The cache and the session of some sequences, and their lengths.
 
-    The session may lag behind the cache: it is told of final tokens when it has to draft, all at
-    once, so decoding without drafts costs it nothing.
+    Of each sequence, cached = emitted - root: all tokens but the last are in the target's cache,
+    and the last one is the root of the next tree. The session may lag behind the cache: it takes in
+    final tokens when it has to draft, all at once. Decoding without drafts therefore costs it
+    nothing.
 
     Args:
-        target: the frozen target.
-        drafter: proposes trees, or None.
-        sampling: shapes the draft laws.
+        target: frozen target.
+        drafter: drafter of the session; None for no session.
+        sampling: options by which tokens are selected.
         batch: number of sequences.
-        capacity: tokens of the longest sequence, its drafts not included.
+        capacity: number of tokens of the longest sequence, without drafts.
     """
 
-    # In inference mode from the start: compiled steps would be compiled anew for other tensors.
+    # In inference mode from the start; for other tensors, compiled steps would be compiled again.
     @torch.inference_mode()
     def __init__(
         self,
@@ -53,17 +55,17 @@ class Context:
 
         Args:
             token_ids: all tokens of each sequence.
-            offset: tokens behind the cached ones that were read before.
-            count: tokens to read of the longest sequence; shorter ones are padded.
+            offset: number of tokens after the cached ones that were read before.
+            count: number of tokens to read of the longest sequence; others are padded.
 
         Returns:
-            what the target left, and how many tokens of each sequence were read.
+            The target's output, and the number of tokens read of each sequence.
         """
         starts = [length + offset for length in self.lengths]
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
         padded = [[*ids, *[0] * (count - len(ids))] for ids in read]
-        # Padding lands on slots that the sequence has yet to write, and is never visible.
+        # Padding goes to slots that the sequence writes later, so it is never visible.
         step = self._chain(padded, starts)
         return self.target.forward(step, self.cache), [len(ids) for ids in read]
 
@@ -73,13 +75,19 @@ class Context:
         budget: Budget,
         generators: Sequence[torch.Generator],
     ) -> DraftTree:
-        """Return trees below the last of each sequence's tokens, all others being cached."""
+        """Return trees below the last token of each sequence; all other tokens are cached.
+
+        Args:
+            token_ids: all tokens of each sequence.
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
         assert self.session is not None
         self.catch_up(token_ids)
         return self.session.propose(budget, generators)
 
     def catch_up(self, token_ids: Sequence[list[int]]) -> None:
-        """Tell the session of all cached tokens that it has not been told of."""
+        """Let the session take in all cached tokens that it does not have yet."""
         assert self.session is not None
         while (starts := self.session.lengths) != tuple(self.lengths):
             ends = [
@@ -89,27 +97,27 @@ class Context:
             self.session.advance(self._committed(token_ids, starts, ends))
 
     def commit(self, sources: Sequence[Sequence[int]]) -> None:
-        """Make the rows at `sources`, slots of each sequence, its next cached ones."""
+        """Make tokens that were read permanent: `sources` are their slots, for each sequence."""
         self._move(sources)
         pairs = zip(self.lengths, sources, strict=True)
         self.lengths = [length + len(slots) for length, slots in pairs]
 
     def rollback(self, length: int) -> None:
-        """Forget everything from position `length` on."""
-        self.lengths = [min(one, length) for one in self.lengths]
+        """Discard everything from position `length` on."""
+        self.lengths = [min(own, length) for own in self.lengths]
         if self.session is not None:
             self.session.rollback(length)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        self.cache.select_sequences(places)
-        self.lengths = [self.lengths[place] for place in places]
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.cache.select_sequences(indices)
+        self.lengths = [self.lengths[index] for index in indices]
         if self.session is not None:
-            self.session.select_sequences(places)
+            self.session.select_sequences(indices)
 
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens; at least doubles what it enlarges."""
+        """Make room for sequences of up to `capacity` tokens; caches that grow at least double."""
         needed = capacity + self._margin
         if needed > self.cache.capacity:
             room = max(needed, 2 * self.cache.capacity)
@@ -118,19 +126,19 @@ class Context:
                 self.session.reserve(room)
 
     def close(self) -> None:
-        """Free everything."""
+        """Free cache and session."""
         if self.session is not None:
             self.session.close()
         del self.cache, self.session
 
     def _chain(self, token_ids: list[list[int]], starts: Sequence[int]) -> StepInput:
-        """Return the step over consecutive tokens of each sequence."""
+        """Return the target step over consecutive tokens of each sequence."""
         device = self.target.device
         ids, lengths = torch.tensor(token_ids, device=device), torch.tensor(starts, device=device)
         slots = lengths[:, None] + torch.arange(ids.shape[1], device=device)
         end, limit = max(starts) + ids.shape[1], self.target.spec.max_position
         positions = slots
-        if end > min(limit, self.cache.capacity):  # by padding only
+        if end > min(limit, self.cache.capacity):  # only padding goes beyond
             positions = slots.clamp(max=limit - 1)
             slots = slots.clamp(max=self.cache.capacity - 1)
         return StepInput(
@@ -144,7 +152,7 @@ class Context:
     def _committed(
         self, token_ids: Sequence[list[int]], starts: Sequence[int], ends: Sequence[int]
     ) -> Committed:
-        """Return the news of the cached tokens from `starts` to `ends`, memory included."""
+        """Return the cached tokens from `starts` to `ends`, with their memory."""
         assert self.drafter is not None
         spans = list(zip(token_ids, starts, ends, strict=True))
         width = max(end - start for _, start, end in spans)
@@ -163,12 +171,12 @@ class Context:
         )
 
     def _move(self, sources: Sequence[Sequence[int]]) -> None:
-        """Bring rows down to where their positions are; does nothing where they are there."""
+        """Move cached tokens to the slots equal to their positions, if necessary."""
         pairs = list(zip(self.lengths, sources, strict=True))
         if all(list(slots) == list(range(start, start + len(slots))) for start, slots in pairs):
             return
         width = max(map(len, sources))
-        # Padding moves a row onto itself.
+        # Padding moves a slot onto itself.
         padded = [[*slots, *[start] * (width - len(slots))] for start, slots in pairs]
         final = [
             [*range(start, start + len(slots)), *[start] * (width - len(slots))]

@@ -1,4 +1,4 @@
-"""What can be noted about each emitted token: its log-probability, its scores, its logits."""
+"""Optional details of each emitted token: log-probability, scores and logits."""
 
 from dataclasses import dataclass
 
@@ -12,48 +12,49 @@ from inference.sampling import widened
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What to note."""
+    """The details to return."""
 
     log_probs: bool = False
     scores: bool = False
     logits: bool = False
 
 
-def record_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
-    """Return what a config and its caller ask for, or None where it is nothing."""
-    record = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
-    return record if record != OutputOptions() else None
+def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
+    """Return the requested details, or None if there are none.
+
+    Args:
+        config: generation config, which may ask for scores and logits.
+        log_probs: whether log-probabilities are requested.
+    """
+    options = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
+    return options if options != OutputOptions() else None
 
 
 @dataclass(frozen=True)
 class TokenDetails:
-    """What was noted about the tokens of one round; empty where it was not asked for."""
+    """Details of the tokens of one decoding step; lists are empty if not requested."""
 
-    log_probs: list[float]  # under the target's processed law
+    log_probs: list[float]  # under the target's processed distribution
     scores: list[Float[Tensor, " vocab"]]  # processed logits
-    logits: list[Float[Tensor, " vocab"]]  # the target's own
+    logits: list[Float[Tensor, " vocab"]]  # raw logits of the target
 
 
 def details_of(record: OutputOptions, result: AcceptResult, emitted: list[int]) -> TokenDetails:
-    """Return the details of tokens that a verdict has let through.
+    """Return the details of emitted tokens.
 
     Args:
-        record: what to note.
-        verdict: on the tree.
-        emitted: the first tokens of its path, or all of them and the next token.
+        record: details to return.
+        result: outcome of verifying the tree.
+        emitted: tokens of the accepted path and the next token, as far as they were emitted.
     """
     visited = result.visited[: len(emitted)]
-    scores = [result.distribution.scores(node) for node in visited] if record.scores else []
-    logits = (
-        [widened(result.distribution.raw(node)[None])[0] for node in visited]
-        if record.logits
-        else []
-    )
-    log_probs = []
+    scores, logits, log_probs = [], [], []
+    if record.scores:
+        scores = [result.distribution.scores(node) for node in visited]
+    if record.logits:
+        logits = [widened(result.distribution.raw(node)[None])[0] for node in visited]
     if record.log_probs:
-        pairs = zip(visited, emitted, strict=True)
-        pairs_of_log_probs = [
-            (result.distribution.scores(node).log_softmax(dim=-1), token) for node, token in pairs
-        ]
-        log_probs = [float(log_probs_at[token]) for log_probs_at, token in pairs_of_log_probs]
+        for node, token in zip(visited, emitted, strict=True):
+            processed = result.distribution.scores(node).log_softmax(dim=-1)
+            log_probs.append(float(processed[token]))
     return TokenDetails(log_probs, scores, logits)

@@ -16,34 +16,35 @@ from inference.engine.details import OutputOptions, TokenDetails, details_of
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request, SequenceState
 from inference.engine.stats import DecodeStats
-from inference.protocol import Drafter, VerifyResult
+from inference.protocol import AdaptiveSession, Drafter, VerifyResult
 from jakiro.target.adapter import StepInput, TargetAdapter
 
-BONUS = 0  # depth of a token that the target itself supplied
-DRAFTING = 1  # purpose of the draws of sampled trees, apart from those of acceptance
+BONUS = 0  # depth of a bonus or recovered token, which comes from the target itself
+DRAFTING = 1  # purpose of random numbers for sampled trees, which acceptance does not share
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Tokens of one sequence that became certain together, and how each was won."""
+    """The tokens that one decoding step emitted for one sequence."""
 
     token_ids: list[int]
-    depths: list[int]  # depth in the draft tree, or BONUS
+    depths: list[int]  # depth of each token in the draft tree, or BONUS
     finished: bool
-    row: int = 0  # which request
-    details: TokenDetails | None = None  # where they were asked for
+    index: int = 0  # of the request in the run
+    details: TokenDetails | None = None  # if they were requested
 
 
 class DecodeRun:
-    """Requests being decoded together; iterate to advance all of them by a round.
+    """Requests that are decoded together; iteration advances all of them by a decoding step.
 
     Args:
-        target: the frozen target.
-        drafter: proposes trees, or None for plain decoding.
-        requests: what to decode; a single one or several.
-        policy: when and how much to draft; by default always, as much as the drafter can.
-        context: what is remembered of an earlier turn of a single request; it stays open.
-        record: what to note about each token.
+        target: frozen target.
+        drafter: drafter of the trees; None for autoregressive decoding.
+        requests: a request or several.
+        policy: when and how much to draft; None for always, as much as the drafter allows.
+        context: context of an earlier chat turn of a single request, which stays open; None for a
+            new one.
+        record: details to return of each token; None for none.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class DecodeRun:
     ) -> None:
         several = [requests] if isinstance(requests, Request) else list(requests)
         sampling = several[0].sampling
-        capacity = max(one.max_length for one in several)
+        capacity = max(request.max_length for request in several)
         self.target = target
-        self.sequences = [SequenceState.of(index, one) for index, one in enumerate(several)]
-        self.live = list(self.sequences)
+        self.sequences = [SequenceState.of(index, request) for index, request in enumerate(several)]
+        self.live = list(self.sequences)  # not complete yet
         self.policy = (policy or AlwaysDraft(drafter)).new_run(sampling, len(several))
         self.record = record
         self.is_context_lent = context is not None
@@ -72,18 +73,18 @@ class DecodeRun:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and continuation of the first request."""
+        """The prompt and continuation of the first request."""
         return self.sequences[0].token_ids
 
     @property
     def stats(self) -> DecodeStats:
-        """Counts of all requests, and the seconds of the run."""
-        total = DecodeStats.pooled(one.stats for one in self.sequences)
+        """The counts of all requests, and the seconds of the run."""
+        total = DecodeStats.pooled(state.stats for state in self.sequences)
         total.seconds.update(self.seconds)
         return total
 
     def __iter__(self) -> Generator[list[DecodeStep], None, None]:
-        """Yield each sequence's first token, then what each round of verification made certain."""
+        """Yield each sequence's first token, then the tokens of each decoding step."""
         started = time.perf_counter()
         try:
             steps = self._prefill()
@@ -104,30 +105,30 @@ class DecodeRun:
         return self
 
     def close(self) -> None:
-        """Free the caches unless they are lent; the tokens and statistics stay."""
+        """Free the caches, unless the context was passed in; tokens and statistics stay."""
         if self.is_closed:
             return
         self.is_closed = True
-        for one in self.sequences:
-            if one.request.ticket is not None:
-                one.request.ticket.end()
+        for state in self.sequences:
+            if state.request.ticket is not None:
+                state.request.ticket.end()
         if not self.is_context_lent:
             self.context.close()
 
     @torch.inference_mode()
     def _prefill(self) -> list[DecodeStep]:
-        """Read the prompts, chunk by chunk, and decide the first tokens: the roots."""
+        """Read the prompts in chunks, and select the first tokens, which become the roots."""
         with self._clock("prefill"):
-            prompts = [one.token_ids for one in self.live]
+            prompts = [state.token_ids for state in self.live]
             cached = self.context.lengths
             counts = [len(ids) - length for ids, length in zip(prompts, cached, strict=True)]
             features: list[Tensor] = [torch.empty(0)] * len(counts)
             for offset in range(0, max(counts), PREFILL_CHUNK):
                 width = min(PREFILL_CHUNK, max(counts) - offset)
                 output, read = self.context.read(prompts, offset, width)
-                for row, count in enumerate(read):
-                    if offset + count == counts[row] and count > 0:
-                        features[row] = output.features[row, count - 1]
+                for index, count in enumerate(read):
+                    if offset + count == counts[index] and count > 0:
+                        features[index] = output.features[index, count - 1]
             self.context.lengths = [len(ids) for ids in prompts]
             logits = self.target.logits(torch.stack(features)[:, None])
             tree = DraftTree.empty(torch.tensor(self.context.lengths, device=logits.device))
@@ -135,7 +136,7 @@ class DecodeRun:
 
     @torch.inference_mode()
     def _step(self) -> list[DecodeStep]:
-        """Draft trees, verify them in one target forward, keep what the target's laws allow."""
+        """Draft trees, verify them in one target forward, and emit what is accepted."""
         started = time.perf_counter()
         self.num_steps += 1
         with self._clock("draft"):
@@ -145,12 +146,12 @@ class DecodeRun:
             logits = self.target.logits(output.features)
         with self._clock("commit"):
             results = accept_trees(tree, logits, self.live, self.num_steps)
-            for one in self.live:
-                one.stats.target_forwards += 1
+            for state in self.live:
+                state.stats.target_forwards += 1
             steps = self._advance(tree, results)
-        rows = [result.row for result in results]
+        trees = [result.tree for result in results]
         paths = [result.path for result in results]
-        self.policy.learn(rows, paths, time.perf_counter() - started)
+        self.policy.learn(trees, paths, time.perf_counter() - started)
         return steps
 
     def _draft(self) -> DraftTree:
@@ -158,9 +159,9 @@ class DecodeRun:
         if budget is None or self.context.session is None:
             lengths = torch.tensor(self.context.lengths, device=self.target.device)
             return DraftTree.empty(lengths, self.num_steps)
-        samplings = [one.request.sampling for one in self.live]
-        generators = [one.generator(self.num_steps, DRAFTING) for one in samplings]
-        tokens = [one.token_ids for one in self.live]
+        samplings = [state.request.sampling for state in self.live]
+        generators = [sampling.generator(self.num_steps, DRAFTING) for sampling in samplings]
+        tokens = [state.token_ids for state in self.live]
         tree = self.context.propose(tokens, budget, generators)
         last = self.target.spec.max_position - 1
         if max(self.context.lengths) + tree.max_depth > last:
@@ -168,8 +169,8 @@ class DecodeRun:
         return replace(tree, step_id=self.num_steps)
 
     def _tree_step(self, tree: DraftTree) -> StepInput:
-        """Return the roots and their trees as one target step; node n is query n + 1."""
-        roots = [one.token_ids[-1:] for one in self.live]
+        """Return the roots and their trees as one target step, in which node n is query n + 1."""
+        roots = [state.token_ids[-1:] for state in self.live]
         drafts = tree.token_ids.clamp(0, self.target.spec.vocab_size - 1)
         base = tree.base_length[:, None]
         positions = torch.cat((base, base + tree.depth), dim=1)
@@ -185,88 +186,87 @@ class DecodeRun:
         )
 
     def _advance(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
-        """Emit what was decided, make it permanent, and let go of finished sequences."""
+        """Emit accepted tokens, make them permanent, and drop complete sequences."""
         pairs = list(zip(self.live, results, strict=True))
-        steps = [self._emit(one, result) for one, result in pairs]
+        steps = [self._emit(state, result) for state, result in pairs]
         if self.num_steps:
             self._commit(results, steps)
             self._notify(tree, results, steps)
         self._notify_finished(steps)
-        still = [place for place, one in enumerate(steps) if not one.finished]
+        still = [index for index, step in enumerate(steps) if not step.finished]
         if still and len(still) < len(steps):
             self.context.select_sequences(still)
-        self.live = [self.live[place] for place in still]
+        self.live = [self.live[index] for index in still]
         return steps
 
-    def _emit(self, one: SequenceState, result: AcceptResult) -> DecodeStep:
+    def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
         """Append tokens one by one until the request is complete."""
-        row = result.row
-        drafted = [(row.token_ids[n], row.depth[n], row.proposer_id[n]) for n in result.path]
+        tree, stats = result.tree, state.stats
+        drafted = [(tree.token_ids[n], tree.depth[n], tree.proposer_id[n]) for n in result.path]
         emitted: list[int] = []
         depths: list[int] = []
         finished = False
-        one.stats.count_reached(
-            depth for depth, n in enumerate(result.visited) if n in row.children
-        )
-        one.stats.proposed_by_proposer.update(
-            row.proposer_id[n] for siblings in row.children.values() for n in siblings
+        stats.count_reached(depth for depth, n in enumerate(result.visited) if n in tree.children)
+        stats.proposed_by_proposer.update(
+            tree.proposer_id[n] for siblings in tree.children.values() for n in siblings
         )
         for token, depth, proposer in [*drafted, (result.next_token, BONUS, BONUS)]:
-            one.token_ids.append(token)
+            state.token_ids.append(token)
             emitted.append(token)
             depths.append(depth)
             if depth != BONUS:
-                one.stats.accepted[depth] += 1
-                one.stats.accepted_by_proposer[proposer] += 1
-            finished = one.request.stop(one.token_ids)
+                stats.accepted[depth] += 1
+                stats.accepted_by_proposer[proposer] += 1
+            finished = state.request.stop(state.token_ids)
             if finished:
                 break
-        one.stats.emitted += len(emitted)
+        stats.emitted += len(emitted)
         details = None if self.record is None else details_of(self.record, result, emitted)
-        return DecodeStep(emitted, depths, finished, one.index, details)
+        return DecodeStep(emitted, depths, finished, state.index, details)
 
     def _commit(self, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
-        """Make the rows of emitted tokens permanent: of all but the last, which is the new root."""
-        if not self.is_context_lent and all(one.finished for one in steps):
+        """Make emitted tokens permanent in the cache, except the last, which is the new root."""
+        if not self.is_context_lent and all(step.finished for step in steps):
             return
         lengths = self.context.lengths
         self.context.commit(
             [
-                [length + 1 + node for node in result.visited[: len(one.token_ids)]]
-                for length, result, one in zip(lengths, results, steps, strict=True)
+                [length + 1 + node for node in result.visited[: len(step.token_ids)]]
+                for length, result, step in zip(lengths, results, steps, strict=True)
             ]
         )
 
     def _notify(
         self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
     ) -> None:
-        if self.context.session is None:
+        """Let an adaptive session learn from the verification."""
+        session = self.context.session
+        if not isinstance(session, AdaptiveSession):
             return
-        distributions = [verified.distribution for verified in results]
-        # What was accepted behind the end of a sequence is none of its text.
+        distributions = [result.distribution for result in results]
+        # Tokens accepted after the end of a sequence are not part of its text.
         pairs = zip(results, steps, strict=True)
-        paths = [verified.path[: len(one.token_ids) - 1] for verified, one in pairs]
+        paths = [result.path[: len(step.token_ids) - 1] for result, step in pairs]
         verified = VerifyResult(
             step_id=tree.step_id,
             base_length=[distribution.length - 1 for distribution in distributions],
             path=paths,
             num_accepted=[len(path) for path in paths],
-            next_token=[one.token_ids[-1] for one in steps],
-            finished=[one.finished for one in steps],
-            target_probs=lambda sequence, node: distributions[sequence](node),
-            logits=lambda sequence, nodes: distributions[sequence].logits[
-                [node + 1 for node in nodes]
-            ],
+            next_token=[step.token_ids[-1] for step in steps],
+            finished=[step.finished for step in steps],
+            target_probs=lambda index, node: distributions[index](node),
+            logits=lambda index, nodes: distributions[index].logits[[node + 1 for node in nodes]],
         )
-        self.context.session.on_verified(verified)
+        session.on_verified(verified)
 
     def _notify_finished(self, steps: list[DecodeStep]) -> None:
-        """Show the drafter what is complete, the end of which it has not been told of."""
-        if self.context.session is None:
+        """Let an adaptive session learn from complete sequences, whose last tokens it lacks."""
+        session = self.context.session
+        if not isinstance(session, AdaptiveSession):
             return
-        for place, one in enumerate(steps):
-            if one.finished:
-                self.context.session.on_finished(place, self.live[place].token_ids)
+        for index, step in enumerate(steps):
+            if step.finished:
+                session.on_finished(index, self.live[index].token_ids)
 
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:

@@ -1,9 +1,9 @@
-"""Decides before each round whether to draft, and how much."""
+"""Decides before each decoding step whether to draft, and how much."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from inference.draft_tree import TreeRow
+from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, Drafter, RequestCounter
 from inference.sampling import Sampling
 
@@ -13,27 +13,29 @@ class StepPolicy(Protocol):
     """The decisions of one run."""
 
     def next_budget(self) -> Budget | None:
-        """Return the limits of the next round's trees, or None for a plain decoding step."""
+        """Return the limits of the next trees, or None for a step without drafts."""
         ...
 
-    def learn(self, rows: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
-        """Take in what became of the last round.
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
+        """Learn from the last decoding step.
 
         Args:
-            rows: what was verified, per sequence.
+            trees: verified tree of each sequence.
             paths: accepted nodes of each sequence.
-            seconds: that the round took.
+            seconds: duration of the step.
         """
         ...
 
 
 @runtime_checkable
 class DraftPolicy(Protocol):
-    """Whatever runs share: it hands out their policies."""
+    """The policy of a decoder, which all its runs share."""
 
     @property
     def request_counter(self) -> RequestCounter | None:
-        """Numbers the runs that it learns from for later ones; None: it learns nothing so."""
+        """The counter of runs that later runs learn from; None if nothing is learned."""
         ...
 
     def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:
@@ -41,15 +43,15 @@ class DraftPolicy(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what was learnt from earlier runs."""
+        """Forget what was learned from earlier runs."""
         ...
 
 
 class AlwaysDraft:
-    """Draft in every round, as much as the drafter has room for.
+    """Drafts at every decoding step, as much as the drafter allows.
 
     Args:
-        drafter: whose trees these are; None never drafts.
+        drafter: drafter of the trees; None for no drafts.
     """
 
     request_counter: RequestCounter | None = None
@@ -58,15 +60,17 @@ class AlwaysDraft:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)
 
     def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
-        """Return itself: nothing is learnt."""
+        """Return itself, because nothing is learned."""
         return self
 
     def reset(self) -> None:
-        """Nothing was learnt."""
+        """Do nothing, because nothing was learned."""
 
     def next_budget(self) -> Budget | None:
         """Return the drafter's own limits."""
         return self.budget
 
-    def learn(self, rows: Sequence[TreeRow], paths: Sequence[list[int]], seconds: float) -> None:
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
         """Learn nothing."""

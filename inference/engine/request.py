@@ -1,4 +1,4 @@
-"""What to decode, and how far it has come."""
+"""Requests, their stop rules, and the state of their sequences."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,43 +15,38 @@ from inference.engine.stats import DecodeStats
 from inference.protocol import RequestTicket
 from inference.sampling import Sampling
 
-# Exactly these: what derives from them may decide otherwise.
+# Subclasses of these are excluded, because they may decide differently.
 HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
 
 
 class StopRule:
-    """Decides after each token, so decoding never overshoots.
+    """Decides after each token whether a sequence is complete, so that none becomes too long.
 
-    Length, end-of-sequence and time are read off the criteria and tested on the host; any other
+    Limits of length and time, and end-of-sequence tokens, are checked on the host; any other
     criterion is called with the tokens so far.
 
     Args:
-        criteria: as prepared by `generate()`.
-        device: where other criteria expect the tokens.
+        criteria: stopping criteria, as prepared by `generate()`.
+        device: device of the tokens that other criteria get.
     """
 
     def __init__(self, criteria: StoppingCriteriaList, device: torch.device) -> None:
         self.device = device
         self.max_length = min(
-            (one.max_length for one in criteria if type(one) is MaxLengthCriteria),
-            default=None,
+            (rule.max_length for rule in criteria if type(rule) is MaxLengthCriteria), default=None
         )
         self.eos_ids = {
             int(token)
-            for one in criteria
-            if type(one) is EosTokenCriteria
-            for token in one.eos_token_id.flatten().tolist()
+            for rule in criteria
+            if type(rule) is EosTokenCriteria
+            for token in rule.eos_token_id.flatten().tolist()
         }
+        timers = [rule for rule in criteria if type(rule) is MaxTimeCriteria]
         self.deadline = min(
-            (
-                one.initial_timestamp + one.max_time
-                for one in criteria
-                if type(one) is MaxTimeCriteria
-            ),
-            default=None,
+            (timer.initial_timestamp + timer.max_time for timer in timers), default=None
         )
         self.others = StoppingCriteriaList(
-            one for one in criteria if type(one) not in HOST_CRITERIA
+            rule for rule in criteria if type(rule) not in HOST_CRITERIA
         )
 
     def __call__(self, token_ids: list[int]) -> bool:
@@ -70,22 +65,22 @@ class StopRule:
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to continue, and when to stop."""
+    """A prompt to continue, its sampling options and its stop rule."""
 
     token_ids: list[int]  # the prompt, without padding
     sampling: Sampling
     stop: StopRule
     max_length: int  # prompt included
-    ticket: RequestTicket | None = None  # where it teaches something
+    ticket: RequestTicket | None = None  # if a drafter or policy learns from it
 
 
 @dataclass
 class SequenceState:
-    """One request being decoded."""
+    """The state of a sequence that is being decoded."""
 
-    index: int  # among the requests of the run
+    index: int  # of the request in the run
     request: Request
-    token_ids: list[int]  # prompt and what was emitted; the last one is the root
+    token_ids: list[int]  # prompt and emitted tokens; the last one is the root
     stats: DecodeStats = field(default_factory=DecodeStats)
 
     @classmethod
@@ -95,5 +90,5 @@ class SequenceState:
 
     @property
     def new_token_ids(self) -> list[int]:
-        """What was emitted so far."""
+        """The tokens emitted so far."""
         return self.token_ids[len(self.request.token_ids) :]

@@ -190,7 +190,7 @@ def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Reque
             got=f"{len(seeds)} seeds",
         )
     return [
-        replace(request, sampling=replace(request.sampling, seed=seed, row=0))
+        replace(request, sampling=replace(request.sampling, seed=seed, batch_index=0))
         for request, seed in zip(requests, seeds, strict=True)
     ]
 

@@ -1,4 +1,15 @@
-"""Joins the levels of a draft tree into one tensor of candidates, the best or all of them."""
+"""Grows draft trees level by level from predicted distributions.
+
+One sequence, two children under each expanded node, two nodes expanded on each level:
+
+    level 1    candidates       0      1             children of ROOT
+               expanded         0      1             the frontier: token_ids, origin [0, 0]
+    level 2    candidates     2   3  4   5           origin [0, 0, 1, 1], parent [0, 0, 1, 1]
+               expanded           3  4               the frontier: token_ids, origin [0, 1]
+    level 3    candidates       6   7   8   9        origin [0, 0, 1, 1], parent [3, 3, 4, 4]
+
+A deterministic tree keeps the best candidates of all levels, a sampled tree keeps all of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,38 +24,60 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribut
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
+DISTRIBUTION_SIZE = 256  # tokens kept of a draft distribution that children are sampled from
 
-class Level(NamedTuple):
-    """All candidates of one depth, with the laws they came from."""
 
-    fields: Int[Tensor, "batch 3 n"]  # token, parent (index into all levels, or ROOT), proposer
-    score: Float[Tensor, "batch n"]
-    distribution: SparseDistribution | None  # of the expanded parents
-    expanded: Int[Tensor, "batch f"]  # index of each expanded parent, or ROOT
+class TreeLevel(NamedTuple):
+    """Nodes of one depth: all candidates there, or the frontier, whose children come next."""
 
-    @property
-    def token_ids(self) -> Int[Tensor, "batch n"]:
-        """The candidates' tokens."""
-        return self.fields[:, 0]
+    token_ids: Int[Tensor, "batch n"]
+    origin: Int[Tensor, "batch n"]  # index of each node's parent in the frontier one level above
+    proposer_id: Int[Tensor, "batch n"]
+    score: Float[Tensor, "batch n"]  # cumulative draft log-probability
+    parents: Int[Tensor, "batch f"]  # tree index of each node of the frontier above, or ROOT
+    draft_probs: SparseDistribution | None = None  # below each of these, if candidates are sampled
 
     @property
     def children(self) -> int:
-        """Candidates under each expanded parent."""
-        return self.score.shape[1] // self.expanded.shape[1]
+        """The number of candidates under each node of the frontier above."""
+        return self.score.shape[1] // self.parents.shape[1]
+
+    @property
+    def parent(self) -> Int[Tensor, "batch n"]:
+        """The tree index of each node's parent, or ROOT."""
+        return self.parents.gather(1, self.origin)
+
+    def best(self, count: int) -> tuple["TreeLevel", Int[Tensor, "batch f"]]:
+        """Return the frontier of the `count` best candidates, and their indices in the level."""
+        score, indices = self.score.topk(min(count, self.score.shape[1]), dim=1)
+        frontier = self._replace(
+            token_ids=self.token_ids.gather(1, indices),
+            origin=indices // self.children,
+            proposer_id=self.proposer_id.gather(1, indices),
+            score=score,
+        )
+        return frontier, indices
 
 
 def assemble(
-    levels: list[Level], shape: TreeShape, base_length: Int[Tensor, " batch"], step_id: int
+    levels: list[TreeLevel], shape: TreeShape, base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
-    """Return the tree of some levels; parents stand before their children.
+    """Return the tree of all levels; parents come before their children.
 
-    A sampled tree has all candidates, a deterministic one the best `shape.num_nodes` by score.
+    A sampled tree has all candidates, a deterministic tree the best `shape.num_nodes` by score.
+
+    Args:
+        levels: the candidates of each depth, from 1.
+        shape: shape of the tree.
+        base_length: positions of the roots.
+        step_id: number of the decoding step.
     """
     score = torch.cat([level.score for level in levels], dim=1)
-    score = score.masked_fill(score.isnan(), -torch.inf)  # says nothing, and would rank first
-    fields = torch.cat([level.fields for level in levels], dim=2)
+    score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would rank first
+    columns = ([level.token_ids, level.parent, level.proposer_id] for level in levels)
+    fields = torch.cat([torch.stack(own, dim=1) for own in columns], dim=2)
     counts = tuple((level.score.shape[1], level.children) for level in levels)
-    depth, rank = (one.expand_as(score) for one in _layout(counts, score.device))
+    depth, rank = (column.expand_as(score) for column in _layout(counts, score.device))
     if not shape.sampled:
         order, rank = _best(score, shape.num_nodes)
         depth, score = depth.gather(1, order), score.gather(1, order)
@@ -72,22 +105,28 @@ def assemble(
 def _layout(
     counts: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Return depth and turn among siblings of all candidates.
+    """Return depth and order among siblings of all candidates.
 
     Args:
-        counts: candidates of each level, and how many of them are siblings.
-        device: where they live.
+        counts: number of candidates of each level, and how many of them are siblings.
+        device: device of the result.
     """
     depth = [level for level, (size, _) in enumerate(counts, start=1) for _ in range(size)]
-    rank = [place % children for size, children in counts for place in range(size)]
+    rank = [index % children for size, children in counts for index in range(size)]
     return torch.tensor(depth, device=device), torch.tensor(rank, device=device)
 
 
-def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Tensor, "batch kept"]]:
-    """Return the places of the `count` best candidates, ascending, and their ranks by score.
+@lru_cache(maxsize=256)
+def _origins(expanded: int, children: int, device: torch.device) -> Int[Tensor, "1 n"]:
+    """Return the index of each candidate's parent in the frontier above."""
+    return torch.arange(expanded, device=device).repeat_interleave(children)[None]
 
-    A parent is kept with any of its children: these never score above it and stand behind it, so a
-    stable order ranks it first, ties included.
+
+def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Tensor, "batch kept"]]:
+    """Return the indices of the `count` best candidates, ascending, and their ranks by score.
+
+    A parent is kept with any of its children: it comes before them and never scores below them, so
+    a stable order ranks it first, ties included.
     """
     ranked = score.sort(dim=1, descending=True, stable=True).indices[:, :count]
     kept = ranked.sort(dim=1)
@@ -95,61 +134,55 @@ def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Ten
 
 
 def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "batch 3 kept"]:
-    """Return the kept candidates' fields, their parents counted among the kept ones."""
-    places = torch.zeros_like(fields[:, 0])
-    places.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    """Return the fields of the kept candidates, with the parents' indices among them."""
+    new_index = torch.zeros_like(fields[:, 0])
+    ascending = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    new_index.scatter_(1, order, ascending)
     kept = fields.gather(2, order[:, None].expand(-1, 3, -1))
     parent = kept[:, 1]
-    kept[:, 1] = torch.where(parent == ROOT, ROOT, places.gather(1, parent.clamp(min=0)))
+    kept[:, 1] = torch.where(parent == ROOT, ROOT, new_index.gather(1, parent.clamp(min=0)))
     return kept
 
 
-def _recorded(levels: list[Level], num_nodes: int) -> SparseDistribution:
-    """Lay the laws of the expanded nodes out by node, ROOT first."""
-    first = levels[0].distribution
+def _recorded(levels: list[TreeLevel], num_nodes: int) -> SparseDistribution:
+    """Return the draft distributions below ROOT and all nodes; zero if nothing was sampled."""
+    first = levels[0].draft_probs
     assert first is not None
     shape = (first.ids.shape[0], num_nodes + 1, first.ids.shape[2])
     ids, probs = first.ids.new_zeros(shape), first.probs.new_zeros(shape)
     for level in levels:
-        assert level.distribution is not None
-        places = (level.expanded + 1)[:, :, None].expand_as(level.distribution.ids)
-        ids.scatter_(1, places, level.distribution.ids)
-        probs.scatter_(1, places, level.distribution.probs)
+        assert level.draft_probs is not None
+        index = (level.parents + 1)[:, :, None].expand_as(level.draft_probs.ids)
+        ids.scatter_(1, index, level.draft_probs.ids)
+        probs.scatter_(1, index, level.draft_probs.probs)
     return SparseDistribution(ids, probs)
-
-
-DISTRIBUTION_SIZE = 256  # tokens kept of a draft law that children are sampled from
-
-
-class Frontier(NamedTuple):
-    """The nodes whose children are drafted next."""
-
-    token_ids: Int[Tensor, "batch f"]
-    origin: Int[Tensor, "batch f"]  # index, in the frontier one level above, of each node's parent
 
 
 @runtime_checkable
 class JointPredictor(Protocol):
-    """Whatever predicts: the drafter's session, or a table in a test."""
+    """A source of draft distributions: a drafter's pass over one tree, or a table in a test."""
 
-    def joint(self, depth: int, frontier: Frontier | None) -> Float[Tensor, "batch f comp vocab"]:
-        """Return `log(w_e p_e(t))` of candidates at `depth`, for each node of the frontier.
+    def joint(self, depth: int, frontier: TreeLevel | None) -> Float[Tensor, "batch f comp vocab"]:
+        """Return `log(w_e p_e(t))` of the candidates below each node of the frontier.
+
+        Here p_e is the draft distribution of expert e, and w_e its weight.
 
         Args:
-            depth: of the candidates, from 1.
-            frontier: their parents, or None for the root.
+            depth: depth of the candidates, from 1.
+            frontier: their parents; None for the root.
         """
         ...
 
 
 @dataclass
 class TreeBuilder:
-    """Builds one round's tree; where a draft law is not finite, there are no candidates.
+    """Builds the trees of one decoding step; nothing grows where a distribution is not finite.
 
     Args:
-        shape: how the tree grows.
-        sampling: shapes the draft laws as the target's are shaped.
-        generators: sources of the draws of sampled trees, one per sequence.
+        shape: shape of the trees.
+        sampling: options by which the target's tokens are selected; draft distributions are
+            processed alike.
+        generators: random generators of sampled trees, one per sequence.
     """
 
     shape: TreeShape
@@ -159,44 +192,49 @@ class TreeBuilder:
     def build(
         self, source: JointPredictor, base_length: Int[Tensor, " batch"], step_id: int = 0
     ) -> DraftTree:
-        """Return the tree that `source` predicts below the root at position `base_length`."""
-        levels: list[Level] = []
-        frontier: Frontier | None = None
+        """Return the trees that `source` predicts below the roots.
+
+        Args:
+            source: predictor of draft distributions.
+            base_length: positions of the roots.
+            step_id: number of the decoding step.
+        """
+        levels: list[TreeLevel] = []
+        frontier: TreeLevel | None = None
         parents = torch.full_like(base_length, ROOT)[:, None]
         score = torch.zeros(parents.shape, device=parents.device)
-        pool_size = 0
+        num_nodes = 0  # of all levels so far
         for depth in range(1, self.shape.depth + 1):
             joint = source.joint(depth, frontier)
             level = self._grow(joint, parents, score, self.shape.children)
             levels.append(level)
             if depth == self.shape.depth:
                 break
-            breadth = min(self.shape.breadth, level.score.shape[1])
-            score, chosen = level.score.topk(breadth, dim=1)
-            frontier = _frontier(level, chosen)
-            parents = chosen + pool_size
-            pool_size += level.score.shape[1]
+            frontier, indices = level.best(self.shape.breadth)
+            parents, score = indices + num_nodes, frontier.score
+            num_nodes += level.score.shape[1]
         return assemble(levels, self.shape, base_length, step_id)
 
-    def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> Level:
-        """Choose or draw the children of every parent."""
+    def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> TreeLevel:
+        """Return the children of every parent: the most likely tokens, or sampled ones."""
         # Two by two: several times faster than logsumexp over a short axis.
-        log_distribution = self._processed(reduce(torch.logaddexp, joint.unbind(dim=2)))
-        distribution = _sparse(log_distribution) if self.shape.sampled else None
-        picked = (
-            _top(log_distribution, children)
-            if distribution is None
-            else self._sample(distribution, children)
+        log_probs = self._processed(reduce(torch.logaddexp, joint.unbind(dim=2)))
+        draft_probs = _sparse(log_probs) if self.shape.sampled else None
+        token_ids, child_log_probs = (
+            _top(log_probs, children)
+            if draft_probs is None
+            else self._sample(draft_probs, children)
         )
-        token_ids, log_probs = picked
         at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1))
-        fields = (token_ids, parents[:, :, None].expand_as(token_ids), at_token.argmax(dim=2))
-        return Level(
-            fields=torch.stack(fields, dim=1).flatten(2),
-            # A law sums to 1 up to rounding; above 0 a child would outrank its parent.
-            score=(score[:, :, None] + log_probs.clamp(max=0)).flatten(1),
-            distribution=distribution,
-            expanded=parents,
+        origin = _origins(*token_ids.shape[1:], token_ids.device)
+        return TreeLevel(
+            token_ids=token_ids.flatten(1),
+            origin=origin.expand(len(token_ids), -1),
+            proposer_id=at_token.argmax(dim=2).flatten(1),
+            # Probabilities sum to 1 up to rounding; above 1 a child would outrank its parent.
+            score=(score[:, :, None] + child_log_probs.clamp(max=0)).flatten(1),
+            parents=parents,
+            draft_probs=draft_probs,
         )
 
     def _processed(self, log_probs: Tensor) -> Tensor:
@@ -204,33 +242,29 @@ class TreeBuilder:
             0, log_probs.shape[:2]
         )
 
-    def _sample(self, distribution: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
-        """Draw children without replacement: Gumbel-top-k, whose order is the draw order."""
-        noise = torch.empty(distribution.probs.shape, dtype=torch.float64)
-        for row, generator in zip(noise, self.generators, strict=True):
-            row.exponential_(generator=generator)
-        noise = noise.to(distribution.probs)
-        log_probs = distribution.probs.log()
-        keys, places = (log_probs - noise.log()).topk(
-            min(children, distribution.ids.shape[2]), dim=-1
+    def _sample(self, draft_probs: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
+        """Sample children without replacement by Gumbel-top-k, which also gives their order."""
+        noise = torch.empty(draft_probs.probs.shape, dtype=torch.float64)
+        for own, generator in zip(noise, self.generators, strict=True):
+            own.exponential_(generator=generator)
+        noise = noise.to(draft_probs.probs)
+        log_probs = draft_probs.probs.log()
+        keys, indices = (log_probs - noise.log()).topk(
+            min(children, draft_probs.ids.shape[2]), dim=-1
         )
-        sampled = torch.where(keys.isneginf(), keys, log_probs.gather(2, places))
-        return distribution.ids.gather(2, places), sampled
+        sampled = torch.where(keys.isneginf(), keys, log_probs.gather(2, indices))
+        return draft_probs.ids.gather(2, indices), sampled
 
 
-def _top(log_distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the likeliest tokens of laws; all of one that is not finite have probability 0."""
-    log_probs, token_ids = log_distribution.topk(min(count, log_distribution.shape[-1]), dim=-1)
-    # NaN ranks first: where there is any, or nothing is possible, the first is not finite.
-    is_distribution = log_probs[..., :1].isfinite()
-    return token_ids, log_probs.masked_fill(~is_distribution, -torch.inf)
+def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely tokens; they get probability 0 where a distribution is not finite."""
+    best, token_ids = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
+    # NaN ranks first: where there is a NaN, or no token is possible, the first is not finite.
+    is_distribution = best[..., :1].isfinite()
+    return token_ids, best.masked_fill(~is_distribution, -torch.inf)
 
 
-def _sparse(log_distribution: Tensor) -> SparseDistribution:
-    token_ids, log_probs = _top(log_distribution, DISTRIBUTION_SIZE)
-    # A softmax of nothing but -inf is NaN.
-    return SparseDistribution(token_ids, log_probs.softmax(dim=-1).nan_to_num(nan=0.0))
-
-
-def _frontier(level: Level, chosen: Tensor) -> Frontier:
-    return Frontier(level.token_ids.gather(1, chosen), origin=chosen // level.children)
+def _sparse(log_probs: Tensor) -> SparseDistribution:
+    token_ids, best = _top(log_probs, DISTRIBUTION_SIZE)
+    # The softmax of nothing but -inf is NaN.
+    return SparseDistribution(token_ids, best.softmax(dim=-1).nan_to_num(nan=0.0))

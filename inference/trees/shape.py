@@ -1,4 +1,4 @@
-"""How large draft trees grow, and how they are cut to a budget."""
+"""Shapes of draft trees, and their reduction to a budget."""
 
 from functools import lru_cache
 
@@ -8,27 +8,27 @@ from inference.protocol import Budget
 from inference.sampling import Sampling
 from jakiro.utils.settings import Settings
 
-MAX_PASSES = 16  # most drafter passes for one tree
+MAX_PASSES = 16  # largest number of drafter passes for one tree
 
 
 class TreeShape(Settings):
-    """How a draft tree grows."""
+    """The growth of a draft tree."""
 
-    autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # drafter passes A
-    parallel_levels: int = Field(1, ge=0)  # further levels P, read off the last pass
+    autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number A of drafter passes
+    parallel_levels: int = Field(1, ge=0)  # number P of further levels, read from the last pass
     children: int = Field(3, ge=1)  # candidates under each expanded node
     breadth: int = Field(2, ge=1)  # nodes expanded per level
-    num_nodes: int = Field(8, ge=1)  # deterministic trees keep the best N of all candidates
-    sampled: bool = False
+    num_nodes: int = Field(8, ge=1)  # deterministic trees keep the N best candidates
+    sampled: bool = False  # sample candidates without replacement
 
     @property
     def depth(self) -> int:
-        """Longest path of the tree."""
+        """The longest path of the tree."""
         return self.autoregressive_levels + self.parallel_levels
 
     @property
     def level_sizes(self) -> list[int]:
-        """Candidates at each depth, before the best are chosen."""
+        """The number of candidates at each depth, before the best are selected."""
         sizes = [self.children]
         for _ in range(self.depth - 1):
             sizes.append(self.children * min(self.breadth, sizes[-1]))
@@ -36,15 +36,16 @@ class TreeShape(Settings):
 
     @property
     def max_nodes(self) -> int:
-        """Nodes that verification must have room for."""
+        """The number of nodes that verification must have room for."""
         everything = sum(self.level_sizes)
         return everything if self.sampled else min(self.num_nodes, everything)
 
     def within(self, budget: Budget) -> "TreeShape | None":
-        """Return the shape cut to a budget; None where no tree fits.
+        """Return the shape reduced to a budget; None if no tree fits.
 
-        Depth goes first by passes, then by parallel levels. A deterministic tree gives up its worst
-        candidates; a sampled one, of which none may be taken back, draws fewer.
+        Depth is reduced by passes first, then by parallel levels. A deterministic tree loses its
+        worst candidates. A sampled tree samples fewer, because no candidate may be removed after
+        sampling.
         """
         return _cut(self, budget)
 
@@ -62,14 +63,14 @@ def _cut(shape: TreeShape, budget: Budget) -> TreeShape | None:
 
 
 def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
-    """Return the widest shape of this depth whose draws fit; None where not even a chain.
+    """Return the widest sampled shape of this depth that fits; None if not even a chain fits.
 
-    Wide means many children under many nodes: of trees with 60 nodes, 4 under 5 are accepted far
-    more often than 6 under 3.
+    Wide means many children under many nodes: with 60 nodes, trees of 4 children under each of 5
+    nodes are accepted far more often than trees of 6 under 3.
     """
     sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
     shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
-    fitting = [one for one in shapes if one.max_nodes <= num_nodes]
+    fitting = [narrow for narrow in shapes if narrow.max_nodes <= num_nodes]
     return max(fitting, key=_width, default=None)
 
 
@@ -78,9 +79,9 @@ def _width(shape: TreeShape) -> tuple[int, int, int]:
 
 
 class TreePlan(Settings):
-    """The trees of greedy and of random decoding.
+    """The trees of greedy decoding and of sampling.
 
-    Where tokens are drawn, drawn candidates are accepted more often than chosen ones.
+    When tokens are sampled, sampled candidates are accepted more often than deterministic ones.
     """
 
     greedy: TreeShape = TreeShape()
@@ -92,10 +93,10 @@ class TreePlan(Settings):
         return self.greedy, self.sampling
 
     def shape(self, sampling: Sampling) -> TreeShape:
-        """Return the tree for a request."""
+        """Return the shape of a request's trees."""
         return self.sampling if sampling.do_sample else self.greedy
 
     @classmethod
     def of(cls, tree: "TreeShape | TreePlan") -> "TreePlan":
-        """Return the plan that uses one shape throughout, or the plan itself."""
+        """Return the plan that uses a single shape throughout, or the plan itself."""
         return tree if isinstance(tree, TreePlan) else cls(greedy=tree, sampling=tree)

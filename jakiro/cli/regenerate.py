@@ -75,7 +75,7 @@ def _decoder(
         if drafter is None:
             return SpeculativeDecoder(model, tokenizer=tokenizer)
         parts = parts_over(drafter, model, tokenizer)
-        return SpeculativeDecoder(model, parts.drafter, tokenizer, beside=parts.beside)
+        return SpeculativeDecoder(model, parts.drafter, tokenizer)
 
 
 def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:

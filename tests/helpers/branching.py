@@ -8,7 +8,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class Chooser:
-    """Stands in for chance: replays a script of choices, then takes the first possible one."""
+    """Replaces random numbers: replays a script of choices, then takes the first possible one."""
 
     def __init__(self, script: list[int]) -> None:
         self.script = script
@@ -17,27 +17,27 @@ class Chooser:
 
     def choose(self, probabilities: Sequence[float]) -> int:
         """Return the index that this run takes."""
-        possible = [index for index, one in enumerate(probabilities) if one > 0]
-        place = self.script[len(self.taken)] if len(self.taken) < len(self.script) else 0
-        self.taken.append((place, len(possible)))
-        self.probability *= probabilities[possible[place]]
-        return possible[place]
+        possible = [index for index, probability in enumerate(probabilities) if probability > 0]
+        choice = self.script[len(self.taken)] if len(self.taken) < len(self.script) else 0
+        self.taken.append((choice, len(possible)))
+        self.probability *= probabilities[possible[choice]]
+        return possible[choice]
 
     def accept(self, probability: float) -> bool:
-        """Return whether this run accepts a check of the given probability."""
+        """Return whether this run accepts a candidate, given the probability."""
         return self.choose([probability, 1.0 - probability]) == 0
 
 
 def distribution_of(experiment: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
-    """Return the exact distribution of what `experiment` returns, by running every path of choices."""
-    found: defaultdict[Outcome, float] = defaultdict(float)
+    """Return the exact distribution of the outcome, by running every path of choices."""
+    probs: defaultdict[Outcome, float] = defaultdict(float)
     script: list[int] | None = []
     while script is not None:
         chooser = Chooser(script)
         outcome = experiment(chooser)
-        found[outcome] += chooser.probability
+        probs[outcome] += chooser.probability
         script = _next_script(chooser.taken)
-    return dict(found)
+    return dict(probs)
 
 
 def _next_script(taken: list[tuple[int, int]]) -> list[int] | None:
@@ -47,4 +47,4 @@ def _next_script(taken: list[tuple[int, int]]) -> list[int] | None:
     if not choices:
         return None
     last, _ = choices.pop()
-    return [place for place, _ in choices] + [last + 1]
+    return [choice for choice, _ in choices] + [last + 1]

@@ -1,10 +1,11 @@
-"""Drafting by hand, compared with the predictions of training at the same positions."""
+"""Drafting by hand, and the predictions of training at the same positions."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from helpers.tables import frontier_of
 from helpers.training import one_document
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -13,7 +14,7 @@ from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget, Committed, EncodedMemory
 from inference.sampling import Sampling
-from inference.trees.builder import Frontier
+from inference.trees.builder import TreeLevel
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput, posterior_log_weights
@@ -26,14 +27,14 @@ GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
 def committed(tokens: Tensor, start: int, end: int, memory: EncodedMemory) -> Committed:
-    """Return the commit of verified tokens from `start` to `end`, with the next as the root."""
+    """Return that tokens from `start` to `end` are verified and the next one is the root."""
     return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
 
 def prefilled(
     drafter: TrainedDrafter, tokens: Tensor, length: int
 ) -> tuple[TrainedSession, StepOutput]:
-    """Return a session with `length` verified tokens; the root is the next token."""
+    """Return a session with `length` verified tokens, whose root is the next one."""
     target = drafter.target
     cache = target.new_cache(1, 64, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
@@ -46,12 +47,12 @@ def prefilled(
 def trained_outputs(
     target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
 ) -> list[ExpertsOutput]:
-    """Return what training predicts at distances 1..depth from the anchor at `length - 1`."""
+    """Return the predictions of training at distances 1..depth from the last verified token."""
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
-        samples = [torch.from_numpy(rollout_anchors(starts, 1 + sample)) for sample in range(depth)]
-        anchors = torch.stack(samples)
+        several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
+        anchors = torch.stack(several)
     else:  # one pass has all distances: position length + d - 1 is d away from its anchor
         anchors = torch.arange(count).clamp(max=length - 1)
     batch = one_document(tokens, anchors)
@@ -76,9 +77,9 @@ def assert_training_equals_drafting(
         frontier = None if step == 1 else chain_frontier(int(tokens[0, length + step - 1]))
         got = source.joint(step, frontier)
         level, pass_ = max(0, step - depth), min(step, depth)
-        output, index = trained[pass_ - 1], length + pass_ - 1
-        log_probs = drafter.head.log_probs(output.features[:, index : index + 1, level])
-        prior = weights if level else output.log_weights[:, index : index + 1]
+        output, position = trained[pass_ - 1], length + pass_ - 1
+        log_probs = drafter.head.log_probs(output.features[:, position : position + 1, level])
+        prior = weights if level else output.log_weights[:, position : position + 1]
         expected = log_probs + prior.unsqueeze(-1)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
         if step >= depth:
@@ -96,18 +97,18 @@ def assert_tree_equals_paths(
     tokens = torch.randint(0, target.spec.vocab_size, (1, length + 1))
     session, _ = prefilled(TrainedDrafter(model, target, shape), tokens, length)
     tree = session.propose(Budget(99), [])
-    row = tree.row()
+    own = tree.sequence_tree()
     assert tree.num_nodes == 3 + 9 * (passes + parallel - 1)
     linear = TrainedDrafter(model, target, TreeShape(**levels, breadth=1))
     fresh, _ = prefilled(linear, tokens, length)
     for node in range(tree.num_nodes):
-        path = [row.token_ids[index] for index in row.path(node)]
+        path = [own.token_ids[index] for index in own.path(node)]
         expected = score_of_path(fresh.start_tree(), path)
         assert tree.score[0, node].item() == pytest.approx(expected, abs=1e-4)
 
 
 def score_of_path(source: TreePass, path: Sequence[int]) -> float:
-    """Return the log-probability of a path under the drafter."""
+    """The log-probability of a path under the drafter."""
     score, frontier = 0.0, None
     for depth, token in enumerate(path, start=1):
         joint = source.joint(depth, frontier)
@@ -116,6 +117,6 @@ def score_of_path(source: TreePass, path: Sequence[int]) -> float:
     return score
 
 
-def chain_frontier(token: int) -> Frontier:
-    """Return the frontier of one token below the only node of the last frontier."""
-    return Frontier(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))
+def chain_frontier(token: int) -> TreeLevel:
+    """The frontier of a single token below the only node of the frontier above."""
+    return frontier_of(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))

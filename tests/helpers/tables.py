@@ -1,4 +1,4 @@
-"""Random laws for every prefix: a draft source and a target without any network."""
+"""Random distributions for every prefix: a drafter and a target without any network."""
 
 import itertools
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from helpers.branching import Chooser, distribution_of
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from inference.draft_tree import DraftTree, SparseDistribution
+from inference.draft_tree import ROOT, DraftTree, SparseDistribution
 from inference.engine import accept
 from inference.sampling import ProcessedDistribution, Sampling
-from inference.trees.builder import Frontier, TreeBuilder
+from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
 
 Prefix = tuple[int, ...]
@@ -43,19 +43,25 @@ class Tables:
 
     def joint(self, prefix: Prefix) -> Tensor:
         """Return log(w_e p_e(t)) of the draft experts after a prefix."""
-        laws = self._random(1, prefix, self.components, self.vocab).log_softmax(-1)
-        return laws + self._random(2, prefix, self.components).log_softmax(-1)[:, None]
+        log_probs = self._random(1, prefix, self.components, self.vocab).log_softmax(-1)
+        return log_probs + self._random(2, prefix, self.components).log_softmax(-1)[:, None]
+
+
+def frontier_of(token_ids: Tensor, origin: Tensor) -> TreeLevel:
+    """Return a frontier of nodes, given their tokens and their parents' indices."""
+    zeros = torch.zeros_like(token_ids)
+    return TreeLevel(token_ids, origin, zeros, zeros.float(), zeros[:, :1])
 
 
 class TableSource:
-    """A `LawSource` over tables, below one prefix."""
+    """A `JointPredictor` over tables, below one prefix."""
 
     def __init__(self, tables: Tables, prefix: Prefix) -> None:
         self.tables = tables
         self.frontier = [prefix]
 
-    def joint(self, depth: int, frontier: Frontier | None) -> Tensor:
-        """Look the laws of the frontier's own paths up."""
+    def joint(self, depth: int, frontier: TreeLevel | None) -> Tensor:
+        """Look up the distributions after the frontier's own paths."""
         if frontier is not None:
             tokens, origins = frontier.token_ids[0].tolist(), frontier.origin[0].tolist()
             pairs = zip(tokens, origins, strict=True)
@@ -64,17 +70,17 @@ class TableSource:
 
 
 class BranchingBuilder(TreeBuilder):
-    """Draws the children of sampled trees by the chooser, one after the other."""
+    """Samples the children of sampled trees with the chooser, one after the other."""
 
     chooser: Chooser
 
-    def _drawn(self, law: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
-        parents = law.probs.shape[1]
-        drawn = [self._drawn_at(law.ids[0, i], law.probs[0, i], children) for i in range(parents)]
-        tokens, log_probs = zip(*drawn, strict=True)
+    def _sample(self, draft_probs: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
+        pairs = zip(draft_probs.ids[0], draft_probs.probs[0], strict=True)
+        sampled = [self._sample_at(ids, probs, children) for ids, probs in pairs]
+        tokens, log_probs = zip(*sampled, strict=True)
         return torch.stack(tokens)[None], torch.stack(log_probs)[None]
 
-    def _drawn_at(self, ids: Tensor, probs: Tensor, children: int) -> tuple[Tensor, Tensor]:
+    def _sample_at(self, ids: Tensor, probs: Tensor, children: int) -> tuple[Tensor, Tensor]:
         count = min(children, len(ids))
         left, tokens, log_probs = probs.clone(), [], []
         for _ in range(count):
@@ -82,10 +88,10 @@ class BranchingBuilder(TreeBuilder):
                 tokens.append(ids[0])
                 log_probs.append(torch.tensor(float("-inf"), dtype=probs.dtype))
                 continue
-            place = self.chooser.choose((left / left.sum()).tolist())
-            tokens.append(ids[place])
-            log_probs.append(probs[place].log())
-            left[place] = 0
+            index = self.chooser.choose((left / left.sum()).tolist())
+            tokens.append(ids[index])
+            log_probs.append(probs[index].log())
+            left[index] = 0
         return torch.stack(tokens), torch.stack(log_probs)
 
 
@@ -99,7 +105,7 @@ def one_step(
     prefix: Prefix,
     tamper: Tamper = lambda tree: tree,
 ) -> dict[Prefix, float]:
-    """Return the exact law of the tokens that one round of draft, verify and accept emits."""
+    """Return the exact distribution of the tokens that one decoding step emits."""
 
     def drafted(chooser: Chooser) -> int:
         builder = BranchingBuilder(shape, sampling)
@@ -110,38 +116,37 @@ def one_step(
     trees: list[DraftTree] = []
     total: dict[Prefix, float] = {}
     for index, probability in distribution_of(drafted).items():
-        for emitted, share in _walked(tables, sampling, prefix, tamper(trees[index])).items():
+        for emitted, share in _accepted(tables, sampling, prefix, tamper(trees[index])).items():
             total[emitted] = total.get(emitted, 0.0) + probability * share
     return total
 
 
-def _walked(
+def _accepted(
     tables: Tables, sampling: Sampling, prefix: Prefix, tree: DraftTree
 ) -> dict[Prefix, float]:
-    """Return the exact law of what acceptance makes of one tree."""
-    row = tree.row()
+    """Return the exact distribution of the tokens that acceptance emits from one tree."""
+    own = tree.sequence_tree()
     paths = [
-        tuple(row.token_ids[index] for index in row.path(node))
-        for node in range(-1, len(row.token_ids))
+        tuple(own.token_ids[index] for index in own.path(node))
+        for node in range(-1, len(own.token_ids))
     ]
     logits = torch.stack([tables.target_logits(prefix + path) for path in paths])
-    processed = ProcessedDistribution(logits, list(prefix), row, sampling)
-    law = cache(processed.__call__)
+    processed = ProcessedDistribution(logits, list(prefix), own, sampling)
+    probs = cache(processed.__call__)
 
     def experiment(chooser: Chooser) -> Prefix:
-        path, next_law = accept.accept_path(row, law, chooser.accept)
-        last = chooser.choose(next_law.tolist())
-        return (*(row.token_ids[node] for node in path), last)
+        path, next_probs = accept.accept_path(own, probs, chooser.accept)
+        last = chooser.choose(next_probs.tolist())
+        return (*(own.token_ids[node] for node in path), last)
 
     return distribution_of(experiment)
 
 
-def target_law(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
-    """Return the target's processed law after a prefix."""
-    row = DraftTree.empty(torch.tensor([len(prefix)])).row()
-    return ProcessedDistribution(tables.target_logits(prefix)[None], list(prefix), row, sampling)(
-        -1
-    )
+def target_probs(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
+    """Return the target's processed distribution after a prefix."""
+    tree = DraftTree.empty(torch.tensor([len(prefix)])).sequence_tree()
+    logits = tables.target_logits(prefix)[None]
+    return ProcessedDistribution(logits, list(prefix), tree, sampling)(ROOT)
 
 
 def two_step_error(
@@ -151,7 +156,7 @@ def two_step_error(
     tamper: Tamper = lambda tree: tree,
     length: int = 3,
 ) -> float:
-    """Return the total variation between the first tokens of two rounds and the target's own.
+    """Return the total variation between the first tokens of two steps and the target's own.
 
     Runs that emitted fewer than `length` tokens are continued by the target.
     """
@@ -184,11 +189,11 @@ def _continue(
     if len(emitted) >= length:
         into[emitted[:length]] = into.get(emitted[:length], 0.0) + probability
         return
-    for token, share in enumerate(target_law(tables, sampling, start + emitted).tolist()):
+    for token, share in enumerate(target_probs(tables, sampling, start + emitted).tolist()):
         if share > 0:
             _continue(tables, sampling, start, (*emitted, token), probability * share, length, into)
 
 
 def no_processors(do_sample: bool = True) -> Sampling:
-    """The target's raw law."""
+    """Sampling options without processors."""
     return Sampling(LogitsProcessorList(), do_sample)

@@ -1,4 +1,4 @@
-"""No request is judged by the random numbers that chose what a drafter has learnt before it."""
+"""Each request has its own random numbers, independent of those that a drafter learned from."""
 
 import gc
 from collections import Counter
@@ -21,7 +21,8 @@ from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
-from inference.protocol import Drafter, RequestCounter, RequestTicket
+from inference.loading import combined_drafter
+from inference.protocol import Drafter, RequestCounter, RequestTicket, request_counter_of
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -34,14 +35,14 @@ def _teach(decoder: SpeculativeDecoder, seed: int) -> None:
 
 
 def _teach_across_a_reset(decoder: SpeculativeDecoder, seed: int) -> None:
-    under_way = iter(decoder.start([PROMPT], seed=seed, **SAMPLING))
-    next(under_way)
+    active = iter(decoder.start([PROMPT], seed=seed, **SAMPLING))
+    next(active)
     decoder.reset()
-    list(under_way)
+    list(active)
 
 
 @pytest.mark.parametrize("teach", [_teach, _teach_across_a_reset])
-def test_a_second_request_with_the_same_seed_follows_the_law(
+def test_a_second_request_with_the_same_seed_has_the_target_distribution(
     teach: Callable[[SpeculativeDecoder, int], None],
 ) -> None:
     model = tiny_llama(vocab=23, num_hidden_layers=1)
@@ -50,10 +51,10 @@ def test_a_second_request_with_the_same_seed_follows_the_law(
     for seed in range(160):
         decoder.reset()
         teach(decoder, seed)
-        judged = decoder.generate(PROMPT, seed=seed, **SAMPLING)
-        counts[tuple(judged.new_token_ids[:2])] += 1
-    law = probs_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
-    assert p_value(counts, law) > LEAST_P_VALUE
+        second = decoder.generate(PROMPT, seed=seed, **SAMPLING)
+        counts[tuple(second.new_token_ids[:2])] += 1
+    probs = probs_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
+    assert p_value(counts, probs) > LEAST_P_VALUE
 
 
 def _two_of_each(decoder: SpeculativeDecoder) -> list[list[int]]:
@@ -69,7 +70,7 @@ def test_requests_in_the_same_order_repeat_themselves_after_a_reset() -> None:
     assert _two_of_each(decoder) == [first, second]
 
 
-def test_drafters_that_learn_nothing_from_requests_give_a_seed_the_same_tokens() -> None:
+def test_drafters_that_learn_nothing_give_a_seed_the_same_tokens() -> None:
     model = tiny_llama(vocab=23)
     by_request = AdedDrafter(AdedSettings(reset_per_request=True))
     for drafter in (LookupDrafter(), by_request, tiny_drafter(TargetAdapter(model)), None):
@@ -77,19 +78,19 @@ def test_drafters_that_learn_nothing_from_requests_give_a_seed_the_same_tokens()
         assert first == second
 
 
-def test_a_turn_of_a_conversation_learns_for_itself_where_requests_do() -> None:
+def test_a_chat_turn_learns_alone_where_requests_do() -> None:
     model = tiny_llama(vocab=23)
     decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(reset_per_request=True)))
     arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
     with Conversation() as conversation:
-        one, other = (
+        first, second = (
             decoder.generate(PROMPT, conversation=conversation, **arguments) for _ in range(2)
         )
-    assert one.new_token_ids == other.new_token_ids
-    assert one.depths == other.depths
+    assert first.new_token_ids == second.new_token_ids
+    assert first.depths == second.depths
 
 
-def test_decoders_that_share_what_is_learnt_share_the_count() -> None:
+def test_decoders_that_share_a_drafter_share_the_count() -> None:
     model = tiny_llama(vocab=23)
     aded = AdedDrafter()
     outputs = [_two_of_each(SpeculativeDecoder(model, aded))[0] for _ in range(2)]
@@ -97,10 +98,10 @@ def test_decoders_that_share_what_is_learnt_share_the_count() -> None:
 
 
 def _learns(drafter: Drafter) -> bool:
-    return drafter.request_counter is not None
+    return request_counter_of(drafter) is not None
 
 
-def test_every_drafter_says_whether_it_learns_from_requests() -> None:
+def test_every_drafter_shows_whether_it_learns_from_requests() -> None:
     model = tiny_llama(vocab=23)
     small = SmallLMDrafter(tiny_llama(vocab=23, num_hidden_layers=1), model)
     assert _learns(AdedDrafter())
@@ -109,12 +110,12 @@ def test_every_drafter_says_whether_it_learns_from_requests() -> None:
     assert CombinedDrafter(small, aded).request_counter is aded.request_counter
     for drafter in (AdedDrafter(), LookupDrafter(), small):
         for outer in (RepeatingDrafter(drafter), RecordingDrafter(drafter)):
-            assert outer.request_counter is drafter.request_counter
+            assert request_counter_of(outer) is request_counter_of(drafter)
     assert not _learns(small)
     assert not _learns(AdedDrafter(AdedSettings(reset_per_request=True)))
 
 
-def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
+def test_trees_selected_by_experience_count_requests_too() -> None:
     model = tiny_llama(vocab=23)
     decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
     costs = Costs(verify={0: 1.0, 24: 1.5}, draft={1: 0.1, 2: 0.2, 3: 0.3})
@@ -125,45 +126,45 @@ def test_trees_that_are_chosen_by_experience_count_requests_too() -> None:
     assert decoder.policy.request_counter.take().number == 0
 
 
-def test_threads_never_take_the_same_turn() -> None:
-    turns = RequestCounter()
+def test_threads_never_take_the_same_ticket() -> None:
+    counter = RequestCounter()
     with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: turns.take().number, range(400)))
+        taken = list(threads.map(lambda _: counter.take().number, range(400)))
     assert sorted(taken) == list(range(400))
-    turns.reset()
-    assert turns.take().number == 0
+    counter.reset()
+    assert counter.take().number == 0
 
 
-def test_a_turn_ends_with_its_run_or_with_what_holds_it() -> None:
+def test_a_ticket_ends_with_its_run_or_with_the_last_reference() -> None:
     decoder = SpeculativeDecoder(tiny_llama(vocab=23), AdedDrafter())
-    turns = decoder.drafter.request_counter
+    counter = decoder.drafter.request_counter
     decoder.generate(PROMPT, seed=7, **SAMPLING)
     dropped = decoder.start([PROMPT], seed=7, **SAMPLING)
     kept = decoder.start([PROMPT], seed=7, **SAMPLING)
     del dropped
     decoder.reset()
-    assert turns.take().number == 3
+    assert counter.take().number == 3
     kept.finish()
     decoder.reset()
-    assert turns.take().number == 0
+    assert counter.take().number == 0
 
 
 class _Abandoned:
-    """A run that nobody holds but itself, and that ends its turn when the collector comes."""
+    """A run in a reference cycle, which ends its ticket when it is garbage-collected."""
 
-    def __init__(self, turn: RequestTicket) -> None:
-        self.turn, self.itself = turn, self
+    def __init__(self, ticket: RequestTicket) -> None:
+        self.ticket, self.itself = ticket, self
 
     def __del__(self) -> None:
-        self.turn.end()
+        self.ticket.end()
 
 
-def test_a_turn_may_end_while_its_thread_takes_another() -> None:
-    turns = RequestCounter()
+def test_a_ticket_may_end_while_its_thread_takes_another() -> None:
+    counter = RequestCounter()
 
     def take_many() -> None:
         for _ in range(300):
-            _Abandoned(turns.take())
+            _Abandoned(counter.take())
 
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
@@ -176,10 +177,11 @@ def test_a_turn_may_end_while_its_thread_takes_another() -> None:
     assert not thread.is_alive()
 
 
-def test_who_shares_a_drafter_that_is_reset_forgets_too() -> None:
+def test_a_reset_of_a_shared_drafter_resets_combined_drafters_too() -> None:
     model = tiny_llama(vocab=23)
     aded = AdedDrafter()
-    both = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), beside=aded)
+    trained = tiny_drafter(TargetAdapter(model))
+    both = SpeculativeDecoder(model, combined_drafter(trained, aded, model))
     alone = SpeculativeDecoder(model, aded)
     arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 24}
     first = both.generate(PROMPT, **arguments)

@@ -1,4 +1,4 @@
-"""The drafter that needs no training: trigrams that adapt to what is written (arXiv 2407.12021)."""
+"""A training-free drafter with a trigram table that adapts to the text (ADED, arXiv 2407.12021)."""
 
 import numpy as np
 import torch
@@ -9,70 +9,61 @@ from torch import Tensor
 from inference.drafters.aded.index import TrigramIndex, packed, trigrams_of
 from inference.drafters.aded.search import SearchSettings, search
 from inference.drafters.aded.table import TrigramTable
-from inference.drafters.base import TokenSession, WithoutMemory
+from inference.drafters.base import TokenDrafter, TokenProposer
 from inference.drafters.candidates import Candidates
-from inference.protocol import Budget, RequestCounter
-from inference.sampling import Sampling
+from inference.protocol import AdaptiveDrafter
 from jakiro.utils.settings import Settings
 
 
 class AdedSettings(Settings):
-    """How trigrams are learnt, and how they are searched."""
+    """How trigrams are learned, and how they are searched."""
 
     num_nodes: int = Field(24, ge=1)
     depth: int = Field(8, ge=1)
     search: SearchSettings = SearchSettings()
-    # That are learnt; 112 bytes each with 12 successors.
+    # Number of bigrams that are learned; 112 bytes each with 12 successors.
     max_bigrams: int = Field(2**17, ge=1, le=2**32)
     successors: int = Field(12, ge=1, le=256)  # of each bigram
-    # What a trigram gains whenever it is met; the paper: 0.04.
+    # Weight that a trigram gains at each occurrence; the paper: 0.04.
     step: float = Field(0.1, ge=0, le=1e6)
     max_weight: float = Field(3.0, gt=0, le=1e6)
-    window: int = Field(16, ge=3)  # of the last tokens, whose trigrams are met in every round
-    decay: float = Field(1.0, gt=0, le=1)  # of a bigram's weights whenever it is met
-    # Likeliest tokens of each of the target's laws to learn from, at most as many as `successors`.
+    window: int = Field(16, ge=3)  # last tokens whose trigrams are learned at every decoding step
+    decay: float = Field(1.0, gt=0, le=1)  # factor of a bigram's weights at each occurrence
+    # Most likely tokens of each target distribution to learn from, at most `successors`.
     distribution_tokens: int = Field(0, ge=0)
-    distribution_step: float = Field(
-        0.04, gt=0, le=1e6
-    )  # what a token of probability 1 gains by that
-    reset_per_request: bool = False  # every request learns for itself and forgets it at its end
+    # Weight that a token of probability 1 gains there.
+    distribution_step: float = Field(0.04, gt=0, le=1e6)
+    reset_per_request: bool = False  # whether each request learns alone and forgets at its end
 
 
-class AdedDrafter(WithoutMemory):
-    """Drafts by searching a table of trigrams, which learns while it is used; threads share it.
+class AdedDrafter(TokenDrafter, AdaptiveDrafter):
+    """Drafts by searching a table of trigrams that learns while it is used; thread-safe.
 
     Args:
-        settings: how it learns and searches.
-        index: what it knows from the beginning, such as of a corpus.
+        settings: settings of learning and search.
+        index: trigrams known from the beginning, such as those of a corpus; None for none.
     """
 
     def __init__(
         self, settings: AdedSettings | None = None, index: TrigramIndex | None = None
     ) -> None:
         self.settings = settings or AdedSettings()
-        # Once, not for the table of every request.
+        super().__init__("aded", self.settings.num_nodes, self.settings.depth)
+        # Narrowed here, not again for the table of every request.
         self.index = None if index is None else index.narrowed(self.settings.successors)
-        self.version = "aded"
-        self.bytes_per_token = TokenSession.bytes_per_token
-        self.max_nodes = self.settings.num_nodes
-        self.max_depth = self.settings.depth
         self.table = self._new_table()
-        self.request_counter = None if self.settings.reset_per_request else RequestCounter()
+        if self.settings.reset_per_request:
+            self.request_counter = None
 
-    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> TokenSession:
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
-        guessers = [self._guesser() for _ in range(batch)]
-        return TokenSession(guessers, Budget(self.max_nodes, self.max_depth), capacity)
+    def new_proposer(self) -> "TrigramProposer":
+        """Return a proposer with the shared table, or with its own if requests learn alone."""
+        table = self._new_table() if self.settings.reset_per_request else self.table
+        return TrigramProposer(table, self.settings)
 
     def reset(self) -> None:
-        """Forget what was learnt from requests, but not what was known from the beginning."""
+        """Discard what was learned from requests, but not what was known from the beginning."""
         self.table.clear()
-        if self.request_counter is not None:
-            self.request_counter.reset()
-
-    def _guesser(self) -> "TrigramGuesser":
-        table = self._new_table() if self.settings.reset_per_request else self.table
-        return TrigramGuesser(table, self.settings)
+        super().reset()
 
     def _new_table(self) -> TrigramTable:
         own = self.settings
@@ -81,12 +72,12 @@ class AdedDrafter(WithoutMemory):
         )
 
 
-class TrigramGuesser:
-    """Learns from a sequence, and guesses how it goes on.
+class TrigramProposer(TokenProposer):
+    """Learns the trigrams of a sequence, and proposes its continuations.
 
     Args:
-        table: what it knows; others may learn into it, too.
-        settings: how it learns and searches.
+        table: table of trigrams, into which other proposers may learn, too.
+        settings: settings of learning and search.
     """
 
     def __init__(self, table: TrigramTable, settings: AdedSettings) -> None:
@@ -95,7 +86,7 @@ class TrigramGuesser:
         self.reads_logits = settings.distribution_tokens > 0
 
     def begin(self) -> bool:
-        """Forget what earlier requests of a conversation have taught, if each is for itself."""
+        """Forget earlier requests of a conversation, if each request learns alone."""
         if self.settings.reset_per_request:
             self.table.clear()
         return self.settings.reset_per_request
@@ -109,7 +100,7 @@ class TrigramGuesser:
         amounts = np.full(len(bigrams), self.settings.step, np.float32)
         self.table.add(bigrams, successors, amounts)
 
-    def guess(
+    def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
         """Return the continuations that a search of the table visits most."""
@@ -119,15 +110,15 @@ class TrigramGuesser:
         return search(self.table, first, second, num_nodes, depth, self.settings.search)
 
     def read_logits(
-        self, token_ids: Int64[np.ndarray, " tokens"], logits: Float[Tensor, "laws vocab"]
+        self, token_ids: Int64[np.ndarray, " tokens"], logits: Float[Tensor, "steps vocab"]
     ) -> None:
-        """Learn what the target holds likely after each of the last tokens."""
+        """Learn the tokens that the target finds most likely after each of the last tokens."""
         count = min(len(logits), len(token_ids) - 1)
         kept = min(self.settings.distribution_tokens, self.settings.successors, logits.shape[1])
         if count < 1:
             return
         probs, ids = logits[-count:].float().softmax(dim=-1).topk(kept, dim=-1)
-        # One copy from the device: fp32 holds every id, which has at most TOKEN_BITS.
+        # One copy from the device: float32 represents every id, which has at most TOKEN_BITS.
         found = torch.stack((probs, ids)).cpu().numpy()
         tokens = token_ids[-count - 1 :]
         amounts = found[0] * np.float32(self.settings.distribution_step)

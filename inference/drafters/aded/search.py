@@ -1,16 +1,15 @@
-"""Searches a table of trigrams for the continuations worth verifying (ADED, arXiv 2407.12021).
+"""Deterministic search of a trigram table for promising continuations (ADED, arXiv 2407.12021).
 
-The search is a Monte Carlo tree search of some visits, each to the child that maximises
-`Q + (c1 + ln((N + c2 + 1) / c2)) p sqrt(N) / (1 + n)`. That rule shares a node's visits out among
-its children until all maximise it alike, which has a closed form (arXiv 2007.12509, section 3.2):
-no chance, no visit that ends nowhere, and only nodes that will be candidates are looked up.
+The paper's Monte Carlo tree search visits the child that maximises
+`Q + (c1 + ln((N + c2 + 1) / c2)) p sqrt(N) / (1 + n)`. In the limit, this rule distributes a node's
+visits among its children in a closed form (arXiv 2007.12509, section 3.2). The search uses that
+form: it needs no random numbers and looks up only nodes that become candidates.
 """
 
 from heapq import heappop, heappush
 from math import log, sqrt
 from typing import Final
 
-import numpy as np
 from pydantic import Field
 
 from inference.draft_tree import ROOT
@@ -22,11 +21,11 @@ _NEWTON_STEPS: Final = 4  # shares are exact to about a percent
 
 
 class SearchSettings(Settings):
-    """How many visits a search makes, and how it explores."""
+    """Number of visits of a search, and its exploration."""
 
     visits: float = Field(150.0, gt=1, le=1e9)
     exploration: float = Field(32.0, gt=0, le=1e9)  # c1
-    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits after which exploration grows
+    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits until it grows
 
 
 def search(
@@ -40,19 +39,19 @@ def search(
     """Return the most visited continuations of two tokens, in the order of their visits.
 
     Args:
-        trigrams: that weigh what follows.
-        first: the last token but one.
-        second: the last token.
-        num_nodes: most candidates.
-        depth: longest continuation.
-        settings: of the search.
+        trigrams: weights of the tokens that follow two others.
+        first: token before the last.
+        second: last token.
+        num_nodes: largest number of candidates.
+        depth: largest number of tokens on a path.
+        settings: settings of the search.
     """
-    chosen: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
-    # Smallest first: (-visits, turn, parent, depth, token before, token).
+    nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
+    # Smallest first: (-visits, order, parent, depth, token before, token).
     waiting: list[tuple[float, int, int, int, int, int]] = []
     order = 0
     node, level, visits = ROOT, 0, settings.visits
-    while len(chosen) < num_nodes:
+    while len(nodes) < num_nodes:
         if level < depth:
             tokens, weights = trigrams.row(first, second)
             for token, share in zip(tokens, share_visits(visits, weights, settings), strict=True):
@@ -63,30 +62,30 @@ def search(
             break
         negative_visits, _, parent, level, first, second = heappop(waiting)
         visits = -negative_visits
-        node = len(chosen)
-        chosen.append((second, parent, level, visits / settings.visits))
-    return _as_candidates(chosen)
+        node = len(nodes)
+        nodes.append((second, parent, level, visits / settings.visits))
+    return Candidates.of(nodes)
 
 
 def share_visits(visits: float, weights: list[float], settings: SearchSettings) -> list[float]:
-    """Return the visits of a node's children: all of its own but the first.
+    """Return the visits of a node's children, which sum up to its own visits less 1.
 
-    Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)`, C being the factor of p / (1 + n) in the
-    rule, with the level that makes the sum right. A child's value Q is the weight of its edge: what
-    lies below counts alike.
+    Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)`. C is the factor of p / (1 + n) in the
+    rule; `level` is determined by the sum. A child's value Q is the weight of its edge: nodes
+    further below do not change it.
 
     Args:
-        visits: of the node.
-        weights: of its children.
-        settings: of the search.
+        visits: number of visits of the node.
+        weights: weights of its children.
+        settings: settings of the search.
     """
     total = visits - 1.0
     if total <= 0.0 or not weights:
         return [0.0] * len(weights)
     growth = settings.exploration_growth
     factor = (settings.exploration + log((visits + growth + 1.0) / growth)) * sqrt(visits)
-    # The sum falls convexly in the level. Here the heaviest child alone would get all of it:
-    # Newton's steps from below approach the solution without passing it.
+    # The sum is a falling, convex function of the level. At this level, the heaviest child alone
+    # gets all visits: Newton's steps from below approach the solution without passing it.
     level = max(weights) * (1.0 + factor / (total + 1.0))
     for _ in range(_NEWTON_STEPS if len(weights) > 1 else 0):
         excess, slope = -total, 0.0
@@ -101,13 +100,5 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
         level += excess / slope
     shares = [max(0.0, factor * weight / (level - weight) - 1.0) for weight in weights]
     found = sum(shares)
-    # What a node a few ulps above one visit has to share out is lost in rounding.
+    # Rounding loses the visits of a node that has barely more than one.
     return [share * total / found for share in shares] if found > 0.0 else shares
-
-
-def _as_candidates(chosen: list[tuple[int, int, int, float]]) -> Candidates:
-    if not chosen:
-        return Candidates.none()
-    *integers, scores = zip(*chosen, strict=True)
-    token_ids, parents, depths = np.array(integers, np.int64)
-    return Candidates(token_ids, parents, depths, np.array(scores))

@@ -1,7 +1,8 @@
-"""Two drafters under one budget of nodes: a model's tree, and continuations of the text beside it.
+"""Two drafters under one budget of nodes: a model's tree, with continuations found in the text.
 
-What the model draws is tried first, by the multi-round rule; what is chosen beside it follows, as
-point masses on the residual. How much is drawn is decided before anything is.
+Sampled candidates of the model are tried first, by recursive rejection sampling; the deterministic
+candidates beside them follow, as point masses on the residual distribution. The number of sampled
+nodes is fixed before sampling, which keeps acceptance exact.
 """
 
 from jaxtyping import Int
@@ -13,21 +14,21 @@ from inference.drafters.combined.session import CombinedSession
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import EncodedMemory, RequestCounter
+from inference.protocol import AdaptiveDrafter, EncodedMemory, RequestCounter, request_counter_of
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepOutput
 
 
-class CombinedDrafter:
-    """Drafts with a model and beside it from the text; threads may share it.
+class CombinedDrafter(AdaptiveDrafter):
+    """Drafts with a model and from the text; thread-safe.
 
-    Proposers of candidates are those of the first drafter, and one more for what only the second
-    one has.
+    Proposers of candidates are those of the first drafter, and one more for candidates that only
+    the second drafter has.
 
     Args:
-        first: whose candidates come first: a trained drafter or a small language model.
-        second: that continues the root and some of the first one's candidates.
-        settings: how they share a tree.
+        first: trained drafter or small language model.
+        second: drafter that continues the root and some of the first drafter's candidates.
+        settings: division of a tree between the two.
     """
 
     def __init__(
@@ -36,21 +37,32 @@ class CombinedDrafter:
         second: AdedDrafter | LookupDrafter,
         settings: CombinedSettings | None = None,
     ) -> None:
+        super().__init__()
         self.first, self.second = first, second
         self.settings = settings or CombinedSettings()
         self.needs = first.needs
         self.hidden_states = first.hidden_states
         self.version = first.version
-        # What is learnt of both is this drafter's own; the second one may be shared.
-        self.request_counter = second.request_counter or RequestCounter()
+        # This drafter has knowledge of its own; the second drafter may be shared.
+        self._shared_counter = request_counter_of(second)
+        self.counter = self._shared_counter or RequestCounter()
+        self.request_counter = self.counter
         self.bytes_per_token = first.bytes_per_token + second.bytes_per_token
-        self.max_nodes = self.settings.num_nodes or first.max_nodes
-        self.max_depth = max(first.max_depth, second.max_depth)
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
             self.second_id = first.model.config.settings.experts.num_experts
         self._knowledge = [Knowledge(self.settings) for _ in range(3)]
-        self._num_resets = self.request_counter.num_resets
+        self._num_resets = self.counter.num_resets
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes of a tree."""
+        return self.settings.num_nodes or self.first.max_nodes
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path of a tree."""
+        return max(self.first.max_depth, self.second.max_depth)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
         """Return a session for `batch` sequences of up to `capacity` tokens."""
@@ -65,29 +77,33 @@ class CombinedDrafter:
         )
 
     def knowledge(self, do_sample: bool, is_sampled: bool) -> Knowledge:
-        """Return what was learnt where tokens, and perhaps candidates, are drawn or not.
+        """Return the knowledge of one way of sampling.
 
-        Whoever lets a shared second drafter count from 0 again lets this one forget, too.
+        A reset of a shared second drafter resets this knowledge, too.
+
+        Args:
+            do_sample: whether tokens are sampled.
+            is_sampled: whether candidates are sampled.
         """
-        if self.request_counter.num_resets != self._num_resets:
+        if self.counter.num_resets != self._num_resets:
             self._forget()
         return self._knowledge[do_sample + is_sampled]
 
     def encode_memory(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+        self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Encode as the first drafter does."""
-        return self.first.encode_memory(output, rows)
+        """Return the memory of the first drafter."""
+        return self.first.encode_memory(output, queries)
 
     def reset(self) -> None:
-        """Forget what was learnt from requests."""
-        self.first.reset()
-        self.second.reset()
-        if self.second.request_counter is None:
-            self.request_counter.reset()
+        """Discard what was learned from requests."""
+        if isinstance(self.second, AdaptiveDrafter):
+            self.second.reset()
+        if self._shared_counter is None:
+            self.counter.reset()
         self._forget()
 
     def _forget(self) -> None:
-        self._num_resets = self.request_counter.num_resets
-        for one in self._knowledge:
-            one.clear()
+        self._num_resets = self.counter.num_resets
+        for knowledge in self._knowledge:
+            knowledge.clear()

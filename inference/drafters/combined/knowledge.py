@@ -1,4 +1,4 @@
-"""What two drafters that share trees learn of each other, from what the target continued with."""
+"""Online statistics about two drafters that share trees: which candidates prove right."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -7,42 +7,48 @@ from threading import Lock
 import numpy as np
 from pydantic import Field
 
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
-from inference.drafters.combined.pool import SECOND, Calibration, Pool
+from inference.drafters.combined.pool import SECOND, Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
-Place = tuple[int, int, int]  # depth, parent's turn among the expanded nodes, turn among siblings
+NodeKey = tuple[int, int, int]  # depth, parent's index among expanded nodes, rank among siblings
 
-DOUBT = 6.0  # rounds that a place is imagined to have won half of
-MEMORY = 256.0  # rounds after which an observation weighs 1/e
+DOUBT = 6.0  # imagined decoding steps, half of which accepted a node
+MEMORY = 256.0  # decoding steps after which an observation weighs 1/e
 
 
 class SampledNodes:
-    """Running estimates for every place of a tree; those of a smaller one are among them.
+    """Running acceptance rates of every node of sampled trees; thread-safe.
 
-    Places are as many as a tree has nodes, so that memory is bounded; threads may share them.
+    The nodes of a smaller tree are among those of a larger one. There are as many rates as the
+    largest tree has nodes, so that memory is bounded.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[Place, tuple[float, float]] = {}  # wins, rounds
+        self._counts: dict[NodeKey, tuple[float, float]] = {}  # accepted, decoding steps
         self._lock = Lock()
 
-    def learn(self, row: TreeRow, path: Sequence[int]) -> None:
-        """Take in which nodes of a drawn tree were accepted."""
+    def learn(self, tree: SequenceTree, path: Sequence[int]) -> None:
+        """Count which nodes of a sampled tree were accepted.
+
+        Args:
+            tree: sampled tree.
+            path: accepted nodes.
+        """
         accepted = set(path)
         with self._lock:
-            for node, place in enumerate(places_of(row)):
-                wins, steps = self._counts.get(place, (0.0, 0.0))
+            for node, key in enumerate(node_keys(tree)):
+                wins, steps = self._counts.get(key, (0.0, 0.0))
                 fade = 1.0 - 1.0 / MEMORY
-                self._counts[place] = (wins * fade + (node in accepted), steps * fade + 1.0)
+                self._counts[key] = (wins * fade + (node in accepted), steps * fade + 1.0)
 
     def worth(self, shape: TreeShape) -> float:
-        """Return how many tokens a drawn tree is expected to win."""
+        """Return the expected number of accepted nodes of a sampled tree."""
         with self._lock:
-            counts = [self._counts.get(place, (0.0, 0.0)) for place in places_in(shape)]
+            counts = [self._counts.get(key, (0.0, 0.0)) for key in all_node_keys(shape)]
         return sum((wins + DOUBT / 2) / (steps + DOUBT) for wins, steps in counts)
 
     def clear(self) -> None:
@@ -52,112 +58,119 @@ class SampledNodes:
 
 
 def sampled_budget(
-    places: SampledNodes,
+    sampled: SampledNodes,
     shape: TreeShape,
     budget: Budget,
     gains: Sequence[Sequence[float]],
 ) -> int:
-    """Return how many nodes shall be drawn of a budget; other candidates get the rest.
+    """Return how many nodes of a budget to sample; other candidates get the rest.
 
-    It knows nothing of what will be drawn, so that the target's law is kept.
+    The number does not depend on what will be sampled, so that acceptance stays exact.
 
     Args:
-        places: what was learnt of drawn trees.
-        shape: of the largest one.
-        budget: of the whole tree.
-        gains: tokens that each other candidate is expected to win, per sequence, the best first.
+        sampled: acceptance rates of sampled nodes.
+        shape: shape of the largest sampled tree.
+        budget: budget of the whole tree.
+        gains: for each sequence, the expected number of tokens that each other candidate wins, in
+            descending order.
     """
     shapes = _cuts(shape, budget)
 
     def worth(size: int) -> float:
         rest = budget.num_nodes - size
-        return len(gains) * places.worth(shapes[size]) + sum(sum(one[:rest]) for one in gains)
+        return len(gains) * sampled.worth(shapes[size]) + sum(sum(own[:rest]) for own in gains)
 
     return max(sorted(shapes, reverse=True), key=worth, default=0)
 
 
 @lru_cache(maxsize=256)
 def _cuts(shape: TreeShape, budget: Budget) -> Mapping[int, TreeShape]:
-    """Return all shapes of smaller drawn trees by their sizes."""
+    """Return all shapes of smaller sampled trees by their sizes."""
     cuts = (shape.within(Budget(count, budget.depth)) for count in range(1, budget.num_nodes + 1))
-    return {one.max_nodes: one for one in cuts if one is not None}
+    return {cut.max_nodes: cut for cut in cuts if cut is not None}
 
 
-def places_of(row: TreeRow) -> list[Place]:
-    """Return the place of every node of a drawn tree."""
-    parents: dict[int, dict[int, int]] = {}  # depth -> parent -> turn
-    places = []
-    for parent, depth, rank in zip(row.parent, row.depth, row.rank, strict=True):
-        turns = parents.setdefault(depth, {})
-        places.append((depth, turns.setdefault(parent, len(turns)), rank))
-    return places
+def node_keys(tree: SequenceTree) -> list[NodeKey]:
+    """Return the key of every node of a sampled tree."""
+    expanded: dict[int, dict[int, int]] = {}  # depth -> parent -> index among the expanded nodes
+    keys = []
+    for parent, depth, rank in zip(tree.parent, tree.depth, tree.rank, strict=True):
+        parents = expanded.setdefault(depth, {})
+        keys.append((depth, parents.setdefault(parent, len(parents)), rank))
+    return keys
 
 
-def places_in(shape: TreeShape) -> list[Place]:
-    """Return all places of a drawn tree."""
+def all_node_keys(shape: TreeShape) -> list[NodeKey]:
+    """Return the keys of all nodes of sampled trees of a shape."""
     return [
-        (depth, place // shape.children, place % shape.children)
+        (depth, index // shape.children, index % shape.children)
         for depth, size in enumerate(shape.level_sizes, start=1)
-        for place in range(size)
+        for index in range(size)
     ]
 
 
-MATCH, GAIN = range(2)  # a guess is right; it is right and nothing that was drawn is
+# A guess is right; or it is right, and no sampled candidate is the same.
+MATCH, GAIN = range(2)
 
 
 class CombinedSettings(Settings):
-    """How two drafters share a tree, and how fast their reliability is learnt."""
+    """Division of a tree between two drafters, and speed of learning their reliability."""
 
-    num_nodes: int | None = Field(None, ge=1)  # None: as many as the first drafter's trees have
-    grafts: int = Field(3, ge=0)  # candidates of the first drafter that the second continues
-    graft_nodes: int = Field(3, ge=1)  # of each of these continuations
-    trust: float = Field(0.5, gt=0, le=1)  # in scores of the second drafter, to begin with
-    doubt: float = Field(8.0, gt=0)  # trials that the beginning counts for
-    memory: float = Field(256.0, ge=1)  # trials after which an observation weighs 1/e
+    num_nodes: int | None = Field(None, ge=1)  # None: as many as trees of the first drafter
+    grafts: int = Field(3, ge=0)  # first drafter's candidates that the second continues
+    graft_nodes: int = Field(3, ge=1)  # of each such continuation
+    trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
+    doubt: float = Field(8.0, gt=0)  # observations that the initial rates count for
+    memory: float = Field(256.0, ge=1)  # observations after which one weighs 1/e
 
 
 class Knowledge:
-    """What was learnt of two sources, of fixed size; threads may share it.
+    """Statistics about two sources of candidates, of fixed size; thread-safe.
 
     Args:
-        settings: how fast it is learnt.
+        settings: trust in the second source, and speed of learning.
     """
 
     def __init__(self, settings: CombinedSettings) -> None:
         trust, doubt, memory = settings.trust, settings.doubt, settings.memory
-        self.candidates = Calibration((1.0, trust, 1.0), doubt, memory)  # by who has them
-        # Of the second source, before anything is drawn: see MATCH and GAIN.
+        self.candidates = Calibration((1.0, trust, 1.0), doubt, memory)  # by source
+        # Of the second source, before anything is sampled: see MATCH and GAIN.
         self.guesses = Calibration((trust, trust / 2), doubt, memory)
-        self.places = SampledNodes()
+        self.sampled = SampledNodes()
 
     def clear(self) -> None:
         """Forget everything."""
-        for one in (self.candidates, self.guesses, self.places):
-            one.clear()
+        for statistics in (self.candidates, self.guesses, self.sampled):
+            statistics.clear()
 
-    def learn(self, pool: Pool, emitted: Sequence[int]) -> None:
-        """Take in the tokens that followed a root, and what they make of its candidates."""
+    def learn(self, pool: CandidatePool, emitted: Sequence[int]) -> None:
+        """Count which candidates proved right.
+
+        Args:
+            pool: candidates of both sources.
+            emitted: tokens that followed the root.
+        """
         _learn(self.candidates, pool, pool.outcomes(emitted))
 
     def learn_sampled(
         self,
-        row: TreeRow,
-        pool: Pool,
+        tree: SequenceTree,
+        pool: CandidatePool,
         guess: Candidates,
         path: Sequence[int],
         emitted: Sequence[int],
     ) -> None:
-        """Take in how drawn candidates and guesses shared the tokens that followed a root.
+        """Count which sampled candidates were accepted, and which guesses were right.
 
         Args:
-            row: the first source's tree.
-            pool: the candidates of both.
-            guess: the second source's, below the root.
-            path: drawn nodes that were accepted.
-            emitted: the tokens.
+            tree: sampled tree of the first source.
+            pool: candidates of both sources.
+            guess: candidates of the second source below the root.
+            path: accepted nodes of `tree`.
+            emitted: tokens that followed the root.
         """
-        self.places.learn(row, path)
-        alone = Pool(_NOTHING, [])
+        self.sampled.learn(tree, path)
+        alone = CandidatePool(_NOTHING, [])
         alone.graft(ROOT, guess, int(guess.depths.max(initial=0)))
         found = list(alone.outcomes(emitted))
         _learn(self.guesses, alone, found, MATCH)
@@ -165,16 +178,15 @@ class Knowledge:
         for node, is_right in found:
             at = ROOT
             for token in alone.path(node):
-                at = pool.place_of[at, token]
+                at = pool.node_of[at, token]
             gains.append((node, is_right and pool.sources[at] == SECOND))
         _learn(self.guesses, alone, gains, GAIN)
 
     def gains(self, guess: Candidates) -> list[float]:
-        """Return the tokens that guesses are expected to win beside drawn ones, likeliest first."""
+        """Return the expected tokens that guesses win beside sampled candidates, descending."""
         if not len(guess.token_ids):
             return []
-        above = np.append(guess.scores, 1.0)[guess.parents]  # ROOT = -1 looks at the last one
-        shares, zeros = guess.scores / above, np.zeros(len(guess.scores), np.int64)
+        shares, zeros = guess.shares, np.zeros(len(guess.scores), np.int64)
         right = self.guesses.rates(zeros + MATCH, guess.depths, shares)
         wins = self.guesses.rates(zeros + GAIN, guess.depths, shares)
         reach = np.ones(len(shares) + 1)
@@ -184,16 +196,16 @@ class Knowledge:
         return gains[np.argsort(-reach[:-1], kind="stable")].tolist()
 
 
-_NOTHING = TreeRow([], [], [], [], [], {}, {}, {})
+_NOTHING = SequenceTree([], [], [], [], [], {}, {}, {})
 
 
 def _learn(
     calibration: Calibration,
-    pool: Pool,
+    pool: CandidatePool,
     outcomes: Iterable[tuple[int, bool]],
     source: int | None = None,
 ) -> None:
-    """Tell a calibration what became of candidates, as those of one source or of their own."""
+    """Add outcomes of candidates to a calibration, by `source` or by their own sources."""
     found = list(outcomes)
     if not found:
         return

@@ -1,41 +1,41 @@
-"""One sequence's candidates of two sources, in one tree in which siblings differ."""
+"""One sequence's candidates of two sources, merged into one tree, and their calibration."""
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
 
-# Of a candidate's own conditional probability; candidates between two of them count alike.
+# Bins of a candidate's own conditional probability.
 EDGES = np.array([0.01, 0.03, 0.06, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.92])
 DEPTHS = 3  # deeper candidates count alike
 
 
 class Calibration:
-    """Running estimates by source, depth and score, of fixed size; threads may share them.
+    """Acceptance rates by source, depth and score, learned online; fixed size, thread-safe.
 
-    Each says how often a candidate is right of whose parent that is known. Until something was
-    seen it is the candidate's own score, times the trust in its source.
+    A rate is the probability that a candidate is right if its parent is. Without observations it is
+    the candidate's own score, times the trust in its source.
 
     Args:
-        trust: in each source.
-        doubt: trials that the beginning counts for.
-        memory: trials after which an observation weighs 1/e.
+        trust: factor of each source's scores.
+        doubt: number of observations that the initial rates count for.
+        memory: number of observations after which one weighs 1/e.
     """
 
     def __init__(self, trust: tuple[float, ...], doubt: float, memory: float) -> None:
         self.trust = np.array(trust)
         self.doubt = doubt
         self.memory = memory
-        self._counts = np.zeros((2, len(trust), DEPTHS, len(EDGES) + 1))  # hits, trials
+        self._counts = np.zeros((2, len(trust), DEPTHS, len(EDGES) + 1))  # right, observed
         self._lock = Lock()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the counts, however much is learnt."""
+        """The number of bytes of the counts, which does not grow."""
         return self._counts.nbytes
 
     def rates(
@@ -44,16 +44,16 @@ class Calibration:
         depths: Int64[np.ndarray, " n"],
         scores: Float64[np.ndarray, " n"],
     ) -> Float64[np.ndarray, " n"]:
-        """Return how often such candidates are right if their parents are.
+        """Return the probabilities that candidates are right if their parents are.
 
         Args:
-            sources: of the candidates.
-            depths: of the candidates, from 1.
-            scores: their conditional probabilities, as their sources say.
+            sources: sources of the candidates.
+            depths: depths of the candidates, from 1.
+            scores: conditional probabilities according to the sources.
         """
         with self._lock:
-            hits, trials = self._counts[:, *_cells(sources, depths, scores)]
-        return (hits + self.doubt * self.trust[sources] * scores) / (trials + self.doubt)
+            right, observed = self._counts[:, *_cells(sources, depths, scores)]
+        return (right + self.doubt * self.trust[sources] * scores) / (observed + self.doubt)
 
     def add(
         self,
@@ -62,10 +62,17 @@ class Calibration:
         scores: Float64[np.ndarray, " n"],
         is_right: Bool[np.ndarray, " n"],
     ) -> None:
-        """Take in what became of candidates whose parents were right."""
+        """Count candidates whose parents were right.
+
+        Args:
+            sources: sources of the candidates.
+            depths: depths of the candidates, from 1.
+            scores: conditional probabilities according to the sources.
+            is_right: whether each candidate was right.
+        """
         cells = _cells(sources, depths, scores)
         with self._lock:
-            # What was seen before fades where something new is seen.
+            # Old observations fade in the cells that get new ones.
             kept = np.zeros(self._counts.shape[1:])
             np.add.at(kept, cells, 1.0)
             self._counts *= np.exp(-kept / self.memory)
@@ -90,62 +97,64 @@ def _cells(
     return sources, np.minimum(depths, DEPTHS) - 1, np.searchsorted(EDGES, scores)
 
 
-FIRST, SECOND, BOTH = range(3)  # which source has a candidate
-SOURCES = 3
+FIRST, SECOND, BOTH = range(3)  # sources that have a candidate
 
 
-class Pool:
-    """Candidates of a first source, and those of a second that are grafted onto them.
+class CandidatePool:
+    """A growing tree: candidates of a first source, with grafted candidates of a second.
+
+    Only this package uses it; `kept` returns the `Candidates` that are verified.
 
     Args:
-        row: the first source's tree; its nodes keep their places.
-        scores: their cumulative log-probabilities.
+        first: tree of the first source, whose nodes keep their indices.
+        scores: cumulative log-probabilities of its nodes.
     """
 
-    def __init__(self, row: TreeRow, scores: Sequence[float]) -> None:
-        self.token_ids = list(row.token_ids)
-        self.parents = list(row.parent)
-        self.depths = list(row.depth)
+    def __init__(self, first: SequenceTree, scores: Sequence[float]) -> None:
+        self.first = first
+        self.token_ids = list(first.token_ids)
+        self.parents = list(first.parent)
+        self.depths = list(first.depth)
         self.num_first = len(scores)
-        above = [0.0 if parent == ROOT else scores[parent] for parent in row.parent]
-        self.scores = [  # conditional probabilities, as their source says
+        above = [0.0 if parent == ROOT else scores[parent] for parent in first.parent]
+        self.scores = [  # conditional probabilities according to the source
             float(np.exp(min(0.0, own - parent))) if own > -np.inf else 0.0
             for own, parent in zip(scores, above, strict=True)
         ]
         self.sources = [FIRST] * self.num_first
         self.is_valid = [False] * self.num_first
-        self.place_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        for parent, siblings in row.children.items():
+        self.node_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for parent, siblings in first.children.items():
             for node in siblings:
                 self.is_valid[node] = True
-                self.place_of[parent, row.token_ids[node]] = node
+                self.node_of[parent, first.token_ids[node]] = node
 
     def graft(self, anchor: int, guess: Candidates, depth: int) -> list[int]:
-        """Take in continuations of a node (or ROOT); return where each of their nodes is now.
+        """Add continuations of a node (or ROOT), and return the index of each of their nodes.
 
         Args:
-            anchor: where they go on.
-            guess: of the second source.
-            depth: of the tree, beyond which nothing is taken in; such nodes are at ROOT.
+            anchor: node that they continue.
+            guess: continuations by the second source.
+            depth: largest depth in the tree; deeper nodes are left out and get the index ROOT.
         """
-        places: list[int] = []
-        columns = zip(*(one.tolist() for one in guess), strict=True)
+        nodes: list[int] = []
+        columns = zip(*(column.tolist() for column in guess[:4]), strict=True)
         for token, parent, below, score in columns:
             level = below + (0 if anchor == ROOT else self.depths[anchor])
             if level > depth:
-                places.append(ROOT)
+                nodes.append(ROOT)
                 continue
-            above = anchor if parent == ROOT else places[parent]
+            above = anchor if parent == ROOT else nodes[parent]
             share = score / (1.0 if parent == ROOT else float(guess.scores[parent]))
-            places.append(self._join(above, token, level, share))
-        return places
+            nodes.append(self._join(above, token, level, share))
+        return nodes
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the nodes that tokens lead to from the root, as far as there are any."""
+        """Return the nodes along a path of tokens from the root, as far as they exist."""
         nodes: list[int] = []
         at = ROOT
         for token in token_ids:
-            found = self.place_of.get((at, token))
+            found = self.node_of.get((at, token))
             if found is None:
                 break
             nodes.append(at := found)
@@ -160,7 +169,7 @@ class Pool:
         return tokens[::-1]
 
     def values(self, calibration: Calibration) -> Float64[np.ndarray, " nodes"]:
-        """Return how likely each candidate's whole path is right; never more than the parent's."""
+        """Return the probability that each candidate's whole path is right."""
         rates = calibration.rates(
             np.array(self.sources, np.int64), np.array(self.depths, np.int64), np.array(self.scores)
         )
@@ -171,45 +180,66 @@ class Pool:
         return values
 
     def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Yield the candidates whose parents proved right, and whether they did themselves.
+        """Yield the candidates whose parents proved right, and whether each of them did.
 
         Args:
-            emitted: the tokens that followed the root.
+            emitted: tokens that followed the root.
         """
         children: dict[int, list[int]] = {}
-        for (parent, _), node in self.place_of.items():
+        for (parent, _), node in self.node_of.items():
             children.setdefault(parent, []).append(node)
         at = ROOT
         for token in emitted:
             for node in children.get(at, ()):
                 yield node, self.token_ids[node] == token
-            found = self.place_of.get((at, token))
+            found = self.node_of.get((at, token))
             if found is None:
                 return
             at = found
 
-    def candidates(
-        self, values: Float[np.ndarray, " nodes"], kept: Int64[np.ndarray, " kept"]
+    def kept(
+        self,
+        values: Float64[np.ndarray, " nodes"],
+        nodes: Int64[np.ndarray, " kept"],
+        second_id: int,
     ) -> Candidates:
-        """Return some nodes as candidates; their parents count all nodes of the pool."""
+        """Return some nodes as candidates, whose column `origin` is the node of the pool.
+
+        Args:
+            values: probabilities of the paths, which become the scores.
+            nodes: nodes to keep, ascending; parents are among them.
+            second_id: proposer of candidates that the first source does not have.
+        """
+        new_index = np.full(len(self.token_ids) + 1, ROOT)  # the parent ROOT = -1 selects the last
+        new_index[nodes] = np.arange(len(nodes))
+        proposers = np.full(len(self.token_ids), second_id)
+        proposers[: self.num_first] = self.first.proposer_id
         return Candidates(
-            np.array(self.token_ids, np.int64)[kept],
-            np.array(self.parents, np.int64)[kept],
-            np.array(self.depths, np.int64)[kept],
-            values[kept].clip(min=1e-12),
+            np.array(self.token_ids, np.int64)[nodes],
+            new_index[np.array(self.parents, np.int64)[nodes]],
+            np.array(self.depths, np.int64)[nodes],
+            values[nodes],
+            source=proposers[nodes],
+            origin=nodes,
         )
 
     def best(
         self, values: Float64[np.ndarray, " nodes"], count: int, among: Bool[np.ndarray, " nodes"]
     ) -> Int64[np.ndarray, " kept"]:
-        """Return the most valuable nodes in the order of the pool; parents come with children."""
-        # A parent stands before its children and is worth no less: a stable order keeps it.
+        """Return the most valuable nodes, ascending; parents are kept with their children.
+
+        Args:
+            values: value of every node.
+            count: largest number of nodes.
+            among: nodes to choose from.
+        """
+        # A parent comes before its children and is worth no less: a stable order keeps it.
         order = np.argsort(-values, kind="stable")
         return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
 
     def _join(self, parent: int, token: int, depth: int, share: float) -> int:
-        """Return the node of a token below a parent, which is new where there was none."""
-        node = self.place_of.get((parent, token))
+        """Return the node of a token below a parent, which is added if there was none."""
+        node = self.node_of.get((parent, token))
         if node is not None:
             if self.sources[node] == FIRST:
                 self.sources[node] = BOTH
@@ -220,4 +250,4 @@ class Pool:
         self.scores.append(min(1.0, share))
         self.sources.append(SECOND)
         self.is_valid.append(True)
-        return self.place_of.setdefault((parent, token), len(self.token_ids) - 1)
+        return self.node_of.setdefault((parent, token), len(self.token_ids) - 1)

@@ -2,51 +2,50 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution, TreeRow
+from inference.draft_tree import (
+    ROOT,
+    CandidateKind,
+    DraftTree,
+    SequenceTree,
+    SparseDistribution,
+)
 from inference.drafters.base import TokenSession
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, sampled_budget
-from inference.drafters.combined.pool import FIRST, Pool
+from inference.drafters.combined.pool import FIRST, CandidatePool
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
-from inference.protocol import Budget, Committed, VerifyResult
+from inference.protocol import AdaptiveSession, Budget, Committed, VerifyResult
 from inference.sampling import Sampling
 
 
-class Kept(NamedTuple):
-    """What stays of one sequence's candidates; all that were drawn do."""
-
-    row: TreeRow  # of the first source
-    pool: Pool
-    values: Float64[np.ndarray, " nodes"]  # of the whole pool
-    nodes: Int64[np.ndarray, " kept"]  # ascending; parents are among them
-
-
-def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftTree:
+def mixed_tree(
+    pools: Sequence[CandidatePool], kept: Sequence[Candidates], first: DraftTree
+) -> DraftTree:
     """Return trees of two sources' candidates.
 
     Args:
-        rows: of each sequence.
-        first: the first source's trees, with the laws that drawn candidates came from.
-        second_id: proposer of what the first source does not have.
+        pools: candidates of both sources, for each sequence.
+        kept: those to verify, with nodes of the pools as `origin`; all sampled ones are among them.
+        first: trees of the first source, with the distributions of sampled candidates.
     """
-    count = max(len(one.nodes) for one in rows)
+    count = max(len(own.token_ids) for own in kept)
     if count == 0:
         return DraftTree.empty(first.base_length, first.step_id)
     is_sampled = first.draft_probs is not None
-    columns = np.stack([_columns(one, is_sampled, second_id, count) for one in rows], axis=1)
-    score = np.stack([_scores(one, count) for one in rows])
+    pairs = list(zip(pools, kept, strict=True))
+    columns = np.stack([_columns(pool, own, is_sampled, count) for pool, own in pairs], axis=1)
+    score = np.stack([_scores(own, count) for own in kept])
     device = first.base_length.device
-    token_ids, parent, depth, kind, rank, proposer_id, is_valid = torch.from_numpy(columns).to(
-        device
+    token_ids, parent, depth, kind, rank, proposer_id, is_valid = (
+        torch.from_numpy(columns).to(device).unbind()
     )
     return DraftTree(
         token_ids=token_ids,
@@ -59,79 +58,76 @@ def mixed_tree(rows: Sequence[Kept], first: DraftTree, second_id: int) -> DraftT
         is_valid=is_valid.bool(),
         base_length=first.base_length,
         max_depth=int(columns[2].max()),
-        max_siblings=max(int(np.bincount(one + 1).max()) for one in columns[1]),
+        max_siblings=max(int(np.bincount(parents + 1).max()) for parents in columns[1]),
         step_id=first.step_id,
         draft_probs=_padded(first.draft_probs, count),
     )
 
 
 def _columns(
-    one: Kept, is_sampled: bool, second_id: int, count: int
+    pool: CandidatePool, kept: Candidates, is_sampled: bool, count: int
 ) -> Int64[np.ndarray, "fields nodes"]:
-    """Return token, parent, depth, kind, rank, proposer and validity; padding stands at ROOT."""
-    pool, nodes = one.pool, one.nodes
-    place = np.full(len(pool.token_ids) + 1, ROOT)  # the last one is where ROOT = -1 looks
-    place[nodes] = np.arange(len(nodes))
-    is_first = nodes < pool.num_first
-    proposers = np.full(len(pool.token_ids), second_id)
-    proposers[: pool.num_first] = one.row.proposer_id
+    """Return token, parent, depth, kind, rank, proposer and validity; padding is below ROOT."""
+    assert kept.origin is not None
+    assert kept.source is not None
+    sampled = (kept.origin < pool.num_first) & is_sampled
     fields = np.zeros((7, count), np.int64)
     fields[1], fields[2] = ROOT, 1
-    kept = fields[:, : len(nodes)]
-    kept[0] = np.array(pool.token_ids, np.int64)[nodes]
-    kept[1] = place[np.array(pool.parents, np.int64)[nodes]]
-    kept[2] = np.array(pool.depths, np.int64)[nodes]
-    sampled = is_first & is_sampled
-    kept[3] = np.where(sampled, int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC))
-    kept[4] = _ranks(one, sampled)
-    kept[5] = proposers[nodes]
-    kept[6] = np.array(pool.is_valid, np.int64)[nodes]
+    own = fields[:, : len(kept.token_ids)]
+    own[0], own[1], own[2] = kept.token_ids, kept.parents, kept.depths
+    own[3] = np.where(sampled, int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC))
+    own[4] = _ranks(pool, kept, sampled)
+    own[5] = kept.source
+    own[6] = np.array(pool.is_valid, np.int64)[kept.origin]
     return fields
 
 
-def _ranks(one: Kept, sampled: Bool[np.ndarray, " kept"]) -> Int64[np.ndarray, " kept"]:
-    """Return the draw order of drawn candidates, the order by value of the others."""
-    ranks = np.zeros(len(one.nodes), np.int64)
-    ranks[sampled] = np.array(one.row.rank, np.int64)[one.nodes[sampled]]
-    chosen = np.flatnonzero(~sampled)
-    order = np.argsort(-one.values[one.nodes[chosen]], kind="stable")
-    ranks[chosen[order]] = np.arange(len(chosen))
+def _ranks(
+    pool: CandidatePool, kept: Candidates, sampled: Bool[np.ndarray, " kept"]
+) -> Int64[np.ndarray, " kept"]:
+    """Return the sampling order of sampled candidates, and the order by score of the others."""
+    assert kept.origin is not None
+    ranks = np.zeros(len(sampled), np.int64)
+    ranks[sampled] = np.array(pool.first.rank, np.int64)[kept.origin[sampled]]
+    others = np.flatnonzero(~sampled)
+    order = np.argsort(-kept.scores[others], kind="stable")
+    ranks[others[order]] = np.arange(len(others))
     return ranks
 
 
-def _scores(one: Kept, count: int) -> Float[np.ndarray, " nodes"]:
+def _scores(kept: Candidates, count: int) -> Float[np.ndarray, " nodes"]:
     scores = np.full(count, -np.inf, np.float32)
     with np.errstate(divide="ignore"):
-        scores[: len(one.nodes)] = np.log(one.values[one.nodes])
+        scores[: len(kept.scores)] = np.log(kept.scores)
     return scores
 
 
 def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistribution | None:
-    """Return laws of ROOT and `count` nodes; nothing was drawn below those that came later."""
+    """Return the distributions below ROOT and `count` nodes; zero below the deterministic ones."""
     if draft_probs is None:
         return None
     more: int = count + 1 - draft_probs.ids.shape[1]
 
-    def longer(rows: Tensor) -> Tensor:
-        return pad(rows, (0, 0, 0, more))
+    def longer(values: Tensor) -> Tensor:
+        return pad(values, (0, 0, 0, more))
 
     return SparseDistribution(longer(draft_probs.ids), longer(draft_probs.probs))
 
 
-KnowledgeOf = Callable[[bool, bool], Knowledge]  # tokens are drawn, candidates are drawn
+KnowledgeOf = Callable[[bool, bool], Knowledge]  # tokens are sampled, candidates are sampled
 
 
-class CombinedSession:
-    """Sessions of both drafters, of the same sequences.
+class CombinedSession(AdaptiveSession):
+    """The sessions of both drafters for the same sequences.
 
     Args:
-        first: whose candidates come first.
-        second: that guesses how the text goes on.
-        settings: how they share trees.
-        sampling: how tokens are drawn.
-        knowledge_of: what was learnt of them.
-        second_id: proposer of what only the second one has.
-        max_depth: of trees.
+        first: session of the model.
+        second: session that continues the text.
+        settings: division of a tree between the two.
+        sampling: options by which tokens are selected.
+        knowledge_of: returns the knowledge of one way of sampling.
+        second_id: proposer of candidates that only the second session has.
+        max_depth: longest path of a tree.
     """
 
     def __init__(
@@ -149,20 +145,26 @@ class CombinedSession:
         self.knowledge_of = knowledge_of
         self.second_id = second_id
         self.max_depth = max_depth
-        self._kept: list[Kept] = []
+        self._pools: list[CandidatePool] = []
+        self._kept: list[Candidates] = []
         self._guesses: list[Candidates] = []
         self.set_sampling(sampling)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Verified tokens taken in so far, per sequence."""
+        """The number of verified tokens taken in so far, per sequence."""
         return self.first.lengths
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the first session samples its candidates."""
+        return self.first.is_sampled
 
     def advance(self, committed: Committed) -> None:
         """Take in newly verified tokens and the roots.
 
         Raises:
-            ValueError: as of the two sessions.
+            ValueError: tokens are missing between the sessions and `committed`.
         """
         self.first.advance(committed)
         self.second.advance(committed)
@@ -171,56 +173,58 @@ class CombinedSession:
         """Return trees below the roots, within the budget.
 
         Args:
-            budget: shared by both drafters.
-            generators: sources of the draws of the first one.
+            budget: limits of every tree, shared by both drafters.
+            generators: random generators of the first drafter, one per sequence.
         """
         depth = self.max_depth if budget.depth is None else min(budget.depth, self.max_depth)
         limit = Budget(min(budget.num_nodes, self.num_nodes), depth)
         if min(limit.num_nodes, depth) < 1:
-            self._kept = []
+            self._pools, self._kept = [], []
             return self.first.propose(Budget(0), generators)
-        rows = range(len(self.lengths))
-        self._guesses = [self.second.guess(row, [], limit.num_nodes, depth) for row in rows]
+        indices = range(len(self.lengths))
+        self._guesses = [
+            self.second.draft_below(index, [], limit.num_nodes, depth) for index in indices
+        ]
         tree = self.first.propose(self._share(limit), generators)
         scores = tree.score.tolist()
-        views = tree.rows(tree.token_ids[:, :0])[0]
-        self._kept = [self._pooled(row, views[row], scores[row], limit) for row in rows]
-        return mixed_tree(self._kept, tree, self.second_id)
+        trees, _ = tree.to_host()
+        self._pools = [self._pool(index, trees[index], scores[index], depth) for index in indices]
+        self._kept = [self._best(pool, limit.num_nodes) for pool in self._pools]
+        return mixed_tree(self._pools, self._kept, tree)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Learn which candidates the target continued with, whether they were verified or not."""
+        """Learn which candidates the target confirmed, whether they were verified or not."""
         if result.base_length != list(self.lengths) or not self._kept:
-            return  # a plain step, of which the session is told later
-        for row, one in enumerate(self._kept):
-            nodes = one.nodes[result.path[row]].tolist()
-            accepted = [one.pool.token_ids[node] for node in nodes]
-            emitted = [*accepted, result.next_token[row]]
-            self.knowledge.learn(one.pool, emitted)
-            if self.shape.sampled:
-                sampled = [n for n in one.pool.follow(emitted) if n < one.pool.num_first]
-                guess = self._guesses[row]
-                self.knowledge.learn_sampled(one.row, one.pool, guess, sampled, emitted)
-            visited = [ROOT, *result.path[row]]
-            self.second.learn(row, accepted, partial(result.logits, row, visited))
+            return  # a step without drafts, whose tokens come with the next `advance`
+        for index, (pool, kept) in enumerate(zip(self._pools, self._kept, strict=True)):
+            accepted = kept.token_ids[result.path[index]].tolist()
+            emitted = [*accepted, result.next_token[index]]
+            self.knowledge.learn(pool, emitted)
+            if self.is_sampled:
+                sampled = [node for node in pool.follow(emitted) if node < pool.num_first]
+                guess = self._guesses[index]
+                self.knowledge.learn_sampled(pool.first, pool, guess, sampled, emitted)
+            visited = [ROOT, *result.path[index]]
+            self.second.learn(index, accepted, partial(result.logits, index, visited))
 
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Let the second drafter learn."""
-        self.second.on_finished(place, token_ids)
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Let the second drafter learn from a complete sequence."""
+        self.second.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:
-        """Forget the tokens from position `length` on; what was learnt from them stays."""
+        """Discard the tokens from position `length` on, but not what was learned from them."""
         self.first.rollback(length)
         self.second.rollback(length)
-        self._kept = []
+        self._pools, self._kept = [], []
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        self.first.select_sequences(places)
-        self.second.select_sequences(places)
-        self._kept = []
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.first.select_sequences(indices)
+        self.second.select_sequences(indices)
+        self._pools, self._kept = [], []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another way of sampling from now on."""
+        """Draft for another request, which may sample differently."""
         self.first.set_sampling(sampling)
         self.second.set_sampling(sampling)
         self.shape = self.first.shape
@@ -238,38 +242,44 @@ class CombinedSession:
         self.second.close()
 
     def _share(self, limit: Budget) -> Budget:
-        """Return the first drafter's budget; chosen candidates are compared one by one instead."""
-        if not self.shape.sampled:
+        """Return the budget of the first drafter; deterministic candidates are compared later."""
+        if not self.is_sampled:
             return limit
         gains = [self.knowledge.gains(guess) for guess in self._guesses]
-        share = sampled_budget(self.knowledge.places, self.shape, limit, gains)
+        share = sampled_budget(self.knowledge.sampled, self.shape, limit, gains)
         return Budget(share, limit.depth)
 
-    def _pooled(self, row: int, view: TreeRow, scores: list[float], limit: Budget) -> Kept:
-        """Return what stays of both drafters' candidates of a sequence."""
-        pool = Pool(view, scores)
-        assert limit.depth is not None
-        pool.graft(ROOT, self._guesses[row], limit.depth)
-        for anchor in self._anchors(pool, limit.depth):
-            left = limit.depth - pool.depths[anchor]
+    def _pool(
+        self, index: int, tree: SequenceTree, scores: list[float], depth: int
+    ) -> CandidatePool:
+        """Return both drafters' candidates of a sequence."""
+        pool = CandidatePool(tree, scores)
+        pool.graft(ROOT, self._guesses[index], depth)
+        for anchor in self._anchors(pool, depth):
+            left = depth - pool.depths[anchor]
             nodes = self.settings.graft_nodes
-            guess = self.second.guess(row, pool.path(anchor), nodes, left)
-            pool.graft(anchor, guess, limit.depth)
+            guess = self.second.draft_below(index, pool.path(anchor), nodes, left)
+            pool.graft(anchor, guess, depth)
+        return pool
+
+    def _best(self, pool: CandidatePool, num_nodes: int) -> Candidates:
+        """Return the candidates of a sequence that are verified; all sampled ones are."""
         values = pool.values(self.knowledge.candidates)
         is_first = np.arange(len(values)) < pool.num_first
-        if not self.shape.sampled:
-            every = np.ones_like(is_first)
-            return Kept(view, pool, values, pool.best(values, limit.num_nodes, every))
-        chosen = pool.best(values, limit.num_nodes - pool.num_first, ~is_first)
-        return Kept(view, pool, values, np.concatenate((np.flatnonzero(is_first), chosen)))
+        if self.is_sampled:
+            others = pool.best(values, num_nodes - pool.num_first, ~is_first)
+            nodes = np.concatenate((np.flatnonzero(is_first), others))
+        else:
+            nodes = pool.best(values, num_nodes, np.ones_like(is_first))
+        return pool.kept(values, nodes, self.second_id)
 
-    def _anchors(self, pool: Pool, depth: int) -> list[int]:
-        """Return the likeliest candidates that only the first drafter has."""
+    def _anchors(self, pool: CandidatePool, depth: int) -> list[int]:
+        """Return the most likely candidates that only the first drafter has."""
         values = pool.values(self.knowledge.candidates)
-        places = [
+        nodes = [
             node
             for node in range(pool.num_first)
             if pool.is_valid[node] and pool.sources[node] == FIRST and pool.depths[node] < depth
         ]
-        places.sort(key=lambda node: -values[node])
-        return places[: self.settings.grafts]
+        nodes.sort(key=lambda node: -values[node])
+        return nodes[: self.settings.grafts]

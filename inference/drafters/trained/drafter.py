@@ -1,36 +1,38 @@
-"""The trained drafter: one session per request over the shared JakiroDrafter and its target."""
+"""The engine's drafter over a trained `JakiroDrafter` and its target."""
 
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
 from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
-from inference.protocol import Budget, Committed, EncodedMemory, RequestCounter, VerifyResult
+from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory
 from inference.sampling import Sampling
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
 from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.target.adapter import StepOutput, TargetAdapter
+from jakiro.target.adapter import StepOutput, TargetAdapter, compile_mode
+from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.tail import TargetTail
 
 
-class TrainedDrafter:
-    """Drafts with a `JakiroDrafter`; holds weights only, so threads may share it.
+class TrainedDrafter(Drafter):
+    """Drafts with a `JakiroDrafter`; holds weights only and is thread-safe.
 
     Args:
-        drafter: the trained model.
-        target: supplies embeddings and logits.
-        trees: how trees grow; more autoregressive levels than were trained are allowed.
+        drafter: trained model.
+        target: target that supplies embeddings and logits.
+        trees: shapes of the trees, which may have more autoregressive levels than were trained.
 
     Raises:
         ConfigError: a tree asks for parallel levels that the drafter does not have.
-        TargetNotSupported: the drafter needs the target's last layers, which cannot be had alone.
+        TargetNotSupported: the drafter needs the target's last layers, which cannot run alone.
     """
 
     def __init__(
@@ -52,76 +54,139 @@ class TrainedDrafter:
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
-        self.request_counter: RequestCounter | None = None
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
-        self.max_nodes = max(shape.max_nodes for shape in self.plan.shapes)
-        self.max_depth = max(shape.depth for shape in self.plan.shapes)
+        self.bytes_per_token = self._bytes_per_token()
+
+    @classmethod
+    def for_target(
+        cls,
+        drafter: JakiroDrafter,
+        target: TargetAdapter,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        trees: TreeShape | TreePlan | None = None,
+        *,
+        compiled: bool = False,
+    ) -> "TrainedDrafter":
+        """Return a drafter that was checked and moved to the target's device and dtype.
+
+        Args:
+            drafter: trained model.
+            target: target that it was trained for.
+            tokenizer: tokenizer of the target; None if it is unknown.
+            trees: shapes of the trees; None for those of the drafter's schedule.
+            compiled: whether to compile the drafter.
+
+        Raises:
+            TargetMismatch: the drafter or the tokenizer belongs to another target.
+            ConfigError: as for the class.
+        """
+        record = drafter.config.target_record
+        check_target(record, target.spec)
+        if tokenizer is not None:
+            check_tokenizer(record, tokenizer)
+        model = drafter.eval().to(device=target.device, dtype=target.dtype)
+        if compiled:
+            model.compile(mode=compile_mode(target.device))
+        return cls(model, target, trees or default_tree(model))
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes that a session takes for each token of a sequence."""
-        shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.memory_shapes)
-        values = sum(heads * dim for heads, dim in shapes)
-        tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
-        return values * self.model.dtype.itemsize + tail
+    def max_nodes(self) -> int:
+        """The largest number of nodes of a tree."""
+        return max(shape.max_nodes for shape in self.plan.shapes)
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path of a tree."""
+        return max(shape.depth for shape in self.plan.shapes)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
         """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
 
-    def reset(self) -> None:
-        """Nothing is learnt from requests."""
-
-    def embed(self, token_ids: Int[Tensor, "batch rows"]) -> Tensor:
+    def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Tensor:
         """Return the target's embeddings in the drafter's dtype."""
         return self.target.embed(token_ids).to(self.model.dtype)
 
     def encode_memory(
-        self, output: StepOutput, rows: Int[Tensor, "batch rows"] | None = None
+        self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return memory of the tokens at query indices `rows` (None: all) of what was read."""
+        """Return the memory of tokens that the target has read.
+
+        Args:
+            output: output of the target's forward over the tokens.
+            queries: query indices of the tokens in that forward; None for all.
+        """
         slots, positions = output.step.slots, output.step.positions
-        if rows is not None:
-            slots, positions = slots.gather(1, rows), positions.gather(1, rows)
+        if queries is not None:
+            slots, positions = slots.gather(1, queries), positions.gather(1, queries)
         state = self.model.state_sources.read(output.cache, slots)
         memory = self.model.encode_memory(state, positions)
         tail = () if self.tail is None else self.tail.kv(output.cache, slots)
         return EncodedMemory((*memory, *tail), self.version)
 
+    def _bytes_per_token(self) -> int:
+        shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.memory_shapes)
+        values = sum(heads * dim for heads, dim in shapes)
+        tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
+        return values * self.model.dtype.itemsize + tail
 
-class TrainedSession:
-    """Cached rows of final tokens; proposes trees below the roots.
 
-    Rows of final tokens stand at their positions. While drafting, the nodes of a tree that were
-    expanded take the slots after the root's; the next round overwrites them.
+def default_tree(drafter: JakiroDrafter) -> TreePlan:
+    """Return trees of the schedule that the drafter was trained for."""
+    schedule = drafter.config.settings.schedule.model_dump()
+    defaults = TreePlan()
+    return TreePlan(
+        greedy=defaults.greedy.model_copy(update=schedule),
+        sampling=defaults.sampling.model_copy(update=schedule),
+    )
+
+
+class TrainedSession(DraftSession):
+    """The drafter's cache of verified tokens; proposes trees below the roots.
+
+    The slot of a verified token is its position. While drafting, the expanded nodes of a tree take
+    the slots after the root; the next tree overwrites them.
+
+    Args:
+        drafter: drafter of the session.
+        sampling: options by which tokens are selected.
+        capacity: number of tokens of the longest sequence.
+        batch: number of sequences.
     """
+
+    lengths: tuple[int, ...] = ()
 
     def __init__(
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
         self.drafter = drafter
         self.set_sampling(sampling)
-        # Behind the root: nodes that are expanded, and one slot where padding goes.
+        # Slots after the root: expanded nodes, and one for padding.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
         self.cache = DrafterCache(drafter.model, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.root: Tensor | None = None
         self.step_id = 0
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether candidates are sampled."""
+        return self.shape.sampled
+
     def advance(self, committed: Committed) -> None:
-        """Store the rows of newly verified tokens and remember the roots.
+        """Cache newly verified tokens, and store the roots.
 
         Raises:
-            ValueError: tokens are missing between the session and `committed`, or the memory was
-                made by another encoder.
+            ValueError: tokens are missing between the session and `committed`, or another encoder
+                made the memory.
         """
         if self.root is not None and committed.base_length == self.lengths:
             return
         starts = _starts(committed)
         memory = committed.memory
         if memory is None or memory.encoder_version != self.drafter.version:
-            raise ValueError("memory rows must come from the drafter's own encoder")
+            raise ValueError("the memory must come from the drafter's own encoder")
         if starts != self.lengths:
             raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
         positions = self._positions(committed)
@@ -132,9 +197,9 @@ class TrainedSession:
         """Return trees below the roots, within the budget.
 
         Args:
-            budget: a sampled tree that does not fit its number of nodes stays empty, for a tree
-                must not be cut after it was drawn.
-            generators: sources of the draws of sampled trees, one per sequence.
+            budget: limits of every tree; a sampled tree is empty if it cannot fit, because it must
+                not be cut after sampling.
+            generators: random generators of sampled trees, one per sequence.
         """
         assert self.root is not None, "advance before propose"
         self.step_id += 1
@@ -146,7 +211,7 @@ class TrainedSession:
         return builder.build(self.start_tree(shape), base_length, self.step_id)
 
     def start_tree(self, shape: TreeShape | None = None) -> TreePass:
-        """Return the source of the laws of trees below the roots."""
+        """Return the predictor of trees below the roots; `shape` is by default the session's."""
         assert self.root is not None, "advance before propose"
         return TreePass(
             self.cache,
@@ -157,25 +222,19 @@ class TrainedSession:
             max(self.lengths),
         )
 
-    def on_verified(self, result: VerifyResult) -> None:
-        """Learn nothing: the weights are fixed."""
-
-    def on_finished(self, place: int, token_ids: Sequence[int]) -> None:
-        """Learn nothing."""
-
     def rollback(self, length: int) -> None:
-        """Forget the tokens from position `length` on; the next `advance` starts there."""
-        self.lengths = tuple(min(length, one) for one in self.lengths)
+        """Discard the tokens from position `length` on; the next `advance` starts there."""
+        self.lengths = tuple(min(length, own) for own in self.lengths)
         self.root = None
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places, which are ascending."""
-        self.cache.select_sequences(places)
-        self.lengths = tuple(self.lengths[place] for place in places)
-        self.root = None if self.root is None else self.root[list(places)]
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self.cache.select_sequences(indices)
+        self.lengths = tuple(self.lengths[index] for index in indices)
+        self.root = None if self.root is None else self.root[list(indices)]
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another way of sampling from now on."""
+        """Draft for another request, which may sample differently."""
         self.sampling = sampling
         self.shape = self.drafter.plan.shape(sampling)
 
@@ -184,21 +243,21 @@ class TrainedSession:
         self.cache.reserve(capacity + self.scratch)
 
     def close(self) -> None:
-        """Free the cached rows."""
+        """Free the cache."""
         del self.cache
 
     def _base_length(self) -> Int[Tensor, " batch"]:
         return torch.tensor(self.lengths, device=self.drafter.target.device)
 
     def _positions(self, committed: Committed) -> Int[Tensor, "batch verified"]:
-        """Return where committed tokens stand; padding goes to the last slot."""
+        """Return the positions of committed tokens; padding goes to the last slot."""
         count = committed.token_ids.shape[1]
         device = committed.token_ids.device
-        places = torch.arange(count, device=device)
-        positions = torch.tensor(_starts(committed), device=device)[:, None] + places
+        offsets = torch.arange(count, device=device)
+        positions = torch.tensor(_starts(committed), device=device)[:, None] + offsets
         if min(committed.num_verified) == count:
             return positions
-        is_padding = places >= torch.tensor(committed.num_verified, device=device)[:, None]
+        is_padding = offsets >= torch.tensor(committed.num_verified, device=device)[:, None]
         return positions.masked_fill(is_padding, self.cache.capacity - 1)
 
 

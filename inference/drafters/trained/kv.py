@@ -1,4 +1,4 @@
-"""What the queries of a draft tree may know of verified tokens."""
+"""The trained drafter's cache: keys, values and features of verified tokens and tree nodes."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from inference.trees.builder import Frontier
+from inference.trees.builder import TreeLevel
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
 from jakiro.target.cache import SlotCache, bucketed, grown, in_place, selected, write_kv
@@ -16,19 +16,19 @@ from moa.trunk import TrunkInputs
 
 
 class KVBuffer:
-    """What one session keeps of each token, such as keys and values; a row's slot is its position.
+    """Tensors kept for each token of a session, such as keys and values, in slots.
 
     Args:
         batch: number of sequences.
-        capacity: positions; rounded up to whole buckets.
-        shapes: heads and size of a head, of each tensor that is kept.
-        like: a tensor with the dtype and device to use.
+        capacity: number of slots, rounded up to whole buckets.
+        shapes: number of heads and size of a head, for each kept tensor.
+        like: tensor with the dtype and device to use.
     """
 
     def __init__(
         self, batch: int, capacity: int, shapes: Sequence[tuple[int, int]], like: Tensor
     ) -> None:
-        # Zeros, not garbage: a NaN in a masked value row would poison every query.
+        # Zeros, not garbage: a NaN among masked values would reach every query.
         self._tensors = tuple(
             in_place(like.new_zeros((batch, heads, bucketed(capacity), dim)))
             for heads, dim in shapes
@@ -36,78 +36,95 @@ class KVBuffer:
 
     @property
     def capacity(self) -> int:
-        """Number of slots."""
+        """The number of slots."""
         return self._tensors[0].shape[2]
 
     def write(
         self,
-        rows: Sequence[Float[Tensor, "batch _ rows _"]],
-        slots: Int[Tensor, "batch rows"],
+        kept: Sequence[Float[Tensor, "batch _ tokens _"]],
+        slots: Int[Tensor, "batch tokens"],
     ) -> None:
-        """Store rows at `slots`."""
-        for buffer, new in zip(self._tensors, rows, strict=True):
+        """Store tokens.
+
+        Args:
+            kept: the tensors of these tokens.
+            slots: their slots.
+        """
+        for buffer, new in zip(self._tensors, kept, strict=True):
             write_kv(buffer, new, slots)
 
     def prefix(self, count: int) -> tuple[Float[Tensor, "batch _ slots _"], ...]:
-        """Return the first `count` rows, rounded up to whole buckets, without copying."""
+        """Return the first `count` slots, rounded up to whole buckets, without copying."""
         count = min(bucketed(count), self.capacity)
         return tuple(buffer[:, :, :count] for buffer in self._tensors)
 
-    def last_at(self, slots: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch _ rows _"]:
-        """Return the rows at `slots` of the last tensor, copied."""
+    def last_at(self, slots: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch _ tokens _"]:
+        """Return a copy of the last tensor at `slots`."""
         last = self._tensors[-1]
         index = slots[:, None, :, None].expand(-1, last.shape[1], -1, last.shape[3])
         return last.gather(2, index)
 
-    def write_through(self, slots: Int[Tensor, "batch rows"], count: int) -> "WriteThrough":
-        """Return a store that keeps new keys and values at `slots` and shows the first `count`."""
+    def write_through(self, slots: Int[Tensor, "batch tokens"], count: int) -> "WriteThrough":
+        """Return a store of new keys and values.
+
+        Args:
+            slots: slots of the new tokens.
+            count: number of slots that their queries may attend to.
+        """
         return WriteThrough(self, slots, count)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Drop all sequences but those at these places, which are ascending."""
-        self._tensors = tuple(selected(buffer, places, dim=0) for buffer in self._tensors)
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        self._tensors = tuple(selected(buffer, indices, dim=0) for buffer in self._tensors)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows, keeping those that are there."""
+        """Make room for `capacity` slots; their content stays."""
         if capacity > self.capacity:
             self._tensors = tuple(grown(buffer, bucketed(capacity)) for buffer in self._tensors)
 
 
 class WriteThrough:
-    """A `moa.attention.RowStore` over a buffer of keys and values.
+    """A `moa.attention.KVStore` over a buffer of keys and values.
 
     Args:
-        buffer: where rows go.
-        slots: of the new rows.
-        count: rows to show; `self.count` is that rounded up to whole buckets.
+        buffer: buffer of keys and values.
+        slots: slots of the new tokens.
+        count: number of slots to attend to; `self.count` is rounded up to whole buckets.
     """
 
     def __init__(self, buffer: KVBuffer, slots: Tensor, count: int) -> None:
         self.buffer, self.slots = buffer, slots
         self.count = min(bucketed(count), buffer.capacity)
 
-    def __call__(self, rows: KV) -> KV:
-        """Store the rows and return everything that may be attended to."""
-        self.buffer.write(rows, self.slots)
+    def __call__(self, kv: KV) -> KV:
+        """Store keys and values, and return all that may be attended to."""
+        self.buffer.write(kv, self.slots)
         return KV(*self.buffer.prefix(self.count))
 
 
 def token_slots(start: int, count: int, batch: int, device: torch.device) -> Tensor:
-    """Return consecutive positions `start`, ... for every sequence, shape [batch, count]."""
+    """Return consecutive slots from `start` on for every sequence, shape [batch, count].
+
+    Args:
+        start: first slot.
+        count: number of slots.
+        batch: number of sequences.
+        device: device of the result.
+    """
     return torch.arange(start, start + count, device=device).expand(batch, -1)
 
 
 class TreeTrunkInputs:
-    """Evidence for the passes of a drafter over trees below the roots.
+    """The trunk inputs of a drafter's passes over trees below the roots.
 
     Every query sees the memory of all verified tokens. The root reads the feature of the last
-    verified token, a node what was predicted at its parent.
+    verified token; a node reads the feature that was predicted at its parent.
 
     Args:
-        model: the drafter; only what its trunk reads is looked up.
-        kept: what it keeps of verified tokens, at their positions.
+        model: trained drafter, whose trunk determines the inputs.
+        kept: tensors kept for verified tokens, at their positions.
         lengths: number of verified tokens of each sequence.
-        highest: the largest of them, known on the host.
+        highest: largest of them, known on the host.
     """
 
     def __init__(
@@ -115,33 +132,33 @@ class TreeTrunkInputs:
     ) -> None:
         self._kept = kept
         self._reads_features = model.trunk.feature_input is not None
-        self._rows: KV | None = None
+        self._memory: KV | None = None
         if model.trunk.cross_attention is not None:
-            self._rows = KV(*kept.prefix(highest)[:2])
-            slots = token_slots(0, self._rows.keys.shape[2], 1, lengths.device)
+            self._memory = KV(*kept.prefix(highest)[:2])
+            slots = token_slots(0, self._memory.keys.shape[2], 1, lengths.device)
             self._is_verified = slots < lengths[:, None]
 
     def of(
         self,
         positions: Int[Tensor, "batch queries"],
-        frontier: Frontier | None,
+        frontier: TreeLevel | None,
         last: ExpertsOutput | None,
     ) -> TrunkInputs:
-        """Return the evidence for the nodes of a frontier.
+        """Return the trunk inputs of the nodes of a frontier.
 
         Args:
-            positions: of the queries.
-            frontier: the queries, or None for the root.
-            last: what the drafter said at their parents.
+            positions: positions of the nodes.
+            frontier: the nodes; None for the root.
+            last: output of the drafter at their parents; None for the root.
         """
         previous = self._previous(positions, frontier, last) if self._reads_features else None
-        if self._rows is None:
+        if self._memory is None:
             return TrunkInputs(previous)
         mask = self._is_verified[:, None, None].expand(-1, -1, positions.shape[1], -1)
-        return TrunkInputs(previous, self._rows, mask)
+        return TrunkInputs(previous, self._memory, mask)
 
     def _previous(
-        self, positions: Tensor, frontier: Frontier | None, last: ExpertsOutput | None
+        self, positions: Tensor, frontier: TreeLevel | None, last: ExpertsOutput | None
     ) -> Float[Tensor, "batch queries hidden"]:
         if frontier is None or last is None:
             return previous_features(self._kept, positions)
@@ -150,21 +167,26 @@ class TreeTrunkInputs:
 
 
 def previous_features(
-    kept: KVBuffer, positions: Int[Tensor, "batch rows"]
-) -> Float[Tensor, "batch rows hidden"]:
-    """Return the kept features of the tokens before `positions`; zeros before the first."""
+    kept: KVBuffer, positions: Int[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch tokens hidden"]:
+    """Return the kept features of the tokens before `positions`; zeros before the first token.
+
+    Args:
+        kept: tensors kept for verified tokens; the last one holds features.
+        positions: positions of tokens.
+    """
     features = kept.last_at((positions - 1).clamp(min=0))
     return torch.where(positions[:, :, None] > 0, features.squeeze(1), 0.0)
 
 
 class DrafterCache:
-    """Rows of final tokens stand at their positions; those of a tree take the slots behind.
+    """All caches of a session: the slot of a verified token is its position; tree nodes follow.
 
     Args:
-        model: the drafter.
-        tail: the target's last layers, where the drafter's output goes through them.
+        model: trained drafter.
+        tail: last layers of the target that process the drafter's output; None for none.
         batch: number of sequences.
-        capacity: slots of each sequence.
+        capacity: number of slots of each sequence.
     """
 
     def __init__(
@@ -182,7 +204,7 @@ class DrafterCache:
 
     @property
     def capacity(self) -> int:
-        """Slots of each sequence."""
+        """The number of slots of each sequence."""
         return self.own.capacity
 
     def write(
@@ -194,9 +216,9 @@ class DrafterCache:
         """Take in verified tokens.
 
         Args:
-            embeddings: of the tokens.
-            kept: what the encoder made of them: what the trunk reads, then rows of the tail.
-            positions: where they stand.
+            embeddings: embeddings of the tokens.
+            kept: encoded memory: tensors that the trunk reads, then those of the tail.
+            positions: positions of the tokens.
         """
         count = len(self.model.memory_shapes)
         self.kept.write(kept[:count], positions)
@@ -204,20 +226,20 @@ class DrafterCache:
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Drop all sequences but those at these places, which are ascending."""
-        for rows in self._all:
-            rows.select_sequences(places)
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices, given in ascending order."""
+        for cache in self._all:
+            cache.select_sequences(indices)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots."""
-        for rows in self._all:
-            rows.reserve(capacity)
+        for cache in self._all:
+            cache.reserve(capacity)
 
     @property
     def _all(self) -> list[KVBuffer | SlotCache]:
-        rows: list[KVBuffer | SlotCache] = [self.own, self.kept]
-        return rows if self.tail_cache is None else [*rows, self.tail_cache]
+        caches: list[KVBuffer | SlotCache] = [self.own, self.kept]
+        return caches if self.tail_cache is None else [*caches, self.tail_cache]
 
     def _own_kv(self, embeddings: Tensor, positions: Tensor) -> KV:
         trunk = self.model.trunk

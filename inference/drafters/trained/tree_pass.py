@@ -1,29 +1,29 @@
-"""The trained drafter's laws for one tree: trunk passes, then levels read off the last one."""
+"""The trained drafter's passes over one tree, and the parallel levels of the last pass."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
-from inference.trees.builder import Frontier
+from inference.trees.builder import TreeLevel
 from jakiro.draft_head import DraftHead
 from jakiro.experts import ExpertsOutput, posterior_log_weights
 from jakiro.target.masks import positions_in_slots, slot_mask
 
 
 class TreePass:
-    """A `LawSource` for one round.
+    """A `JointPredictor` for one tree.
 
-    Depth d = 1..A runs the trunk on the nodes of depth d - 1 (the root first); depth A + k reads
-    parallel level k of pass A, gathered by the query that each surviving node descends from.
+    Depth d = 1..A runs the trunk on the expanded nodes of depth d - 1 (the root first). Depth A + k
+    reads parallel level k of pass A, at the query that each expanded node descends from.
 
     Args:
-        rows: of the session; those of expanded nodes are written after the root's slot.
-        head: turns features into laws.
-        num_passes: trunk passes A.
-        root: the last emitted token of each sequence.
-        lengths: number of verified tokens, which is the position of the root.
-        highest: the largest of them, known on the host.
+        cache: cache of the session; expanded nodes are written after the root's slot.
+        head: head that turns features into distributions.
+        num_passes: number of trunk passes A.
+        root: last emitted token of each sequence.
+        lengths: numbers of verified tokens, which are the positions of the roots.
+        highest: largest of them, known on the host.
     """
 
     def __init__(
@@ -43,16 +43,22 @@ class TreePass:
         self.highest = highest
         self.inputs = TreeTrunkInputs(cache.model, cache.kept, lengths, highest)
         self.output: ExpertsOutput | None = None
-        self.positions = root[:, :0]  # of the nodes that were expanded
+        self.positions = root[:, :0]  # of the expanded nodes
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
-        self.ancestor = torch.zeros_like(
-            root
-        )  # query of the last pass that each node descends from
+        # the query of the last pass that each expanded node descends from
+        self.ancestor = torch.zeros_like(root)
 
     def joint(
-        self, depth: int, frontier: Frontier | None
+        self, depth: int, frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components vocab"]:
-        """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier."""
+        """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier.
+
+        Here p_e is the draft distribution of expert e, and w_e its weight.
+
+        Args:
+            depth: depth of the candidates, from 1.
+            frontier: their parents; None for the root.
+        """
         level = depth - self.num_passes
         if level <= 0:
             log_probs = self._predict(depth, frontier)
@@ -62,17 +68,17 @@ class TreePass:
         self.last_joint = log_probs + self.log_weights.float().unsqueeze(-1)
         return self.last_joint
 
-    def _predict(self, depth: int, frontier: Frontier | None) -> Tensor:
-        """Return the laws of the next level, by a pass of the trunk."""
+    def _predict(self, depth: int, frontier: TreeLevel | None) -> Tensor:
+        """Return the log-probabilities of the next level, by a pass of the trunk."""
         output = self.output = self._run_drafter(depth, frontier)
         self.log_weights = output.log_weights
-        # Of the last pass all levels at once: the head's weights are read a single time.
+        # The last pass gives all levels at once, so that the head's weights are read once.
         levels = output.features.shape[2] if depth == self.num_passes else 1
         self.level_log_probs = self.head.log_probs(output.features[:, :, :levels])
         return self.level_log_probs[:, :, 0]
 
-    def _read_parallel(self, level: int, frontier: Frontier) -> Tensor:
-        """Return the laws of a parallel level, routed by what each node's path has chosen."""
+    def _read_parallel(self, level: int, frontier: TreeLevel) -> Tensor:
+        """Return the log-probabilities of a parallel level, weighted by each node's path."""
         origin = frontier.origin
         sequence = torch.arange(len(origin), device=origin.device)[:, None]
         at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
@@ -80,7 +86,7 @@ class TreePass:
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
         return self.level_log_probs[sequence, self.ancestor, level]
 
-    def _run_drafter(self, depth: int, frontier: Frontier | None) -> ExpertsOutput:
+    def _run_drafter(self, depth: int, frontier: TreeLevel | None) -> ExpertsOutput:
         token_ids = self.root if frontier is None else frontier.token_ids
         count = token_ids.shape[1]
         self._extend_seen(count, frontier)
@@ -103,7 +109,7 @@ class TreePass:
     def _through_tail(
         self, output: ExpertsOutput, positions: Tensor, slots: Tensor, mask: Tensor
     ) -> ExpertsOutput:
-        """Return the output after the target's last layers, if it goes through any."""
+        """Return the output after the target's last layers, if the drafter uses any."""
         tail, cache = self.cache.tail, self.cache.tail_cache
         if tail is None or cache is None:
             return output
@@ -114,8 +120,8 @@ class TreePass:
             tail.forward(output.mean_feature, positions, mask, seen, cache)
         )
 
-    def _extend_seen(self, count: int, frontier: Frontier | None) -> None:
-        """Let each new query see what its parent saw, and itself."""
+    def _extend_seen(self, count: int, frontier: TreeLevel | None) -> None:
+        """Let each new query see the nodes that its parent saw, and itself."""
         own = torch.eye(count, dtype=torch.bool, device=self.root.device)
         own = own.expand(len(self.root), -1, -1)
         if frontier is None:

@@ -11,7 +11,7 @@ from helpers.tables import no_processors
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs, known_costs
 from inference.autotune.online import SHORTEST_PAUSE, AutoRun, AutoTree, TreeArm, _arms, _Learner
-from inference.draft_tree import TreeRow
+from inference.draft_tree import SequenceTree
 from inference.protocol import Budget
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -27,7 +27,7 @@ PLAN = TreePlan(
     sampling=TreeShape(**LEVELS, children=3, breadth=2, num_nodes=24, sampled=True),
 )
 GREEDY, SAMPLING = no_processors(do_sample=False), no_processors()
-NO_TREE = TreeRow([], [], [], [], [], {}, {}, {})
+NO_TREE = SequenceTree([], [], [], [], [], {}, {}, {})
 
 
 class World:
@@ -58,7 +58,9 @@ class World:
             depths = [1] * count
             for level, node in enumerate(path, start=1):
                 depths[node] = level
-            tree = TreeRow([0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {})
+            tree = SequenceTree(
+                [0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {}
+            )
         self.run.learn([tree], [path], seconds)
         self.seconds += seconds
         self.tokens += 1 + len(path)
@@ -152,7 +154,7 @@ def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates(
         for shape in PLAN.shapes
     )
     # Two levels of candidates; nodes 2 and 5, with ranks 1 and 3, are accepted.
-    tree = TreeRow(
+    tree = SequenceTree(
         [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
     )
     assert deterministic.positions(tree, [2, 5]) == [(0, 1, 0), (1, 3, 0)]

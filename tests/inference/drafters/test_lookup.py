@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inference.drafters.candidates import Candidates
 from inference.drafters.lookup import (
-    LookupGuesser,
+    LookupDrafter,
     LookupSettings,
     continuations,
     find_matches,
@@ -61,18 +61,18 @@ def test_equal_beginnings_become_one_path() -> None:
 def test_trees_hold_different_siblings_below_likelier_parents(
     text: list[int], num_nodes: int, depth: int
 ) -> None:
-    found = LookupGuesser(LookupSettings()).guess(_ids(*text), num_nodes, depth)
+    found = LookupDrafter(LookupSettings()).draft(_ids(*text), num_nodes, depth)
     _assert_well_formed(found, num_nodes, depth)
 
 
 def test_a_suffix_longer_than_the_text_finds_nothing() -> None:
     for text in ([1], [1, 1], [1, 2, 1, 2]):
-        guesser = LookupGuesser(LookupSettings(shortest=9, longest=12))
-        assert len(guesser.guess(_ids(*text), 8, 4).token_ids) == 0
+        drafter = LookupDrafter(LookupSettings(shortest=9, longest=12))
+        assert len(drafter.draft(_ids(*text), 8, 4).token_ids) == 0
 
 
 def test_text_that_never_came_before_has_no_continuation() -> None:
-    assert len(LookupGuesser(LookupSettings()).guess(_ids(1, 2, 3), 8, 4).token_ids) == 0
+    assert len(LookupDrafter(LookupSettings()).draft(_ids(1, 2, 3), 8, 4).token_ids) == 0
 
 
 @pytest.mark.parametrize("longest", [8, 2000])
@@ -81,7 +81,7 @@ def test_scores_stay_positive_whatever_underflows(longest: int) -> None:
         longest=longest, growth=1e9, recency=1e-30, discount=1e-30, shortest=1
     )
     text = _ids(*[0, 1] * 40, 2, 1, 0, 1)
-    found = LookupGuesser(settings).guess(text, 60, 12)
+    found = LookupDrafter(settings).draft(text, 60, 12)
     assert len(found.token_ids) > 12
     _assert_well_formed(found, 60, 12)
     assert np.isfinite(np.log(found.scores)).all()

@@ -1,4 +1,4 @@
-"""Drafters that need no training, in the engine: the target's own tokens and law, every way."""
+"""Drafters that need no training: the target's own tokens and distribution in every call."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.aded.index import trigrams_of
-from inference.drafters.candidates import deterministic_tree
+from inference.drafters.candidates import to_tree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
@@ -31,7 +31,7 @@ from jakiro.errors import ConfigError
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
 DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
     "aded": lambda: AdedDrafter(AdedSettings(num_nodes=12, depth=5)),
-    "aded with laws": lambda: AdedDrafter(
+    "aded with logits": lambda: AdedDrafter(
         AdedSettings(distribution_tokens=4, decay=0.9, num_nodes=12)
     ),
     "aded by request": lambda: AdedDrafter(AdedSettings(max_bigrams=64, reset_per_request=True)),
@@ -66,7 +66,7 @@ def test_generate_of_the_target_takes_the_decoder(drafter: Drafter) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_rows_of_a_batch_equal_each_prompt_alone(name: str) -> None:
+def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> None:
     model = tiny_llama(vocab=11)
     together = SpeculativeDecoder(model, DRAFTERS[name]()).generate_batch(
         PROMPTS[:2], max_new_tokens=25
@@ -74,19 +74,19 @@ def test_rows_of_a_batch_equal_each_prompt_alone(name: str) -> None:
     for prompt, output in zip(PROMPTS, together, strict=False):
         alone = SpeculativeDecoder(model, DRAFTERS[name]()).generate(prompt, max_new_tokens=25)
         assert output.new_token_ids == alone.new_token_ids
-        if name in ("aded by request", "lookup"):  # others learn from the rows beside them
+        if name in ("aded by request", "lookup"):  # others learn from the whole batch
             assert output.depths == alone.depths
 
 
-@pytest.mark.parametrize("name", ["aded with laws", "lookup"])
-def test_sampled_sequences_follow_the_target_law(name: str) -> None:
+@pytest.mark.parametrize("name", ["aded with logits", "lookup"])
+def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, DRAFTERS[name]())
     assert assert_follows_distribution(decoder, model, 1.0).accepted.total() > 20
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> None:
+def test_deterministic_trees_keep_the_target_distribution_exactly(name: str) -> None:
     drafter = DRAFTERS[name]()
     session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
     tokens = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3, 0, 1]
@@ -97,8 +97,8 @@ def test_trees_of_chosen_candidates_keep_the_target_law_exactly(name: str) -> No
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
 
     def ours(other: DraftTree) -> DraftTree:
-        guessed = session._proposed  # the same candidates below every root
-        return deterministic_tree(guessed, other.base_length, 0)
+        proposed = session._proposed  # the same candidates below every root
+        return to_tree(proposed, other.base_length, 0)
 
     shape = TreeShape(autoregressive_levels=1, parallel_levels=0, children=2, breadth=1)
     assert two_step_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9
@@ -114,7 +114,7 @@ def test_no_budget_means_no_candidates(drafter: Drafter) -> None:
     assert tree.depth.max() == 1
 
 
-def test_a_session_takes_news_once_and_refuses_gaps(drafter: Drafter) -> None:
+def test_a_session_takes_tokens_in_once_and_refuses_gaps(drafter: Drafter) -> None:
     session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), capacity=8)
     assert isinstance(session, DraftSession)
     tokens = [1, 2, 3, 1, 2, 3, 1]
@@ -137,7 +137,7 @@ def test_a_conversation_goes_on_where_it_was(drafter: Drafter) -> None:
     assert_conversation_goes_on(decoder, model)
 
 
-def test_what_was_learnt_is_kept_until_it_is_reset() -> None:
+def test_learned_trigrams_are_kept_until_a_reset() -> None:
     model = tiny_llama(vocab=11)
     aded = DRAFTERS["aded"]()
     decoder = SpeculativeDecoder(model, aded)
@@ -150,44 +150,48 @@ def test_what_was_learnt_is_kept_until_it_is_reset() -> None:
     assert same[0] == same[1]
 
 
-def test_the_targets_laws_teach_what_was_not_written() -> None:
+def test_tokens_that_were_not_emitted_are_learned_from_logits() -> None:
     model = tiny_llama(vocab=11)
     aded = AdedDrafter(AdedSettings(distribution_tokens=3))
     SpeculativeDecoder(model, aded).generate([1, 2, 3], max_new_tokens=8)
     assert any(len(row) >= 3 for _, row in aded.table.frozen().items())
 
 
-def _taught(settings: AdedSettings, rounds: int = 1) -> AdedDrafter:
-    """Return a drafter that has read laws of 30 places in every round, all of them different."""
+def _taught(settings: AdedSettings, steps: int = 1) -> AdedDrafter:
+    """Return a drafter that has read the logits of 30 other positions at every step."""
     drafter = AdedDrafter(settings)
-    guesser = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
+    proposer = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).proposers[
+        0
+    ]
     draw = torch.Generator().manual_seed(3)
-    for _ in range(rounds):
+    for _ in range(steps):
         tokens = torch.randint(40, (31,), generator=draw).numpy()
-        guesser.read_logits(tokens, torch.randn(30, 40, generator=draw))
+        proposer.read_logits(tokens, torch.randn(30, 40, generator=draw))
     return drafter
 
 
-def test_laws_teach_each_tokens_probability() -> None:
+def test_probabilities_are_learned_from_logits() -> None:
     drafter = AdedDrafter(AdedSettings(distribution_tokens=2, distribution_step=0.5))
-    guesser = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).guessers[0]
-    laws = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
-    guesser.read_logits(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), laws)).log())
+    proposer = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).proposers[
+        0
+    ]
+    probs = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
+    proposer.read_logits(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), probs)).log())
     known = dict(drafter.table.frozen().items())
-    assert known.keys() == {(3, 1), (1, 2)}  # the first two laws are of places without a bigram
+    assert known.keys() == {(3, 1), (1, 2)}  # the first two positions have no bigram
     assert known[3, 1] == pytest.approx({2: 0.3, 1: 0.1})
     assert known[1, 2] == pytest.approx({0: 0.35, 3: 0.1})
 
 
-def test_laws_never_teach_more_than_the_table_may_hold() -> None:
+def test_logits_never_teach_more_than_the_table_may_hold() -> None:
     settings = AdedSettings(distribution_tokens=5, successors=3, max_bigrams=16)
-    drafter = _taught(settings, rounds=12)
+    drafter = _taught(settings, steps=12)
     assert drafter.table.num_bigrams == 16
     assert drafter.table.num_bytes == AdedDrafter(settings).table.num_bytes
     assert all(len(row) == 3 for _, row in drafter.table.frozen().items())
 
 
-def test_more_tokens_of_a_law_than_successors_or_tokens_are_none_more() -> None:
+def test_distribution_tokens_are_limited_by_successors_and_vocabulary() -> None:
     for most, more in ((3, 9), (40, 99)):
         rows = [
             dict(
@@ -199,7 +203,7 @@ def test_more_tokens_of_a_law_than_successors_or_tokens_are_none_more() -> None:
         ]
         assert rows[0] == rows[1]
         assert {len(row) for row in rows[0].values()} == {most}
-    for wrong in ({"law_tokens": -1}, {"law_step": 0.0}):
+    for wrong in ({"distribution_tokens": -1}, {"distribution_step": 0.0}):
         with pytest.raises(ValidationError, match=next(iter(wrong))):
             AdedSettings.model_validate(wrong)
 
@@ -213,12 +217,12 @@ def test_threads_share_a_decoder(drafter: Drafter) -> None:
         assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 12)
 
 
-def test_only_trained_drafters_have_trees_to_choose(drafter: Drafter) -> None:
+def test_only_trained_drafters_take_a_tree(drafter: Drafter) -> None:
     decoder = SpeculativeDecoder(tiny_llama(), drafter)
     assert decoder.plan is None
     assert decoder.bytes_per_token > SpeculativeDecoder(tiny_llama()).bytes_per_token
     for tree in (TreeShape(), "auto"):
-        with pytest.raises(ConfigError, match="only the trees of a trained drafter"):
+        with pytest.raises(ConfigError, match="applies to trained drafters only"):
             SpeculativeDecoder(tiny_llama(), drafter, tree=tree)
 
 
@@ -228,14 +232,14 @@ def _committed(tokens: list[int]) -> Committed:
     return Committed((count,), (count,), verified, torch.tensor([tokens[count:]]), None)
 
 
-def test_without_a_step_nothing_is_learnt() -> None:
+def test_nothing_is_learned_with_step_0() -> None:
     drafter = AdedDrafter(AdedSettings(step=0))
     SpeculativeDecoder(tiny_llama(vocab=11), drafter).generate(PROMPTS[0], max_new_tokens=20)
     assert drafter.table.num_bigrams == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 12])
-def test_every_trigram_of_a_request_is_learnt_when_it_ends(count: int) -> None:
+def test_every_trigram_of_a_request_is_learned_at_its_end(count: int) -> None:
     model = tiny_llama(vocab=11)
     aded = AdedDrafter()
     decoder = SpeculativeDecoder(model, aded)
@@ -246,7 +250,7 @@ def test_every_trigram_of_a_request_is_learnt_when_it_ends(count: int) -> None:
             assert third in aded.table.row(first, second)[0]
 
 
-def test_nothing_behind_the_end_of_a_request_is_learnt() -> None:
+def test_nothing_after_the_end_of_a_request_is_learned() -> None:
     model = tiny_llama(vocab=11)
     prompt, count = [1, 2, 3], 24
     whole = greedy_by_transformers(model, prompt, count)

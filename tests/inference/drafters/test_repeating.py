@@ -1,4 +1,4 @@
-"""Trees that repeat themselves: longer, bounded, and verified as what was chosen."""
+"""Trees with repetitions: longer, bounded, and verified as deterministic trees."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def _trained(model: LlamaForCausalLM, sampled: bool = False) -> TrainedDrafter:
 
 DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
     "trained": _trained,
-    "aded with laws": lambda _: AdedDrafter(AdedSettings(num_nodes=8, distribution_tokens=3)),
+    "aded with logits": lambda _: AdedDrafter(AdedSettings(num_nodes=8, distribution_tokens=3)),
     "combined": lambda model: CombinedDrafter(_trained(model), LookupDrafter()),
 }
 
@@ -61,17 +61,17 @@ def _tree() -> Candidates:
 
 def test_leaves_go_on_as_the_same_tokens_do_elsewhere() -> None:
     repeated = with_repeats(_tree(), RepeatSettings(before=0), 16, 8)
-    assert _paths(repeated.candidates) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2), (4, 2, 3)}
-    assert repeated.origins.count(4) == 2
-    scores = dict(zip(_in_order(repeated.candidates), repeated.candidates.scores, strict=True))
+    assert _paths(repeated) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2), (4, 2, 3)}
+    assert repeated.origin.tolist().count(4) == 2
+    scores = dict(zip(_in_order(repeated), repeated.scores, strict=True))
     assert scores[4, 2, 3] == pytest.approx(0.3 * 0.4 / 0.5)
     more = with_repeats(_tree(), RepeatSettings(before=1), 16, 8)
-    assert _paths(more.candidates) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2)}
+    assert _paths(more) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2)}
 
 
 def test_unlikely_siblings_go() -> None:
     repeated = with_repeats(_tree(), RepeatSettings(before=0, prune=0.7), 16, 8)
-    assert _paths(repeated.candidates) == {(1,), (1, 2), (1, 2, 3)}
+    assert _paths(repeated) == {(1,), (1, 2), (1, 2, 3)}
 
 
 @given(
@@ -86,7 +86,7 @@ def test_trees_stay_within_their_bounds_and_siblings_differ(
 ) -> None:
     tree = _well_formed(parents, tokens)
     settings = RepeatSettings(num_nodes=20, depth=7, before=before, prune=0.0)
-    found = with_repeats(tree, settings, limit, depth).candidates
+    found = with_repeats(tree, settings, limit, depth)
     assert len(found.token_ids) <= min(limit, 20)
     pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
@@ -97,7 +97,7 @@ def test_trees_stay_within_their_bounds_and_siblings_differ(
         assert 0 < found.scores[node] <= (1 if parent < 0 else found.scores[parent])
     if limit >= len(tree.token_ids) and depth >= tree.depths.max() <= 7:
         best = with_repeats(tree, settings.model_copy(update={"num_nodes": 500}), 500, depth)
-        assert _paths(tree) <= _paths(best.candidates) or len(best.origins) == 500
+        assert _paths(tree) <= _paths(best) or len(best.origin) == 500
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -117,11 +117,11 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
         accepted += output.stats.accepted_by_proposer
     assert accepted.total() > 0
     together = decoder.generate_batch(PROMPTS, max_new_tokens=30)
-    assert [one.sequences[0].tolist() for one in together] == expected
+    assert [output.sequences[0].tolist() for output in together] == expected
 
 
 @pytest.mark.slow
-def test_sampled_sequences_follow_the_target_law() -> None:
+def test_sampled_sequences_have_the_target_distribution() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, RepeatingDrafter(DRAFTERS["combined"](model), SETTINGS))
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
@@ -129,9 +129,9 @@ def test_sampled_sequences_follow_the_target_law() -> None:
     for seed in range(2):
         outputs = decoder.generate_batch([prompt] * 400, seed=seed, max_new_tokens=3, **sampling)
         counts.update(tuple(output.new_token_ids) for output in outputs)
-    law = probs_of_continuations(model, prompt, 3, **sampling)
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > 0.0005
+    probs = probs_of_continuations(model, prompt, 3, **sampling)
+    assert set(counts) <= set(probs)
+    assert p_value(counts, probs) > 0.0005
 
 
 def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
@@ -150,10 +150,10 @@ def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
         assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
 
 
-def test_drawn_trees_are_refused() -> None:
+def test_sampled_trees_are_refused() -> None:
     model = tiny_llama(vocab=11)
     decoder = SpeculativeDecoder(model, RepeatingDrafter(_trained(model, sampled=True)))
-    with pytest.raises(ConfigError, match="cannot be added to trees whose candidates are drawn"):
+    with pytest.raises(ConfigError, match="cannot be added to trees of sampled candidates"):
         decoder.generate([1, 2], temperature=1.0, max_new_tokens=4)
 
 
@@ -170,15 +170,15 @@ def _paths(tree: Candidates) -> set[tuple[int, ...]]:
 
 def _well_formed(parents: list[int], tokens: list[int]) -> Candidates:
     """A tree without equal siblings."""
-    place_of: dict[tuple[int, int], int] = {}
+    node_of: dict[tuple[int, int], int] = {}
     depths: list[int] = []
     scores: list[float] = []
     for wanted, token in zip(parents, tokens, strict=False):
         parent = min(wanted, len(depths) - 1)
-        if (parent, token) in place_of:
+        if (parent, token) in node_of:
             continue
-        place_of[parent, token] = len(depths)
+        node_of[parent, token] = len(depths)
         depths.append(1 if parent < 0 else depths[parent] + 1)
         scores.append(0.3 if parent < 0 else 0.3 * scores[parent])
-    above, ids = np.array(list(place_of), np.int64).T
+    above, ids = np.array(list(node_of), np.int64).T
     return Candidates(ids, above, np.array(depths), np.array(scores))

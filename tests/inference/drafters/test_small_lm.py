@@ -134,7 +134,7 @@ def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:
     tree = _proposed(drafter, [1, 2, 3, 4, 5], warm, Budget(28))
     assert tree.draft_probs is not None
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.SAMPLED}
-    row = tree.row()
+    row = tree.sequence_tree()
     assert sorted({len(row.path(node)) for node in row.sampled}) == [0, 1, 2]
     for node in row.sampled:  # the root, and the nodes that were expanded
         path = [row.token_ids[index] for index in row.path(node)]
@@ -271,7 +271,7 @@ def _proposed(
 
 def _some_path(tree: DraftTree, length: int) -> list[int]:
     """The last candidate of a depth in the tree, and what leads there."""
-    row = tree.row()
+    row = tree.sequence_tree()
     if length == 0:
         return []
     node = max(node for node, depth in enumerate(row.depth) if depth == length)

@@ -1,4 +1,4 @@
-"""The walk over many sequences at once decides as the walk over one, number for number."""
+"""Batched acceptance decides as acceptance of a single sequence, number for number."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,17 +21,17 @@ SHAPES = {
     "sampled": TreeShape(children=3, breadth=2, sampled=True),
     "chain": TreeShape(autoregressive_levels=4, parallel_levels=0, children=1, breadth=1),
 }
-VOCAB, ROWS = 7, 60
-SHAPED = Sampling(
+VOCAB, BATCH = 7, 60
+PROCESSED = Sampling(
     LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]), do_sample=True
 )
 
 
 def _trees(shape: TreeShape, tables: Tables, sampling: Sampling) -> list[DraftTree]:
     trees = []
-    for row in range(ROWS):
-        builder = TreeBuilder(shape, sampling, [torch.Generator().manual_seed(row)])
-        trees.append(builder.build(TableSource(tables, (row % VOCAB,)), torch.tensor([1])))
+    for index in range(BATCH):
+        builder = TreeBuilder(shape, sampling, [torch.Generator().manual_seed(index)])
+        trees.append(builder.build(TableSource(tables, (index % VOCAB,)), torch.tensor([1])))
     return trees
 
 
@@ -41,17 +41,17 @@ def _joined(trees: Sequence[DraftTree]) -> DraftTree:
 
     names = ("token_ids", "parent", "depth", "score", "kind", "rank", "proposer_id")
     fields = {name: cat(name) for name in (*names, "is_valid", "base_length")}
-    laws = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
+    several = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
     sparse = None
-    if laws:
+    if several:
         sparse = SparseDistribution(
-            torch.cat([one.ids for one in laws]), torch.cat([one.probs for one in laws])
+            torch.cat([own.ids for own in several]), torch.cat([own.probs for own in several])
         )
     return replace(trees[0], **fields, draft_probs=sparse)
 
 
 def _mixed(tree: DraftTree) -> DraftTree:
-    """Make the last-drawn sibling of each node a chosen candidate, fixed before the draw."""
+    """Make the last sampled child of each node a deterministic candidate with a fixed token."""
     is_last = tree.rank == tree.max_siblings - 1
     return replace(
         tree,
@@ -64,71 +64,74 @@ def _holed(tree: DraftTree) -> DraftTree:
     return replace(tree, is_valid=tree.is_valid & (tree.depth < 3))
 
 
-@pytest.mark.parametrize("sampling", [no_processors(), SHAPED], ids=["raw", "shaped"])
+@pytest.mark.parametrize("sampling", [no_processors(), PROCESSED], ids=["raw", "processed"])
 @pytest.mark.parametrize("change", [lambda tree: tree, _mixed, _holed], ids=["", "mixed", "holed"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_both_walks_take_the_same_path_to_the_same_token(
+def test_both_take_the_same_path_to_the_same_token(
     name: str, change: object, sampling: Sampling
 ) -> None:
     tables = Tables(VOCAB, components=2, seed=5)
     trees = [change(tree) for tree in _trees(SHAPES[name], tables, sampling)]  # type: ignore[operator]
-    rows = [tree.row() for tree in trees]
+    own_trees = [tree.sequence_tree() for tree in trees]
     count = trees[0].num_nodes + 1
     logits = torch.stack(
         [
             torch.stack(
                 [
-                    tables.target_logits((0, *(row.token_ids[n] for n in row.path(node))))
+                    tables.target_logits((0, *(own.token_ids[n] for n in own.path(node))))
                     for node in range(-1, count - 1)
                 ]
             )
-            for row in rows
+            for own in own_trees
         ]
     )
     uniforms = torch.rand(
-        ROWS, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        BATCH, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
-    every = torch.arange(ROWS)
+    every = torch.arange(BATCH)
     got = accept_paths(
         _joined(trees), lambda nodes: sampling.processed_probs(logits[every, nodes + 1]), uniforms
     )
     lengths = set()
-    for row, tree in enumerate(rows):
-        law = ProcessedDistribution(logits[row], [0], tree, sampling)
-        numbers = iter(uniforms[row].tolist())
-        path, next_law = accept_path(tree, law, lambda p, numbers=numbers: next(numbers) < p)
-        assert [node for node in got.path[row].tolist() if node != ROOT] == path
-        assert got.next_token[row].item() == draw(next_law, next(numbers))
+    for index, own in enumerate(own_trees):
+        probs = ProcessedDistribution(logits[index], [0], own, sampling)
+        numbers = iter(uniforms[index].tolist())
+        path, next_probs = accept_path(own, probs, lambda p, numbers=numbers: next(numbers) < p)
+        assert [node for node in got.path[index].tolist() if node != ROOT] == path
+        assert got.next_token[index].item() == draw(next_probs, next(numbers))
         lengths.add(len(path))
     assert bool(got.is_sound.all())
     assert max(lengths) > 0 or name == "chain"
 
 
-def test_a_candidate_that_could_not_have_been_drawn_makes_its_row_unsound() -> None:
+def test_a_candidate_that_could_not_have_been_sampled_is_unsound() -> None:
     tables = Tables(VOCAB, components=1, seed=2)
     tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
     assert tree.draft_probs is not None
     impossible = tree.draft_probs.probs * (tree.draft_probs.ids != tree.token_ids[0, 0])
     tree = replace(tree, draft_probs=SparseDistribution(tree.draft_probs.ids, impossible))
-    law = torch.full((1, VOCAB), 1 / VOCAB)
+    target_probs = torch.full((1, VOCAB), 1 / VOCAB)
     uniforms = torch.full((1, tree.num_nodes + 1), 0.999, dtype=torch.float64)
-    assert not bool(accept_paths(tree, lambda nodes: law, uniforms).is_sound)
+    assert not bool(accept_paths(tree, lambda nodes: target_probs, uniforms).is_sound)
 
 
-@pytest.mark.parametrize("place", ["candidate", "another token", "all"])
+@pytest.mark.parametrize("where", ["candidate", "another token", "all"])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
-def test_no_walk_accepts_by_a_draft_law_that_is_none(place: str, wrong: float) -> None:
+def test_neither_accepts_by_invalid_draft_probs(where: str, wrong: float) -> None:
     tables = Tables(VOCAB, components=1, seed=2)
     tree = _trees(SHAPES["sampled"], tables, no_processors())[0]
     assert tree.draft_probs is not None
-    is_first = tree.draft_probs.ids[0, 0] == tree.row().token_ids[tree.row().sampled[ROOT][0]]
+    own = tree.sequence_tree()
+    is_first = tree.draft_probs.ids[0, 0] == own.token_ids[own.sampled[ROOT][0]]
     planted = {"candidate": is_first, "another token": ~is_first, "all": is_first | ~is_first}
     probs = tree.draft_probs.probs.clone()
-    probs[0, 0, planted[place]] = wrong
+    probs[0, 0, planted[where]] = wrong
     tree = replace(tree, draft_probs=SparseDistribution(tree.draft_probs.ids, probs))
-    law = torch.full((1, VOCAB), 1 / VOCAB)
+    target_probs = torch.full((1, VOCAB), 1 / VOCAB)
     for uniform in (0.0, 0.5, 0.999):
         uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)
-        assert not bool(accept_paths(tree, lambda nodes: law, uniforms).is_sound)
-        with pytest.raises(DraftError, match="no probability under its draft law"):
-            accept_path(tree.row(), lambda node: law[0], lambda p, number=uniform: number < p)
+        assert not bool(accept_paths(tree, lambda nodes: target_probs, uniforms).is_sound)
+        with pytest.raises(DraftError, match="probability zero in its own draft_probs"):
+            accept_path(
+                tree.sequence_tree(), lambda node: target_probs[0], lambda p, u=uniform: u < p
+            )

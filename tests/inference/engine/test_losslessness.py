@@ -1,4 +1,4 @@
-"""Exact enumeration: the output law of tree builder and acceptance together is the target's law."""
+"""Exact enumeration: the emitted tokens have the target's distribution."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ DETERMINISTIC = TreeShape(
     autoregressive_levels=2, parallel_levels=0, children=3, breadth=2, num_nodes=6
 )
 SAMPLED = TreeShape(autoregressive_levels=2, parallel_levels=0, children=2, breadth=1, sampled=True)
-ONE_DRAW = SAMPLED.model_copy(update={"autoregressive_levels": 1})
+ONE_LEVEL = SAMPLED.model_copy(update={"autoregressive_levels": 1})
 TABLES = Tables(vocab=4, components=2, seed=7)
 
 PROCESSORS = {
@@ -55,7 +55,7 @@ def _sampling(name: str) -> Sampling:
     num_nodes=st.integers(1, 9),
     name=st.sampled_from([None, *PROCESSORS]),
 )
-def test_deterministic_trees_keep_the_target_law_over_two_rounds(
+def test_deterministic_trees_keep_the_target_distribution_over_two_steps(
     seed: int, components: int, children: int, breadth: int, num_nodes: int, name: str | None
 ) -> None:
     shape = TreeShape(
@@ -77,7 +77,7 @@ def test_deterministic_trees_keep_the_target_law_over_two_rounds(
     size=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]),
     name=st.sampled_from([None, *PROCESSORS]),
 )
-def test_sampled_trees_keep_the_target_law_over_two_rounds(
+def test_sampled_trees_keep_the_target_distribution_over_two_steps(
     seed: int, components: int, size: tuple[int, int], name: str | None
 ) -> None:
     sampling = _sampling(name) if name else no_processors()
@@ -88,13 +88,13 @@ def test_sampled_trees_keep_the_target_law_over_two_rounds(
 
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
-def test_every_processor_keeps_the_target_law(shape: TreeShape, name: str) -> None:
+def test_every_processor_keeps_the_target_distribution(shape: TreeShape, name: str) -> None:
     tables = Tables(vocab=4 if shape is DETERMINISTIC else 3, components=2, seed=8)
     assert two_step_error(tables, shape, _sampling(name), length=2) < EXACT
 
 
 @pytest.mark.parametrize("budget", [Budget(1, 1), Budget(2, 2), Budget(3), Budget(4, 2)])
-def test_trees_cut_to_a_budget_keep_the_target_law(budget: Budget) -> None:
+def test_trees_cut_to_a_budget_keep_the_target_distribution(budget: Budget) -> None:
     generous = SAMPLED.model_copy(update={"children": 3, "breadth": 2})
     cut = generous.within(budget)
     assert cut is not None
@@ -104,7 +104,9 @@ def test_trees_cut_to_a_budget_keep_the_target_law(budget: Budget) -> None:
 
 
 @pytest.mark.parametrize("shape", [DETERMINISTIC, SAMPLED], ids=["deterministic", "sampled"])
-def test_trees_limited_in_depth_after_drafting_keep_the_target_law(shape: TreeShape) -> None:
+def test_trees_limited_in_depth_keep_the_target_distribution(
+    shape: TreeShape,
+) -> None:
     tables = Tables(vocab=3, components=2, seed=4)
 
     def limited(tree: DraftTree) -> DraftTree:
@@ -113,19 +115,19 @@ def test_trees_limited_in_depth_after_drafting_keep_the_target_law(shape: TreeSh
     assert two_step_error(tables, shape, no_processors(), limited, length=2) < EXACT
 
 
-def test_pruning_drawn_candidates_by_score_is_caught() -> None:
+def test_pruning_sampled_candidates_by_score_is_caught() -> None:
     def pruned(tree: DraftTree) -> DraftTree:
         best = tree.score.argmax(dim=1, keepdim=True)
         is_best = torch.zeros_like(tree.is_valid).scatter_(1, best, True)
         return replace(tree, is_valid=is_best)
 
-    error = two_step_error(TABLES, ONE_DRAW, no_processors(), pruned, length=2)
+    error = two_step_error(TABLES, ONE_LEVEL, no_processors(), pruned, length=2)
     assert error > CLEARLY_WRONG
 
 
 def test_a_processor_that_sees_another_path_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_drafts(law: ProcessedDistribution, node: int) -> Tensor:
-        return torch.tensor([law.emitted])
+    def without_drafts(distribution: ProcessedDistribution, node: int) -> Tensor:
+        return torch.tensor([distribution.emitted])
 
     monkeypatch.setattr(ProcessedDistribution, "_prefix", without_drafts)
     error = two_step_error(TABLES, DETERMINISTIC, _sampling("repetition penalty"))
@@ -138,7 +140,7 @@ def test_greedy_decoding_is_a_point_mass_on_the_best_tokens() -> None:
 
 
 def _as_mixed(tree: DraftTree) -> DraftTree:
-    """Make the last-drawn child of each node a deterministic candidate that was fixed before."""
+    """Make the last sampled child of each node a deterministic candidate with a fixed token."""
     fixed = torch.full_like(tree.token_ids, 2)
     is_last = tree.rank == 1
     return replace(
@@ -148,15 +150,15 @@ def _as_mixed(tree: DraftTree) -> DraftTree:
     )
 
 
-def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_law() -> None:
-    assert two_step_error(TABLES, ONE_DRAW, no_processors(), _as_mixed) < EXACT
+def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_distribution() -> None:
+    assert two_step_error(TABLES, ONE_LEVEL, no_processors(), _as_mixed) < EXACT
 
 
 # Planted faults: each must be visible to the enumeration.
 
 
-def _most_likely_instead_of_drawn(tree: DraftTree) -> DraftTree:
-    """Feed the rule for drawn candidates with the best ones (total variation .28 to .40)."""
+def _most_likely_instead_of_sampled(tree: DraftTree) -> DraftTree:
+    """Check the best candidates by the rule for sampled ones (total variation .28 to .40)."""
     assert tree.draft_probs is not None
     best = tree.draft_probs.ids[0, tree.parent[0] + 1, tree.rank[0]]
     return replace(tree, token_ids=best[None])
@@ -170,17 +172,17 @@ def _sorted_siblings(tree: DraftTree) -> DraftTree:
     return replace(tree, rank=order)
 
 
-def _pruned_after_the_draw(tree: DraftTree) -> DraftTree:
+def _pruned_after_sampling(tree: DraftTree) -> DraftTree:
     return replace(tree, is_valid=tree.is_valid & (tree.score > tree.score.median()))
 
 
 @pytest.mark.parametrize(
     "fault",
-    [_most_likely_instead_of_drawn, _sorted_siblings, _pruned_after_the_draw],
+    [_most_likely_instead_of_sampled, _sorted_siblings, _pruned_after_sampling],
     ids=lambda fault: fault.__name__,
 )
 def test_a_tampered_sampled_tree_is_caught(fault: Tamper) -> None:
-    error = two_step_error(TABLES, ONE_DRAW, no_processors(), fault, length=2)
+    error = two_step_error(TABLES, ONE_LEVEL, no_processors(), fault, length=2)
     assert error > CLEARLY_WRONG
 
 
@@ -197,38 +199,40 @@ def test_a_residual_that_forgets_rejected_candidates_is_caught(
 ) -> None:
     original = accept.candidate_checks
 
-    def forgetful(tree: accept.TreeRow, parent: int, target_probs: Tensor) -> object:
-        for trial in original(tree, parent, target_probs):
-            yield trial._replace(residual=target_probs)
+    def forgetful(tree: accept.SequenceTree, parent: int, target_probs: Tensor) -> object:
+        for check in original(tree, parent, target_probs):
+            yield check._replace(residual=target_probs)
 
-    monkeypatch.setattr(accept, "trials", forgetful)
+    monkeypatch.setattr(accept, "candidate_checks", forgetful)
     assert two_step_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
 
 
 def test_a_bonus_token_from_the_raw_softmax_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = accept.accept_path
 
-    def careless(tree: accept.TreeRow, law: object, decide: object) -> accept.AcceptedPath:
-        path, next_law = original(tree, law, decide)  # type: ignore[arg-type]
-        softer = next_law.pow(0.6)  # what temperature 0.6 had sharpened
+    def careless(
+        tree: accept.SequenceTree, target_probs: object, decide: object
+    ) -> accept.AcceptedPath:
+        path, next_probs = original(tree, target_probs, decide)  # type: ignore[arg-type]
+        softer = next_probs.pow(0.6)  # what temperature 0.6 had sharpened
         return accept.AcceptedPath(path, softer / softer.sum())
 
-    monkeypatch.setattr(accept, "walk", careless)
+    monkeypatch.setattr(accept, "accept_path", careless)
     assert two_step_error(TABLES, DETERMINISTIC, _sampling("temperature")) > CLEARLY_WRONG
 
 
-def test_duplicate_siblings_among_drawn_candidates_are_caught() -> None:
+def test_duplicate_siblings_among_sampled_candidates_are_caught() -> None:
     def duplicated(tree: DraftTree) -> DraftTree:
         first = tree.token_ids[:, :1].expand(-1, 2)
         return replace(tree, token_ids=torch.cat((first, tree.token_ids[:, 2:]), dim=1))
 
-    with pytest.raises(ValueError, match="no probability under its draft law"):
-        two_step_error(TABLES, ONE_DRAW, no_processors(), duplicated)
+    with pytest.raises(ValueError, match="probability zero in its own draft_probs"):
+        two_step_error(TABLES, ONE_LEVEL, no_processors(), duplicated)
 
 
-def test_sampled_candidates_without_their_law_are_refused() -> None:
-    def lawless(tree: DraftTree) -> DraftTree:
+def test_sampled_candidates_without_draft_probs_are_refused() -> None:
+    def without_draft_probs(tree: DraftTree) -> DraftTree:
         return replace(tree, draft_probs=None)
 
-    with pytest.raises(ValueError, match="without their draft law"):
-        two_step_error(TABLES, SAMPLED, no_processors(), lawless)
+    with pytest.raises(ValueError, match="come without draft_probs"):
+        two_step_error(TABLES, SAMPLED, no_processors(), without_draft_probs)

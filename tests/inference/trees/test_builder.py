@@ -8,7 +8,7 @@ from transformers import EtaLogitsWarper, LogitsProcessorList, TemperatureLogits
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.sampling import Sampling
-from inference.trees.builder import Frontier, TreeBuilder
+from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
 
 
@@ -38,7 +38,7 @@ def test_deterministic_trees_keep_the_best_candidates_and_all_their_parents(
     best = everything.score[0].sort(descending=True).values[: tree.num_nodes]
     torch.testing.assert_close(tree.score[0].sort(descending=True).values, best)
     torch.testing.assert_close(tree.score[0, tree.rank[0].argsort()], best)
-    row = tree.row()
+    row = tree.sequence_tree()
     for node in range(tree.num_nodes):
         path = [row.token_ids[index] for index in row.path(node)]
         assert len(path) == row.depth[node]
@@ -51,7 +51,7 @@ def test_deterministic_trees_keep_the_best_candidates_and_all_their_parents(
 def test_siblings_never_repeat_a_token(sampled: bool) -> None:
     for seed in range(5):
         shape = TreeShape(children=4, breadth=3, num_nodes=99, sampled=sampled)
-        row = _build(shape, seed).row()
+        row = _build(shape, seed).sequence_tree()
         for children in [*row.sampled.values(), *row.deterministic.values()]:
             tokens = [row.token_ids[child] for child in children]
             assert len(tokens) == len(set(tokens)) == 4
@@ -61,7 +61,7 @@ def test_sampled_trees_record_the_law_of_every_expanded_node() -> None:
     shape = TreeShape(children=2, breadth=2, sampled=True)
     tree = _build(shape)
     assert tree.num_nodes == shape.max_nodes == 2 + 4 + 4
-    row = tree.row()
+    row = tree.sequence_tree()
     for parent, children in row.sampled.items():
         ids, probs = row.draft_distribution(parent)
         assert probs.sum().item() == pytest.approx(1.0)
@@ -69,7 +69,7 @@ def test_sampled_trees_record_the_law_of_every_expanded_node() -> None:
 
 
 def test_an_empty_tree_has_no_candidates() -> None:
-    row = DraftTree.empty(torch.tensor([4])).row()
+    row = DraftTree.empty(torch.tensor([4])).sequence_tree()
     assert row.token_ids == []
     assert row.path(ROOT) == []
 
@@ -79,7 +79,7 @@ def test_a_limited_tree_keeps_the_candidates_up_to_a_position_and_no_others() ->
     for last in range(1, 5):
         kept = tree.limited(last)
         assert kept.is_valid.tolist() == (1 + tree.depth <= last).tolist()
-        assert sorted(n for some in kept.row().children.values() for n in some) == [
+        assert sorted(n for some in kept.sequence_tree().children.values() for n in some) == [
             node for node, depth in enumerate(tree.depth[0].tolist()) if 1 + depth <= last
         ]
 
@@ -91,7 +91,7 @@ class HoledSource(TableSource):
         super().__init__(tables, prefix)
         self.fault, self.after = fault, after
 
-    def joint(self, depth: int, frontier: Frontier | None) -> Tensor:
+    def joint(self, depth: int, frontier: TreeLevel | None) -> Tensor:
         """Spoil one entry of each such law, or all of it."""
         laws = super().joint(depth, frontier)
         for place, prefix in enumerate(self.frontier):
@@ -120,7 +120,7 @@ def test_where_a_law_is_not_finite_there_are_no_candidates(
     tables, generators = Tables(6, 2, seed=3), [torch.Generator().manual_seed(0)]
     builder = TreeBuilder(shape, sampling, generators)
     tree = builder.build(HoledSource(tables, (0,), fault, after=4), torch.tensor([1]))
-    row = tree.row()
+    row = tree.sequence_tree()
     assert not tree.score.isnan().any()
     assert tree.draft_probs is None or bool(tree.draft_probs.probs.isfinite().all())
     reachable = {node for siblings in row.children.values() for node in siblings}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
-from inference.drafters.aded.drafter import AdedDrafter, AdedSettings, TrigramGuesser
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings, TrigramProposer
 from inference.drafters.aded.file import TrigramCounter
 from inference.drafters.aded.index import (
     Successors,
@@ -281,9 +281,9 @@ def test_an_index_is_cut_once_for_all_requests() -> None:
     assert drafter.index is not None
     assert drafter.index.num_successors == 1
     sampling = Sampling(LogitsProcessorList(), do_sample=False)
-    for guesser in drafter.new_session(sampling, capacity=8, batch=2).guessers:
-        assert isinstance(guesser, TrigramGuesser)
-        assert guesser.table.below is drafter.index
+    for proposer in drafter.new_session(sampling, capacity=8, batch=2).proposers:
+        assert isinstance(proposer, TrigramProposer)
+        assert proposer.table.below is drafter.index
 
 
 def test_what_is_learnt_upon_what_was_learnt_can_be_bounded() -> None:

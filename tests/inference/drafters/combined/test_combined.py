@@ -1,4 +1,4 @@
-"""Two drafters that share trees: the target's tokens and law, and who proposed what."""
+"""Two drafters that share trees: the target's tokens and distribution, and the proposers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,19 +21,20 @@ from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.combined.pool import DEPTHS, EDGES, SECOND, Pool
-from inference.drafters.combined.session import CombinedSession, Kept, mixed_tree
+from inference.drafters.combined.pool import DEPTHS, EDGES, SECOND, CandidatePool
+from inference.drafters.combined.session import CombinedSession, mixed_tree
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.loading import combined_drafter
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter, chain_step
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
-DRAWN = Sampling(LogitsProcessorList(), do_sample=True)
+SAMPLED = Sampling(LogitsProcessorList(), do_sample=True)
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
 SIZES = CombinedSettings(num_nodes=14)
 TREE = TreeShape(autoregressive_levels=2, parallel_levels=1, children=2, breadth=2, sampled=True)
@@ -53,7 +54,7 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
     "trained and aded": lambda model: CombinedDrafter(
         _trained(model), AdedDrafter(AdedSettings(distribution_tokens=2)), SIZES
     ),
-    "chosen and aded": lambda model: CombinedDrafter(
+    "deterministic and aded": lambda model: CombinedDrafter(
         _trained(model, TREE.model_copy(update={"sampled": False})), AdedDrafter(), SIZES
     ),
     "small and lookup": lambda model: CombinedDrafter(_small(model), LookupDrafter(), SIZES),
@@ -89,7 +90,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_sampled_sequences_follow_the_target_law(name: str) -> None:
+def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, DRAFTERS[name](model))
     accepted = assert_follows_distribution(decoder, model, 1.0).accepted_by_proposer
@@ -97,7 +98,7 @@ def test_sampled_sequences_follow_the_target_law(name: str) -> None:
 
 
 @pytest.mark.parametrize("children", [1, 2])
-def test_guesses_beside_drawn_candidates_keep_the_target_law_exactly(children: int) -> None:
+def test_guesses_beside_sampled_candidates_keep_the_target_distribution(children: int) -> None:
     shape = TreeShape(
         autoregressive_levels=1,
         parallel_levels=1,
@@ -110,12 +111,12 @@ def test_guesses_beside_drawn_candidates_keep_the_target_law_exactly(children: i
     )
 
     def mixed(tree: DraftTree) -> DraftTree:
-        row = tree.row()
-        pool = Pool(row, tree.score[0].tolist())
+        pool = CandidatePool(tree.sequence_tree(), tree.score[0].tolist())
         pool.graft(ROOT, guess, depth=3)
-        pool.graft(0, guess, depth=3)  # what is guessed may depend on what was drawn
+        pool.graft(0, guess, depth=3)  # guesses may depend on sampled candidates
         values = np.ones(len(pool.token_ids))
-        tree = mixed_tree([Kept(row, pool, values, np.arange(len(values)))], tree, 7)
+        kept = pool.kept(values, np.arange(len(values)), second_id=7)
+        tree = mixed_tree([pool], [kept], tree)
         assert set(tree.kind.flatten().tolist()) == set(CandidateKind)
         return tree
 
@@ -123,7 +124,7 @@ def test_guesses_beside_drawn_candidates_keep_the_target_law_exactly(children: i
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampling) -> None:
     model = tiny_llama(vocab=11)
     drafter = DRAFTERS[name](model)
@@ -134,10 +135,10 @@ def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampl
         tree = session.propose(budget, _generators())
         assert 1 <= tree.num_nodes <= min(budget.num_nodes, drafter.max_nodes)
         assert tree.max_depth <= min(budget.depth or 99, drafter.max_depth)
-        row = tree.row()
-        for parent, siblings in row.children.items():
+        own = tree.sequence_tree()
+        for parent, siblings in own.children.items():
             assert parent < min(siblings)
-            assert len({row.token_ids[node] for node in siblings}) == len(siblings)
+            assert len({own.token_ids[node] for node in siblings}) == len(siblings)
             assert tree.max_siblings >= len(siblings)
     if tree.draft_probs is not None:
         assert tree.draft_probs.ids.shape[1] == tree.num_nodes + 1
@@ -145,16 +146,16 @@ def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampl
 
 def test_guesses_go_on_below_the_candidates_of_the_first_drafter() -> None:
     model = tiny_llama(vocab=11)
-    tokens = [*range(11), *range(11), 0, 1]  # whatever is drafted has come before
+    tokens = [*range(11), *range(11), 0, 1]  # every drafted token occurs before
     settings = CombinedSettings(num_nodes=60, grafts=9, graft_nodes=2)
     drafter = CombinedDrafter(_trained(model), LookupDrafter(), settings)
-    row = _session(drafter, DRAWN, tokens).propose(Budget(60), _generators()).row()
-    first = {node for siblings in row.sampled.values() for node in siblings}
-    below = [parent for parent in row.deterministic if parent in first]
+    own = _session(drafter, SAMPLED, tokens).propose(Budget(60), _generators()).sequence_tree()
+    first = {node for siblings in own.sampled.values() for node in siblings}
+    below = [parent for parent in own.deterministic if parent in first]
     assert below
     for parent in below:
-        expected = (row.token_ids[parent] + 1) % 11
-        assert expected in {row.token_ids[node] for node in row.children[parent]}
+        expected = (own.token_ids[parent] + 1) % 11
+        assert expected in {own.token_ids[node] for node in own.children[parent]}
 
 
 def test_guesses_that_are_never_right_leave_the_tree_to_the_model() -> None:
@@ -176,15 +177,15 @@ def test_guesses_that_are_never_right_leave_the_tree_to_the_model() -> None:
     assert drafter.second_id in fresh
 
 
-def test_tokens_that_only_the_text_proposed_are_read_by_the_model() -> None:
+def test_the_model_reads_tokens_that_only_the_text_proposed() -> None:
     model = tiny_llama(vocab=11)
     drafter = CombinedDrafter(_small(model), LookupDrafter(), SIZES)
     tokens = [1, 2, 3, 1, 2, 3, 1]
     session = _session(drafter, GREEDY, tokens)
     for _ in range(3):
-        row = session.propose(Budget(14), []).row()
-        second = [n for n, who in enumerate(row.proposer_id) if who == drafter.second_id]
-        path = [row.token_ids[node] for node in row.path(max(second, key=row.depth.__getitem__))]
+        own = session.propose(Budget(14), []).sequence_tree()
+        second = [n for n, proposer in enumerate(own.proposer_id) if proposer == drafter.second_id]
+        path = [own.token_ids[node] for node in own.path(max(second, key=own.depth.__getitem__))]
         count = len(path) + 1
         tokens += [*path, 7]
         verified = torch.tensor([tokens[-1 - count : -1]])
@@ -203,23 +204,27 @@ def test_a_conversation_goes_on_where_it_was() -> None:
     assert_conversation_goes_on(decoder, model)
 
 
-def test_a_decoder_takes_what_drafts_beside_its_drafter() -> None:
+def test_a_combined_drafter_is_built_from_a_trained_one_for_the_target() -> None:
     model = tiny_llama()
-    drafter = tiny_drafter(TargetAdapter(model))
-    decoder = SpeculativeDecoder(model, drafter, beside=LookupDrafter())
-    assert isinstance(decoder.drafter, CombinedDrafter)
+    trained = tiny_drafter(TargetAdapter(model))
+    drafter = combined_drafter(trained, LookupDrafter(), model)
+    decoder = SpeculativeDecoder(model, drafter)
     assert decoder.plan is None
-    assert decoder.drafter.settings == CombinedSettings()
-    own = SpeculativeDecoder(model, drafter, beside=LookupDrafter(), sharing=SIZES).drafter
-    assert isinstance(own, CombinedDrafter)
+    assert drafter.settings == CombinedSettings()
+    assert decoder.bytes_per_token > SpeculativeDecoder(model, trained).bytes_per_token
+    own = combined_drafter(trained, LookupDrafter(), model, settings=SIZES, tree=TREE)
     assert own.max_nodes == SIZES.num_nodes
-    with pytest.raises(ConfigError, match="sharing= together with beside="):
-        SpeculativeDecoder(model, drafter, sharing=SIZES)
-    assert decoder.bytes_per_token > SpeculativeDecoder(model, drafter).bytes_per_token
-    with pytest.raises(ConfigError, match="beside"):
-        SpeculativeDecoder(model, AdedDrafter(), beside=LookupDrafter())
-    with pytest.raises(ConfigError, match='no tree="auto"'):
-        SpeculativeDecoder(model, drafter, tree="auto", beside=LookupDrafter())
+    assert own.first.plan.greedy == TREE
+    with pytest.raises(ConfigError, match="divide it by themselves"):
+        combined_drafter(trained, LookupDrafter(), model, tree="auto")
+    with pytest.raises(ConfigError, match="applies to trained drafters only"):
+        SpeculativeDecoder(model, drafter, tree=TREE)
+
+
+def test_a_trained_drafter_for_another_target_is_refused() -> None:
+    trained = tiny_drafter(TargetAdapter(tiny_llama()))
+    with pytest.raises(TargetMismatch):
+        combined_drafter(trained, LookupDrafter(), tiny_llama(vocab=11))
 
 
 def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) -> CombinedSession:

@@ -1,18 +1,18 @@
-"""The pool of two drafters' candidates: whose each is, how likely, and what became of it."""
+"""The pool of two drafters' candidates: their sources, probabilities and outcomes."""
 
 import numpy as np
 import pytest
 from helpers.models import tiny_llama
 
-from inference.draft_tree import ROOT, TreeRow
+from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.combined.pool import BOTH, FIRST, SECOND, Calibration, Pool
+from inference.drafters.combined.pool import BOTH, FIRST, SECOND, Calibration, CandidatePool
 from inference.drafters.small_lm import SmallLMDrafter
 
 # Token 1, and below it 2; the second source guesses 1, below it 3 and below that 4.
-ROW = TreeRow(
+TREE = SequenceTree(
     token_ids=[1, 2],
     parent=[ROOT, 0],
     depth=[1, 2],
@@ -27,8 +27,8 @@ GUESS = Candidates(
 )
 
 
-def _pool(depth: int = 3) -> Pool:
-    pool = Pool(ROW, [np.log(0.8), np.log(0.4)])
+def _pool(depth: int = 3) -> CandidatePool:
+    pool = CandidatePool(TREE, [np.log(0.8), np.log(0.4)])
     pool.graft(ROOT, GUESS, depth)
     return pool
 
@@ -44,7 +44,7 @@ def test_candidates_keep_their_source_and_their_conditional_probability() -> Non
 
 
 def test_a_child_that_scores_above_its_parent_counts_as_certain() -> None:
-    assert Pool(ROW, [np.log(0.5), np.log(0.6)]).scores[1] == 1.0
+    assert CandidatePool(TREE, [np.log(0.5), np.log(0.6)]).scores[1] == 1.0
 
 
 def test_a_path_is_worth_the_product_of_its_candidates() -> None:
@@ -61,14 +61,14 @@ def test_only_candidates_whose_parents_were_right_have_an_outcome() -> None:
     assert dict(pool.outcomes([7, 3])) == {0: False}
 
 
-def test_what_was_learnt_of_both_goes_with_what_a_shared_drafter_had_learnt() -> None:
+def test_a_reset_of_a_shared_second_drafter_resets_the_knowledge_of_both() -> None:
     model = tiny_llama(vocab=11)
     aded = AdedDrafter()
     both = CombinedDrafter(SmallLMDrafter(model, model), aded)
-    trial = np.array([SECOND]), np.array([1]), np.array([0.5])
-    fresh = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*trial)
-    both.knowledge(do_sample=False, is_sampled=False).candidates.add(*trial, np.array([True]))
-    taught = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*trial)
+    observation = np.array([SECOND]), np.array([1]), np.array([0.5])
+    fresh = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*observation)
+    both.knowledge(do_sample=False, is_sampled=False).candidates.add(*observation, np.array([True]))
+    taught = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*observation)
     assert taught > fresh
     aded.reset()
-    assert both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*trial) == fresh
+    assert both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*observation) == fresh

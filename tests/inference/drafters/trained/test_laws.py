@@ -6,13 +6,13 @@ import pytest
 import torch
 from helpers.drafting import chain_frontier, prefilled
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.tables import frontier_of
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
 
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget
-from inference.trees.builder import Frontier
 from inference.trees.shape import TreeShape
 from jakiro.config import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
@@ -111,8 +111,8 @@ def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
     settings = LAWS["E4-P2"]
     source = _source(settings, breadth=2)
     source.joint(1, None)
-    pair = source.joint(2, Frontier(torch.tensor([[2, 5]]), torch.zeros(1, 2, dtype=torch.long)))
-    deeper = Frontier(torch.tensor([[3, 3, 1]]), torch.tensor([[1, 0, 1]]))
+    pair = source.joint(2, frontier_of(torch.tensor([[2, 5]]), torch.zeros(1, 2, dtype=torch.long)))
+    deeper = frontier_of(torch.tensor([[3, 3, 1]]), torch.tensor([[1, 0, 1]]))
     below = source.joint(3, deeper)
     for place, path in enumerate([(5, 3), (2, 3), (5, 1)]):
         alone = _source(settings)
