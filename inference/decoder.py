@@ -152,7 +152,7 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         log_probs: bool = False,
         streamer: BaseStreamer | None = None,
@@ -195,7 +195,7 @@ class SpeculativeDecoder:
         prompts: Sequence[Prompt] | Int[Tensor, "batch width"],
         *,
         attention_mask: Int[Tensor, "batch width"] | None = None,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | Sequence[int] | None = None,
         log_probs: bool = False,
         **generation: Any,
@@ -234,7 +234,7 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[str]:
@@ -252,7 +252,7 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[DecodeStep]:
@@ -299,7 +299,7 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[Prompt],
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         **generation: Any,
     ) -> DecodeRun:
@@ -339,10 +339,11 @@ class SpeculativeDecoder:
     def _requests(
         self,
         prompts: Sequence[Prompt],
-        temperature: float | None,
+        temperature: float | int | None,
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
     ) -> tuple[list[Request], GenerationConfig]:
+        temperature = float(temperature) if type(temperature) is int else temperature
         refuse_arguments(temperature, generation)
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(

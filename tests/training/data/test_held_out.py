@@ -11,8 +11,8 @@ from helpers.training import tiny_run, write_jsonl
 
 from inference.generation.prompt_file import read_bench_prompts
 from jakiro.errors import DataError, PromptError
-from training.data.token_store import Places, TokenStore
 from training.data.held_out import choose_held_out, prompts_of, read_prompts
+from training.data.token_store import Places, TokenStore
 from training.setup.preparation import prepare
 
 LENGTHS = (9, 30, 12, 50, 8, 21)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from jakiro.cli import app
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
-from training.data.token_store import open_tokens
 from training.data.held_out import split_validation
+from training.data.token_store import open_tokens
 from training.studies.learning_curve import LearningCurve, Point, parse_fractions, verdict
 from training.train import train
 
