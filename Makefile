@@ -13,7 +13,8 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-matrix coverage check bench bench-engine wheel clean
+.PHONY: help demo test test-all test-faults test-matrix coverage check docs figures reference bench bench-engine \
+    wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -63,6 +64,18 @@ check: $(READY)  ## Lint, formatting, types, import direction
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+docs: $(READY)  ## Build the documentation into site/
+	$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || \
+	    PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+figures: $(READY)  ## Draw the figures of README and docs; ARGS="--record DRAFTER" decodes the step again
+	$(BIN)/python docs/programs/figures.py $(ARGS)
+
+reference: $(READY)  ## Write the reference of the command line and of the configuration
+	$(BIN)/typer jakiro.cli utils docs --name jakiro --title 'Command line' --output docs/reference/cli.md
+	$(BIN)/python docs/programs/reference.py
+
 # Threads that wait by spinning stand in the way of whatever else the machine does.
 bench bench-engine: export GOMP_SPINCOUNT ?= 3000
 
@@ -83,5 +96,5 @@ wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean e
 	    -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider -m '$(QUICK)' $(WORKERS) $(CURDIR)/tests
 
 clean:  ## Remove what was built or cached here, the environment included
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find configs inference jakiro moa tests training -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find configs docs inference jakiro moa tests training -name __pycache__ -type d -prune -exec rm -rf {} +

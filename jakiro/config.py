@@ -20,34 +20,29 @@ def _changed(settings: Settings) -> set[str]:
 
 
 class TrunkSettings(Settings):
-    """Inputs of the trunk and geometry of its attention.
-
-    Attributes:
-        kind: "moa" attends to memory of verified tokens and feeds nothing back; "feedback" reads
-            features together with tokens, with predicted features where the target's are not known
-            yet; "hybrid" does both.
-        num_heads: query heads of each attention; None for the number in the target's last layer.
-        num_kv_heads: key/value heads of each attention; None for the number in the target's last
-            layer.
-        head_dim: size of one head, even; None for the size in the target's last layer.
-        rope_theta: wavelength base of the rotary embedding; None for that of the target's last
-            layer.
-        fusion_layers: indices of the target's hidden states that are fused into one feature (0: the
-            embedding, k: the output of layer k); None for the last hidden state, unchanged. Not for
-            "moa".
-        ttt_steps: number of drafting passes in training (EAGLE-3's training-time test); all but the
-            first read the drafter's own features. Not for "moa".
-        input_norms: whether tokens and features are normalised when they are read. Not for "moa".
-    """
+    """Inputs of the trunk and geometry of its attention."""
 
     kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
+    """What the trunk reads. moa: tokens, and the target's memory by cross-attention; nothing is fed
+    back. feedback: tokens and features; where the target's features are not known yet, its own.
+    hybrid: both."""
     num_heads: int | None = Field(None, ge=1)
+    """Query heads of each attention; null: as in the target's last layer."""
     num_kv_heads: int | None = Field(None, ge=1)
+    """Key/value heads of each attention; null: as in the target's last layer."""
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
+    """Size of each head; null: as in the target's last layer."""
     rope_theta: float | None = Field(None, gt=0)
+    """Wavelength base of the rotary positions; null: as in the target's last layer."""
     fusion_layers: tuple[int, ...] | None = None
+    """For feedback and hybrid: indices of the hidden states that are fused into features, as in
+    EAGLE-3 (0: the embedding, k: after layer k); null: the last hidden state alone, as in EAGLE-2.
+    """
     ttt_steps: int = Field(1, ge=1, le=8)
+    """For feedback and hybrid: drafting steps that training performs (training-time test); the
+    first reads the target's features, the others the drafter's own."""
     input_norms: bool = True
+    """For feedback and hybrid: normalise tokens and features before they are read."""
 
     @property
     def attends_memory(self) -> bool:
@@ -99,57 +94,48 @@ class TrunkSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """Memory made from the target's per-layer state, see `moa.memory`.
-
-    Attributes:
-        source: "kv" for keys and values of layers, "hidden" for hidden states (0: the embedding, k:
-            the output of layer k; the last one is the feature that the target's head reads).
-        layers: indices of the layers or hidden states that are read; None for the keys and values
-            of all layers, or for an early, a middle and the last hidden state.
-        layer_attention: whether layers attend to each other; if not, their states are concatenated,
-            and `layers` None means only the last hidden state, which is used unchanged.
-        common_width: width that each layer is projected to first; None to skip that projection.
-        num_heads: number of heads of the layer self-attention.
-        head_dim: size of one head of the layer self-attention, even.
-        mlp_width: inner width of the feed-forward part of the layer self-attention.
-    """
+    """Memory made from the target's per-layer state, see `moa.memory`."""
 
     source: Literal["kv", "hidden"] = "kv"
+    """kv: keys and values of the target's layers. hidden: hidden states (0: the embedding, the last
+    one: the feature)."""
     layers: tuple[int, ...] | None = None
+    """Indices of the layers or hidden states that are read; null: all keys and values, or an early,
+    a middle and the last hidden state (without layer_attention the last one alone)."""
     layer_attention: bool = True
+    """Layers attend to each other (layer self-attention); false: they are concatenated, and the
+    last feature alone is used as memory unchanged."""
     common_width: int | None = Field(None, ge=1)
+    """Project the state of each layer to this width first; null: no projection."""
     num_heads: int = Field(2, ge=1)
+    """Heads of the layer self-attention."""
     head_dim: int = Field(32, ge=2, multiple_of=2)
+    """Size of each head of the layer self-attention."""
     mlp_width: int = Field(128, ge=1)
+    """Width of the feed-forward part of the layer self-attention."""
 
 
 class ExpertsSettings(Settings):
-    """The mixture of experts, see `jakiro.experts.MixtureOfExperts`.
-
-    Attributes:
-        num_experts: number of experts; 1 is an ordinary feed-forward layer.
-        intermediate_size: inner width of one expert.
-        combine: "sum" adds the experts' outputs to one feature; "mixture" gives each expert its own
-            softmax and mixes the distributions.
-        contrastive_head: whether parallel levels see the contrast between experts.
-    """
+    """The mixture of experts, see `jakiro.experts.MixtureOfExperts`."""
 
     num_experts: Literal[1, 2, 4] = 2
+    """Number of experts; 1 switches experts off."""
     intermediate_size: int = Field(512, ge=1)
+    """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"
+    """mixture: a mixture of softmaxes, one distribution from several experts. sum: one feature and
+    one softmax from all experts."""
     contrastive_head: bool = True
+    """The parallel levels see the difference between the experts."""
 
 
 class ScheduleSettings(Settings):
-    """Depth of the draft tree.
-
-    Attributes:
-        autoregressive_levels: number of levels that take a trunk pass each.
-        parallel_levels: number of further levels that are predicted by the last pass.
-    """
+    """Depth of the draft tree."""
 
     autoregressive_levels: int = Field(2, ge=1, le=16)
+    """Levels that take a pass of the trunk each; in training, anchors lie up to this far back."""
     parallel_levels: int = Field(1, ge=0, le=3)
+    """Further levels, read off the last pass."""
 
     @property
     def depth(self) -> int:
@@ -158,25 +144,22 @@ class ScheduleSettings(Settings):
 
 
 class DrafterSettings(Settings):
-    """Everything that determines a drafter's parameters and its schedule.
-
-    Attributes:
-        trunk: attention over tokens, features and memory: the first half of the drafter.
-        memory: input of the trunk's cross-attention; unused by a trunk of kind "feedback".
-        experts: mixture of experts after the trunk: the second half of the drafter.
-        schedule: depth of the draft tree.
-        tail_layers: number of the target's own last layers that follow the experts (target layer
-            inference, arXiv 2410.03804); the experts then predict the input of the first of them.
-        draft_vocab_size: number of tokens that may be drafted, the most frequent ones in training;
-            None for all.
-    """
+    """Everything that determines a drafter's parameters and its schedule."""
 
     trunk: TrunkSettings = TrunkSettings()
+    """The attention part of the drafter."""
     memory: MemorySettings = MemorySettings()
+    """The memory that the trunk attends to; unused by a feedback trunk."""
     experts: ExpertsSettings = ExpertsSettings()
+    """The mixture of experts after the trunk."""
     schedule: ScheduleSettings = ScheduleSettings()
+    """The depth of the draft."""
     tail_layers: Literal[0, 1, 2] = 0
+    """Target layer inference (arXiv 2410.03804): this many of the target's own last layers follow
+    the experts, which then predict the input of the first of them. Needs experts.combine sum and no
+    parallel levels."""
     draft_vocab_size: int | None = Field(None, ge=1)
+    """Draft only this many tokens, the most frequent ones in training; null: all."""
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
@@ -193,7 +176,7 @@ class JakiroConfig(PreTrainedConfig):
         drafter: fields of `DrafterSettings`; None for the defaults.
         target: fields of `TargetRecord`; None only in a config that is not used yet.
         record: free-form facts kept with the weights (provenance, training, evaluation), if any.
-        kwargs: fields of `PreTrainedConfig`.
+        **kwargs: fields of `PreTrainedConfig`.
     """
 
     model_type = "jakiro"
@@ -304,7 +287,7 @@ def last_hidden_state(target: TargetRecord) -> int:
         raise ConfigError(
             "the hidden states of the target cannot be read",
             expected="a target whose layers pass on one vector per token",
-            got=f"{target.name_or_path}, whose layers do not",
+            got=f"{target.name_or_path}, which has other layers",
             remedy="use drafter.trunk.kind moa, drafter.memory.source kv and drafter.tail_layers 0",
         )
     return target.num_hidden_states - 1

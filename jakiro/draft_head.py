@@ -1,4 +1,4 @@
-"""The head that turns a drafter's features into logits of the tokens that it may draft."""
+"""The head that computes logits of the tokens that may be drafted from a drafter's features."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ from jakiro.target.adapter import TargetAdapter
 class DraftHead:
     """The target's head, or the rows of its matrix that belong to the drafted tokens.
 
-    These rows are copied on first use, so that a draft does not read the others, and copied again
-    when the target's head has changed. If the head is not exactly an `nn.Linear` (a quantised one,
-    say), all logits are computed and those of the drafted tokens are picked out.
+    These rows are copied on first use, so that a draft does not read the other rows, and copied
+    again when the target's head has changed. If the head is not exactly an `nn.Linear` (for example
+    a quantised layer), all logits are computed and those of the drafted tokens are picked out.
 
     Args:
         target: adapter of the target whose head is used.

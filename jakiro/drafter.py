@@ -108,8 +108,8 @@ class JakiroDrafter(PreTrainedModel):
             positions: absolute positions of the queries.
             self_mask: True where a query may see a key that `store` returns.
             inputs: features and memory of verified tokens.
-            store: a function from the queries' own self-attention keys and values to all visible
-                ones.
+            store: a function from the queries' own self-attention keys and values to all keys and
+                values that the queries may see.
         """
         return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
 
@@ -119,7 +119,7 @@ class JakiroDrafter(PreTrainedModel):
 
         Args:
             path: folder, or id on the Hugging Face hub.
-            kwargs: further arguments of `PreTrainedModel.from_pretrained`.
+            **kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
             CheckpointError: there is no drafter, or weights are missing, superfluous, or of a wrong

@@ -1,4 +1,4 @@
-"""Exceptions of Jakiro: each says what was expected, what was found, and the remedy."""
+"""Exceptions of Jakiro; messages name the expected value, the value found, and the remedy."""
 
 
 class JakiroError(Exception):

@@ -1,4 +1,4 @@
-"""Mixture of experts (arXiv 2502.06282): decoupled experts behind one router."""
+"""Mixture of experts (arXiv 2502.06282): decoupled experts with a common router."""
 
 from typing import Literal, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Self-attention over tokens, and cross-attention to memory of verified ones (arXiv 2410.03804)."""
+"""Self-attention over tokens and cross-attention to their memory (arXiv 2410.03804)."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -32,9 +32,9 @@ def no_history(kv: KV) -> KV:
 class CrossAttention(nn.Module):
     """Pre-norm attention whose keys and values come from memory, with a residual connection.
 
-    Queries and keys are rotated by absolute positions, so the distance from a drafted position to
-    the last verified one is visible. Memory is projected once per verified token; the keys and
-    values are cached.
+    Queries and keys are rotated by absolute positions, so that attention sees the distance from a
+    drafted position to each verified position. Memory is projected once per verified token, and its
+    keys and values are cached.
 
     Args:
         hidden: width of the residual stream and of memory.
@@ -151,7 +151,8 @@ class SelfAttention(nn.Module):
             embeddings: the residual stream at each query.
             positions: absolute positions of the queries.
             mask: True where a query may see a key that `store` returns.
-            store: a function from the queries' own keys and values to all visible ones.
+            store: a function from the queries' own keys and values to all keys and values that the
+                queries may see.
         """
         heads = self._heads(self.project(self.norm(embeddings)))
         rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)

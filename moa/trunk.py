@@ -16,7 +16,7 @@ class FeatureInput(nn.Module):
 
     EAGLE (arXiv 2401.15077, 2406.16858), EAGLE-3 (2503.01840) and published Jakiro (2502.06282)
     draft with this input. f is the target's own feature at verified positions, and the drafter's
-    prediction at later ones.
+    prediction at later positions.
 
         position            i - 1            i
         token                                x_i
@@ -70,11 +70,11 @@ class TrunkInputs(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """Turns tokens, and the target's state at verified positions, into one vector per position.
+    """Computes one vector per position from tokens and the target's state at verified positions.
 
-    With memory alone this is the Mixture of Attentions (arXiv 2410.03804): no feature of the
+    With memory only, this is the Mixture of Attentions (arXiv 2410.03804): no feature of the
     drafter is ever fed back, so only drafted tokens can be wrong, however many passes are made.
-    With features alone it is the attention half of EAGLE's decoder layer. With both, the trunk
+    With features only, it is the attention half of EAGLE's decoder layer. With both, the trunk
     reads fed-back features and attends to the target's layers. The output at position i is trained
     to predict the target's feature at i, from tokens up to i and from verified positions.
 
@@ -139,8 +139,8 @@ class Trunk(nn.Module):
             positions: absolute positions of the queries.
             self_mask: True where a query may see a key that `store` returns.
             inputs: features and memory of verified tokens.
-            store: a function from the queries' own self-attention keys and values to all visible
-                ones.
+            store: a function from the queries' own self-attention keys and values to all keys and
+                values that the queries may see.
         """
         stream = self._start(embeddings, inputs.previous)
         stream = self.self_attention(stream, positions, self_mask, store)

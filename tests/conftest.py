@@ -33,7 +33,7 @@ def _caplog_hears_us(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WHOLE_PROGRAMS = Path(__file__).parent / "e2e"
-SECONDS_OF_PROCESSES = 300  # for tests that start processes; others have the default of pyproject.toml
+SECONDS_OF_PROCESSES = 300  # for tests that start them; the default is in pyproject.toml
 SECONDS_OF_MATRICES = 1800
 
 

@@ -1,4 +1,4 @@
-"""The drafter together with its loss, as the one module that the DeepSpeed engine wraps."""
+"""The module that the DeepSpeed engine wraps, the frozen target beside it, and the loss meter."""
 
 from typing import Any
 
@@ -17,22 +17,23 @@ from training.loss.objectives import Goals, LossTerms, ObjectiveSettings, drafte
 from training.loss.views import TargetView, look_at_target, states_kept
 from training.loss.vocab_losses import Heads
 from training.target_states.states import view_of
-from training.target_states.store import FeatureStore
+from training.target_states.store import TargetStateStore
 
 
 class TargetReader:
-    """Reads batches with the frozen target, into a cache that is used over and over.
+    """Runs the frozen target over batches, or reads its states from disk.
 
     Args:
         target: the frozen target; it may compute in another dtype than the drafter.
-        drafter: for which it is read.
-        sequence_length: tokens of a row.
-        dtype: what the drafter computes in.
-        features: what the target said of all rows; None to run it. Its embeddings, its head, and
-            its last layers if the drafter's output goes through them, are needed in any case.
+        drafter: the drafter that reads the target's states.
+        sequence_length: tokens of a packed sequence.
+        dtype: dtype that the drafter computes in.
+        target_states: states of the target for all sequences; None to run the target. The target's
+            embeddings, its head, and its last layers if the drafter's output goes through them, are
+            needed in any case.
 
     Raises:
-        TargetNotSupported: the drafter needs the target's last layers, which cannot be had alone.
+        TargetNotSupported: the drafter needs the target's last layers, which cannot be run alone.
     """
 
     def __init__(
@@ -41,44 +42,51 @@ class TargetReader:
         drafter: JakiroDrafter,
         sequence_length: int,
         dtype: torch.dtype,
-        features: FeatureStore | None = None,
+        target_states: TargetStateStore | None = None,
     ) -> None:
         self._target = target
         self._sources = drafter.state_sources
-        self._row_length = sequence_length
-        self._features = features
+        self._sequence_length = sequence_length
+        self._target_states = target_states
         self.dtype = dtype
         num_tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, num_tail) if num_tail else None
         self.heads = Heads.of(DraftHead(target, drafter.draft_ids))
-        self._caches: dict[int, SlotCache] = {}  # by the number of rows
+        self._caches: dict[int, SlotCache] = {}  # by the number of sequences in a batch
 
     def view(self, batch: Batch) -> TargetView:
-        """Return what the target says of a batch, in the drafter's dtype."""
-        if self._features is not None:
-            return self._recalled(batch, self._features).to(self.dtype)
+        """Return the target's outputs for a batch, in the drafter's dtype."""
+        if self._target_states is not None:
+            return self._read(batch, self._target_states).to(self.dtype)
         cache = self._cache_for(batch.token_ids.shape[0])
         view = look_at_target(self._target, batch, self._sources, cache, self.tail)
         return view.to(self.dtype)
 
     @torch.no_grad()
-    def _recalled(self, batch: Batch, features: FeatureStore) -> TargetView:
-        """Return what the target said of a batch when its features were written."""
+    def _read(self, batch: Batch, target_states: TargetStateStore) -> TargetView:
+        """Return the target's outputs for a batch from the states on disk."""
         target = self._target
-        kept = features.read(batch.numbers.tolist())
-        parts = {name: part.to(target.device, target.dtype) for name, part in kept.items()}
+        stored = target_states.read(batch.sequence_ids.tolist())
+        parts = {name: part.to(target.device, target.dtype) for name, part in stored.items()}
         return view_of(parts, target.embed(batch.token_ids), self._sources, self.tail)
 
-    def _cache_for(self, num_rows: int) -> SlotCache:
-        if num_rows not in self._caches:
-            self._caches[num_rows] = self._target.new_cache(
-                num_rows, self._row_length, states_kept(self._sources, self.tail)
+    def _cache_for(self, batch_size: int) -> SlotCache:
+        if batch_size not in self._caches:
+            self._caches[batch_size] = self._target.new_cache(
+                batch_size, self._sequence_length, states_kept(self._sources, self.tail)
             )
-        return self._caches[num_rows]
+        return self._caches[batch_size]
 
 
-def place_target(target: TargetAdapter, device: torch.device, *, needs_layers: bool) -> None:
-    """Move the target to where training computes; its layers only if they are going to run."""
+def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bool) -> None:
+    """Move the target to the device that computes.
+
+    Args:
+        target: the frozen target.
+        device: the device that computes.
+        needs_layers: whether the target's layers will run; otherwise only its embeddings and its
+            head are moved, and the layers go to the CPU.
+    """
     model: nn.Module = target.model
     ends = (target.model.get_input_embeddings(), target.model.get_output_embeddings())
     if needs_layers:
@@ -90,7 +98,7 @@ def place_target(target: TargetAdapter, device: torch.device, *, needs_layers: b
 
 
 class TrainingModule(nn.Module):
-    """Computes the summed loss of a batch; holds the drafter and nothing of the target.
+    """Computes the summed loss of a batch; holds the drafter and no part of the target.
 
     Args:
         drafter: the only part with parameters.
@@ -108,25 +116,26 @@ class TrainingModule(nn.Module):
         self._recompute = recompute
 
     def forward(self, view: TargetView, batch: Batch, reader: TargetReader) -> LossTerms:
-        """Return the loss terms summed over all draws of anchors.
+        """Return the loss terms summed over all anchor samples.
 
         Args:
-            view: the frozen target's side of the batch, without gradients.
-            batch: the packed rows.
-            reader: of the target; passed in so that no target weight is registered here.
+            view: outputs of the frozen target for the batch, without gradients.
+            batch: the packed sequences.
+            reader: the reader of the target; it is passed in so that no weight of the target is
+                registered here.
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         terms = [
-            # Behind the target's last layers, their input is what is regressed.
+            # If the output went through the target's last layers, their input is regressed.
             drafter_loss(
                 output,
                 Goals(view.features, view.tail_input, output.state),
                 batch,
-                draw,
+                sample,
                 reader.heads,
                 self.settings,
             )
-            for draw, output in enumerate(outputs)
+            for sample, output in enumerate(outputs)
         ]
         return LossTerms(*(torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True)))
 
@@ -135,11 +144,11 @@ _PER_LEVEL = {"token", "feature", "contrast", "correct", "level_count"}
 
 
 class Meter:
-    """Adds up loss terms on the device; nothing waits for the device until they are read.
+    """Adds up loss terms on the device; nothing waits for the device until the sums are read.
 
     Args:
-        processes: whose sums are joined when read.
-        num_levels: levels that the loss terms have.
+        processes: the processes whose sums are added when read.
+        num_levels: number of levels of the loss terms.
     """
 
     def __init__(self, processes: Processes, num_levels: int) -> None:
@@ -148,14 +157,19 @@ class Meter:
         self._sums = self._zeros()
 
     def add(self, terms: LossTerms, num_tokens: int) -> None:
-        """Add the sums of one micro-batch of `num_tokens` tokens, padding not counted."""
+        """Add the loss terms of a micro-batch.
+
+        Args:
+            terms: sums over the positions of the micro-batch.
+            num_tokens: tokens of the micro-batch without padding.
+        """
         columns = [column.detach().reshape(-1).double() for column in terms]
         self._sums += torch.cat([*columns, torch.full_like(columns[0], num_tokens)])
 
     def read(self) -> dict[str, Any]:
-        """Return means per position since the last reading, and the number of tokens read.
+        """Return means per position since the last call, and the number of tokens; start again.
 
-        All processes must call it.
+        All processes must call this method.
         """
         columns = self._processes.sum(self._sums).split(self._sizes)
         self._sums = self._zeros()
@@ -186,9 +200,9 @@ class Meter:
         }
 
     def count_tokens(self) -> int:
-        """Return the number of tokens since the last reading, which stays the last one.
+        """Return the number of tokens since the last `read`, without starting again.
 
-        All processes must call it.
+        All processes must call this method.
         """
         return int(self._processes.sum(self._sums[-1:].clone()).item())
 

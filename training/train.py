@@ -1,4 +1,4 @@
-"""Training from the first file read to the finished drafter: the entry point.
+"""The entry point of training, from text files to the finished drafter.
 
 `deepspeed --module training.train --config FILE [--set key.path=value ...]` on any number of
 processes, `python -m training.train --config FILE` on one.
@@ -38,11 +38,10 @@ def train(
     An interrupted run goes on from its last checkpoint; a finished one is returned as it is.
 
     Args:
-        settings: of the run.
-        model: the target, if it is loaded already, perhaps with adapters by PEFT; by default it is
-            loaded by name.
-        tokenizer: its tokenizer, likewise.
-        progress: a display to show the steps in; by default one on standard error.
+        settings: settings of the run.
+        model: the loaded target, perhaps with adapters by PEFT; None to load it by name.
+        tokenizer: the target's tokenizer; None to load it by name.
+        progress: display that shows the optimizer steps; None for a new one on standard error.
 
     Raises:
         ConfigError: settings do not fit together, or the run folder holds another run.
@@ -51,24 +50,27 @@ def train(
         CheckpointError: the target or a checkpoint cannot be loaded.
         TargetNotSupported: the target cannot be drafted for.
         NumericalError: a loss is not finite.
-        ResourceError: memory or disk space does not suffice.
+        ResourceError: there is too little memory or disk space.
     """
     with launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
-        # Drafters are saved and loaded while the steps are shown.
+        # Drafters are saved and loaded while the progress bar is shown.
         with quiet_libraries(), join_processes(settings.engine.device) as processes:
             return Run(inputs, processes).complete(progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says; return 0 when done, 2 on bad input, 130 when interrupted."""
+    """Train with the options of a command line, and return the exit code.
+
+    It is 0 when the run is finished, 2 on bad input, and 130 after an interruption.
+    """
     options = _parse(arguments)
     try:
         train(load_settings(TrainSettings, options.config, options.overrides))
     except JakiroError as error:
         if options.debug:
             raise
-        # Memory may end on one process alone, and the others learn of it by being ended.
+        # Memory may run out in one process alone, which then has to print the error.
         if is_first_process() or isinstance(error, ResourceError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
@@ -86,10 +88,10 @@ def _parse(arguments: Sequence[str] | None) -> Any:
         metavar="KEY.PATH=VALUE",
         action="append",
         default=[],
-        help="lay a value over the file's; may be repeated",
+        help="replace a value of the file; may be repeated",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    parser.add_argument("--local_rank", help="given by some launchers, not needed")
+    parser.add_argument("--local_rank", help="passed by some launchers, and ignored")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""What verification and drafting cost on this machine: measured once, interpolated afterwards."""
+"""Costs of verification and drafting on this machine, measured once and interpolated."""
 
 import os
 import platform
@@ -24,22 +24,22 @@ from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
-NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # trees whose verification is timed
-FEWEST_PASSES = 3  # trunk passes whose drafting is timed, however few the drafter was trained for
-CONTEXT = 128  # verified tokens while timing
+NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # sizes of trees whose verification is timed
+FEWEST_PASSES = 3  # drafting is timed up to at least so many trunk passes
+CONTEXT = 128  # number of verified tokens while timing
 REPEATS = 9
 
 _logger = get_logger(__name__)
 
 
 class Costs(Settings):
-    """Seconds on this machine, of this target and drafter."""
+    """Seconds of a target and a drafter on this machine."""
 
-    verify: dict[int, float]  # one target forward over a root and n nodes, logits included
-    draft: dict[int, float]  # the drafter's work of one round with A trunk passes
+    verify: dict[int, float]  # by number of nodes: target forward over root and nodes, with logits
+    draft: dict[int, float]  # by number of trunk passes: drafting in a decoding step
 
     def verify_seconds(self, num_nodes: int) -> float:
-        """Return the time to verify `num_nodes`, interpolated between the measured counts."""
+        """Return the seconds to verify `num_nodes`, interpolated between measured sizes."""
         known = sorted(self.verify)
         above = next((count for count in known if count >= num_nodes), known[-1])
         below = max((count for count in known if count <= num_nodes), default=above)
@@ -49,11 +49,11 @@ class Costs(Settings):
         return (1 - share) * self.verify[below] + share * self.verify[above]
 
     def ceiling(self, shape: TreeShape | None, tau: float) -> float:
-        """Return tokens per second at `tau` if nothing but verification and drafting took time.
+        """Return tokens per second at `tau` if only verification and drafting took time.
 
         Args:
-            shape: of the trees; None for plain decoding.
-            tau: tokens per target forward.
+            shape: shape of the trees; None for autoregressive decoding.
+            tau: mean acceptance length, in tokens per target forward.
         """
         if shape is None:
             return tau / self.verify_seconds(0)
@@ -62,7 +62,7 @@ class Costs(Settings):
 
 
 def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) -> Costs:
-    """Time verification by number of nodes and drafting by number of passes, in turns.
+    """Time verification by number of nodes and drafting by number of passes, interleaved.
 
     Args:
         target: the frozen target.
@@ -75,8 +75,8 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
     for _ in range(REPEATS):
         for count, step in steps.items():
             verify[count].append(_seconds(step))
-        for passes, one in drafts.items():
-            draft[passes].append(_seconds(one))
+        for passes, work in drafts.items():
+            draft[passes].append(_seconds(work))
     return Costs(
         verify={count: median(times[1:]) for count, times in verify.items()},
         draft={passes: median(times[1:]) for passes, times in draft.items()},
@@ -84,34 +84,34 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
 
 
 def timed_passes(model: JakiroDrafter) -> int:
-    """Return how many trunk passes trees are considered with: as deep as was trained, or deeper."""
+    """Return the largest number of trunk passes to consider: that of training, or more."""
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 
 def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
-    """Return costs from the cache, or measure them (seconds) and keep them there.
+    """Return costs from the cache, or measure them (in some seconds) and store them there.
 
     Args:
         target: the frozen target.
         model: the drafter.
-        folder: of the cache; by default the user's.
+        folder: folder of the cache; None for the user's.
     """
     folder = folder or user_cache_path("jakiro")
-    place = folder / f"costs-{_identity(target, model)[:16]}.json"
+    path = folder / f"costs-{_fingerprint(target, model)[:16]}.json"
     try:
-        return Costs.model_validate_json(place.read_text())
+        return Costs.model_validate_json(path.read_text())
     except (OSError, ValueError):
         pass
     costs = measure_costs(target, model, timed_passes(model))
     try:
-        write_atomically(place, costs.model_dump_json())
+        write_atomically(path, costs.model_dump_json())
     except OSError:
-        _logger.warning("cannot keep measured costs in %s; they will be measured again", place)
+        _logger.warning("cannot store measured costs in %s; they will be measured again", path)
     return costs
 
 
-def _identity(target: TargetAdapter, model: JakiroDrafter) -> str:
-    """Hash what costs depend on."""
+def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
+    """Return a hash of everything that costs depend on."""
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
@@ -127,7 +127,7 @@ def _identity(target: TargetAdapter, model: JakiroDrafter) -> str:
 
 
 def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
-    """Return for each node count a verification of a chain of that many nodes."""
+    """Return a verification of a chain for each number of nodes."""
     context = min(CONTEXT, target.spec.max_position // 2)
     cache = target.new_cache(1, context + max(NODE_COUNTS) + 1)
     tokens = torch.zeros(1, context + max(NODE_COUNTS) + 1, dtype=torch.long, device=target.device)
@@ -146,7 +146,7 @@ def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
 def _draftings(
     target: TargetAdapter, model: JakiroDrafter, max_passes: int
 ) -> dict[int, Callable[[], object]]:
-    """Return for each number of passes the drafter's work of a round: remember, propose."""
+    """Return the drafter's work in a decoding step (encode memory, propose) by number of passes."""
     length = min(CONTEXT, target.spec.max_position // 2)
     tokens = [0] * (length + 1)
     greedy = Sampling(LogitsProcessorList(), do_sample=False)

@@ -1,11 +1,12 @@
-"""`tree="auto"`: how much to draft in each round, by measured costs and acceptance seen so far.
+"""`tree="auto"`: selects the size of the draft tree in each decoding step.
 
-Every round chooses between a plain decoding step and trees of several sizes by expected tokens per
-second: (1 + expected accepted candidates) / (seconds to draft and verify). Costs are measured once
-per machine, target and drafter, and corrected by the rounds' own durations. Acceptance is a running
-estimate for every place in a tree; smaller trees are made of the first places of larger ones, so
-each round teaches about all of them. Where drafting does not pay, decoding goes on plainly and
-tries again after a pause, which doubles each time.
+Each decoding step has either no drafts or a tree of a certain size, whichever promises most tokens
+per second: (1 + expected accepted candidates) / (seconds to draft and verify). Costs are measured
+once per machine, target and drafter, and corrected by the durations of decoding steps. Acceptance
+is a running estimate for every node position in a tree; smaller trees consist of the first
+positions of larger trees, so each decoding step informs the estimates of all sizes. Where drafting
+does not pay, decoding continues without drafts and tries again after a pause, which doubles each
+time.
 """
 
 from collections.abc import Sequence
@@ -24,30 +25,35 @@ from inference.sampling import PREFIX_FREE, Sampling
 from inference.trees.shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
-FIRST_TREE = 8  # nodes of the tree that is tried while nothing is known
-DOUBT = 4.0  # rounds of imagined experience, in which drafting just pays
-MEMORY = 256  # rounds after which an observation weighs 1/e
+FIRST_TREE = 8  # nodes of the tree before any observation
+DOUBT = 4.0  # prior observations, in decoding steps, in which drafting just pays
+MEMORY = 256  # decoding steps after which an observation weighs 1/e
 MEMORY_OF_TIMES = 20  # the same for seconds, which change faster
-FIRST_TRIAL, LATER_TRIAL = 4, 2  # rounds that are drafted before drafting is judged
-SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # plain rounds before drafting is tried again
-EXPLORE_EVERY = 32  # drafted rounds between trees of the largest size, and between plain steps
+FIRST_TRIAL, LATER_TRIAL = 4, 2  # decoding steps with drafts before drafting may pause
+SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # decoding steps without drafts before the next trial
+EXPLORE_EVERY = 32  # drafted steps between the largest trees, and between steps without drafts
 
-Place = tuple[int, int, int]
+NodePosition = tuple[int, int, int]
 
 
-class Arm(NamedTuple):
-    """One size of tree."""
+class TreeArm(NamedTuple):
+    """A size of trees to select."""
 
     budget: Budget
     shape: TreeShape
-    block: Place  # its candidates take the places below this one in all three coordinates
-    seconds: float  # to draft and verify it, by the cost model
+    block: NodePosition  # exclusive upper bounds of its node positions
+    seconds: float  # to draft and verify a tree, by the cost model
 
-    def places(self, tree: SequenceTree, path: Sequence[int]) -> list[Place]:
-        """Return where in the tree the nodes of a path stand.
+    def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
+        """Return the positions of the nodes of a path.
 
-        A drawn candidate's place is its depth, its parent's among the expanded nodes, and its turn
-        among its siblings; a chosen one's is its depth and its rank by score among all.
+        The position of a sampled candidate is its depth, the index of its parent among the expanded
+        nodes, and its index among its siblings; that of a deterministic candidate is its depth and
+        its rank by score in the whole tree.
+
+        Args:
+            tree: verified tree.
+            path: accepted nodes.
         """
         if not self.shape.sampled:
             return [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
@@ -60,11 +66,11 @@ class Arm(NamedTuple):
 
 
 class AutoTree:
-    """Chooses trees for all requests of a decoder; learns from every one of them.
+    """Selects trees for all requests of a decoder, and learns from all of them.
 
     Args:
-        plan: the largest trees, of greedy and of random decoding.
-        costs: of target and drafter on this machine.
+        plan: largest trees, for greedy decoding and for sampling.
+        costs: costs of target and drafter on this machine.
     """
 
     def __init__(self, plan: TreePlan, costs: Costs) -> None:
@@ -75,7 +81,12 @@ class AutoTree:
         self._learners: dict[object, _Learner] = {}
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
-        """Return the policy of a run; runs that sample alike learn together."""
+        """Return the policy of a run; runs with the same sampling and batch size learn together.
+
+        Args:
+            sampling: sampling of the run.
+            batch: number of sequences.
+        """
         key = (sampling.do_sample, _described(sampling.processors), batch)
         with self._lock:
             if key not in self._learners:
@@ -84,23 +95,28 @@ class AutoTree:
         return AutoRun(self._learners[key], self._lock)
 
     def reset(self) -> None:
-        """Forget what was learnt from earlier runs."""
+        """Forget everything learnt from earlier runs."""
         with self._lock:
             self._learners.clear()
         self.request_counter.reset()
 
 
 class AutoRun:
-    """The decisions of one run."""
+    """Policy of a single run.
+
+    Args:
+        learner: estimates that the run shares with others.
+        lock: lock of the estimates.
+    """
 
     def __init__(self, learner: "_Learner", lock: Lock) -> None:
         self._learner = learner
         self._lock = lock
-        self._arm: Arm | None = None
+        self._arm: TreeArm | None = None
         self._was_drafted = False
 
     def next_budget(self) -> Budget | None:
-        """Return the limits of the next round's trees, or None for a plain decoding step."""
+        """Return the limits of the next step's trees; None for a step without drafts."""
         with self._lock:
             self._arm = self._learner.choose()
         return None if self._arm is None else self._arm.budget
@@ -108,29 +124,39 @@ class AutoRun:
     def learn(
         self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
     ) -> None:
-        """Take in what became of the last round."""
+        """Learn from the last decoding step.
+
+        Args:
+            trees: verified trees, one per sequence.
+            paths: accepted nodes of each sequence.
+            seconds: duration of the step.
+        """
         arm = self._arm if any(tree.token_ids for tree in trees) else None
         pairs = zip(trees, paths, strict=True)
-        places = [place for tree, path in pairs for place in arm.places(tree, path)] if arm else []
-        # After plain steps or the prompt a drafted round also encodes what the drafter has missed:
-        # its time tells nothing of the others.
+        positions = (
+            [position for tree, path in pairs for position in arm.positions(tree, path)]
+            if arm
+            else []
+        )
+        # After prefill or steps without drafts, a drafted step also encodes the tokens since then,
+        # so its duration is not typical.
         is_timed = arm is None or self._was_drafted
         self._was_drafted = arm is not None
         with self._lock:
-            self._learner.learn(arm, places, len(trees), seconds if is_timed else None)
+            self._learner.learn(arm, positions, len(trees), seconds if is_timed else None)
 
 
 class _Learner:
-    """What is known about one way of sampling.
+    """Estimates for a single way of sampling.
 
     Args:
-        arms: the trees to choose from, the largest last.
-        plain_seconds: of a plain step, by the cost model.
+        arms: sizes of trees to select from, the largest last.
+        autoregressive_seconds: duration of a step without drafts, by the cost model.
     """
 
-    def __init__(self, arms: Sequence[Arm], plain_seconds: float) -> None:
+    def __init__(self, arms: Sequence[TreeArm], autoregressive_seconds: float) -> None:
         self.arms = arms
-        self.plain_seconds = plain_seconds
+        self.autoregressive_seconds = autoregressive_seconds
         self.seconds = np.array([arm.seconds for arm in arms])
         self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
         largest = [max(arm.block[axis] for arm in arms) for axis in range(3)]
@@ -138,36 +164,47 @@ class _Learner:
         self.offered: NDArray[np.float64] = np.zeros(largest)
         self.slowness = _Slowness(len(arms))
         self.num_drafted = 0
-        self.left_of_pause = 2  # plain steps to begin with, to know what they take
+        self.left_of_pause = 2  # steps without drafts at the start, to time them
         self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
         small = [arm for arm in arms if arm.shape.max_nodes <= FIRST_TREE]
         self.best = small[-1] if small else arms[0]
 
-    def choose(self) -> Arm | None:
-        """Return the next round's tree, or None for a plain step."""
+    def choose(self) -> TreeArm | None:
+        """Return the size of the next step's trees; None for a step without drafts."""
         if self.left_of_pause > 0:
             return None
         is_exploring = self.num_drafted % EXPLORE_EVERY == EXPLORE_EVERY - 1
         return self.arms[-1] if is_exploring else self.best
 
     def learn(
-        self, arm: Arm | None, places: Sequence[Place], batch: int, seconds: float | None
+        self,
+        arm: TreeArm | None,
+        positions: Sequence[NodePosition],
+        batch: int,
+        seconds: float | None,
     ) -> None:
-        """Take in a round and decide how to go on; without seconds where they tell nothing."""
+        """Learn from a decoding step and decide on the next steps.
+
+        Args:
+            arm: size of the verified trees; None for a step without drafts.
+            positions: positions of all accepted nodes.
+            batch: number of sequences.
+            seconds: duration of the step; None if it is not typical.
+        """
         if arm is None:
             if seconds is not None:
-                self.slowness.take_plain(seconds / self.plain_seconds)
+                self.slowness.take_autoregressive(seconds / self.autoregressive_seconds)
             self.left_of_pause = max(0, self.left_of_pause - 1)
             return
         if seconds is not None:
             self.slowness.take(self.arms.index(arm), seconds / arm.seconds)
         self.num_drafted += 1
         self.left_of_trial -= 1
-        self._count(arm, places, batch)
+        self._count(arm, positions, batch)
         values = self._values()
         best = int(values.argmax())
-        if values[best] > self._plain_value():
+        if values[best] > self._autoregressive_value():
             self.best, self.pause = self.arms[best], SHORTEST_PAUSE
             if self.num_drafted % EXPLORE_EVERY == 0:
                 self.left_of_pause = 1
@@ -175,64 +212,69 @@ class _Learner:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.left_of_trial = LATER_TRIAL
 
-    def _count(self, arm: Arm, places: Sequence[Place], batch: int) -> None:
+    def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
         self.accepted *= 1 - 1 / MEMORY
         self.offered *= 1 - 1 / MEMORY
-        depth, width, turns = arm.block
-        self.offered[:depth, :width, :turns] += batch
-        for place in places:
-            self.accepted[place] += 1
+        depth, width, children = arm.block
+        self.offered[:depth, :width, :children] += batch
+        for position in positions:
+            self.accepted[position] += 1
 
     def _values(self) -> NDArray[np.float64]:
-        """Return each arm's expected tokens per second; without experience a plain step's."""
+        """Return the expected tokens per second of each size; without observations as no drafts."""
         seconds = self.seconds * self.slowness.of_arms
         rates = self.accepted / np.maximum(self.offered, 1.0)
         seen = rates.cumsum(0).cumsum(1).cumsum(2)[self.corners]
         experience = self.offered[self.corners]
-        just_pays = seconds * self._plain_value() - 1
+        just_pays = seconds * self._autoregressive_value() - 1
         expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
         return np.asarray((1 + expected) / seconds)
 
-    def _plain_value(self) -> float:
-        return 1 / (self.plain_seconds * self.slowness.of_plain)
+    def _autoregressive_value(self) -> float:
+        return 1 / (self.autoregressive_seconds * self.slowness.of_autoregressive)
 
 
 class _Slowness:
-    """Real over modelled seconds: the cost model knows no batch, no long context, no busy machine.
+    """Ratio of real to modelled seconds, for the model ignores batches, contexts and load.
 
-    What was not timed yet is assumed to be as slow as what was.
+    Sizes that were not timed yet are assumed to be as slow as the mean of the timed sizes.
     """
 
     def __init__(self, num_arms: int) -> None:
         self._arms = np.full(num_arms, np.nan)
         self._counts = np.zeros(num_arms + 1)
         self._overall = 1.0
-        self._plain = np.nan
+        self._autoregressive = np.nan
 
     @property
     def of_arms(self) -> NDArray[np.float64]:
-        """Of every tree."""
+        """The ratio of every size of trees."""
         return np.where(np.isnan(self._arms), self._overall, self._arms)
 
     @property
-    def of_plain(self) -> float:
-        """Of a plain step."""
-        return self._overall if np.isnan(self._plain) else self._plain
+    def of_autoregressive(self) -> float:
+        """The ratio of a step without drafts."""
+        return self._overall if np.isnan(self._autoregressive) else self._autoregressive
 
     def take(self, arm: int, ratio: float) -> None:
-        """Take in a drafted round."""
+        """Learn from a drafted step.
+
+        Args:
+            arm: index of the size of its trees.
+            ratio: real over modelled seconds.
+        """
         self._counts[arm] += 1
         self._arms[arm] = _moved(self._arms[arm], ratio, self._counts[arm])
         self._overall = float(np.nanmean(self._arms))
 
-    def take_plain(self, ratio: float) -> None:
-        """Take in a plain step."""
+    def take_autoregressive(self, ratio: float) -> None:
+        """Learn from a step without drafts, from its ratio of real to modelled seconds."""
         self._counts[-1] += 1
-        self._plain = _moved(self._plain, ratio, self._counts[-1])
+        self._autoregressive = _moved(self._autoregressive, ratio, self._counts[-1])
 
 
 def _moved(mean: float, value: float, count: float) -> float:
-    """Return the mean of `count` values, moving with the last ones once there are many.
+    """Return the mean of `count` values, which follows recent values once there are many.
 
     An outlier (a busy machine) counts twofold at most.
     """
@@ -241,9 +283,9 @@ def _moved(mean: float, value: float, count: float) -> float:
     return mean + max(1 / count, 1 / MEMORY_OF_TIMES) * (min(value, 2 * mean) - mean)
 
 
-def _arms(shape: TreeShape, costs: Costs) -> list[Arm]:
-    """Return the sizes of trees worth telling apart, the largest last."""
-    arms: dict[Place, Arm] = {}
+def _arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
+    """Return the sizes of trees that differ, the largest last."""
+    arms: dict[NodePosition, TreeArm] = {}
     for depth in range(1, shape.depth + 1):
         for num_nodes in NODE_COUNTS:
             budget = Budget(num_nodes, depth)
@@ -254,15 +296,15 @@ def _arms(shape: TreeShape, costs: Costs) -> list[Arm]:
             block = (cut.depth, cut.max_nodes, 1)
             if cut.sampled:
                 block = (cut.depth, cut.breadth if cut.depth > 1 else 1, cut.children)
-            arms.setdefault(block, Arm(budget, cut, block, seconds))
+            arms.setdefault(block, TreeArm(budget, cut, block, seconds))
     return sorted(arms.values(), key=lambda arm: (arm.shape.max_nodes, arm.shape.depth))
 
 
 def _described(processors: LogitsProcessorList) -> tuple[str, ...]:
-    """Return what tells one way of shaping laws from another."""
+    """Return a description that differs between ways of processing distributions."""
     return tuple(
-        f"{type(one).__name__}{sorted(vars(one).items())}"
-        if type(one) in PREFIX_FREE
-        else type(one).__name__
-        for one in processors
+        f"{type(processor).__name__}{sorted(vars(processor).items())}"
+        if type(processor) in PREFIX_FREE
+        else type(processor).__name__
+        for processor in processors
     )

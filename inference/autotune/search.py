@@ -1,4 +1,4 @@
-"""Watches a drafter at work: which ranks and depths of its trees were accepted."""
+"""Searches the draft trees that fit the machine, from recorded acceptance and measured costs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from jakiro.utils.settings import Settings, validate_settings
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One verified tree: how many candidates outrank each accepted node, from depth 1 down."""
+    """Ranks of the accepted nodes of a verified tree, from depth 1 down; rank 0 is the best."""
 
     ranks: list[int]
 
@@ -75,15 +75,15 @@ MAX_NODES = NODE_COUNTS[-1]
 
 
 class Rated(Settings):
-    """A tree and what is expected of it."""
+    """A shape of trees with its expected figures."""
 
     shape: TreeShape
     tau: float
-    speedup: float  # over plain decoding, by the cost model
+    speedup: float  # over autoregressive decoding, by the cost model
 
 
 class PlanChoice(Settings):
-    """The trees chosen for a machine, with the figures that speak for them."""
+    """The trees selected for a machine, with their expected figures."""
 
     costs: Costs
     greedy: Rated
@@ -91,7 +91,7 @@ class PlanChoice(Settings):
 
     @property
     def plan(self) -> TreePlan:
-        """The trees alone."""
+        """The selected trees."""
         return TreePlan(greedy=self.greedy.shape, sampling=self.sampling.shape)
 
 
@@ -107,18 +107,18 @@ def choose_plan(
 ) -> PlanChoice:
     """Return the trees of highest expected speed on this machine.
 
-    Chosen candidates: for each number of trunk passes a generous tree is decoded once; because
-    smaller trees keep the best-ranked nodes, its record tells what every smaller tree would have
-    won. Drawn ones: such a tree cannot be cut afterwards, so each candidate shape is decoded.
+    Deterministic trees: prompts are decoded once with a large tree for each number of trunk passes.
+    Smaller trees keep the best-ranked nodes, so the record of accepted ranks gives the tau of every
+    smaller tree. Sampled trees cannot be cut afterwards, so each shape is decoded.
 
     Args:
         target: the frozen target.
         model: the drafter.
-        prompts: token ids to decode; not those that results are reported on.
-        temperature: of random decoding.
-        max_new_tokens: decoded for each prompt and tree.
-        drawn: whether random decoding draws its candidates.
-        costs: of this machine; None to measure them.
+        prompts: token ids of prompts to decode, other than those that results are reported on.
+        temperature: temperature of sampling.
+        max_new_tokens: largest number of new tokens for each prompt and tree.
+        sampled: whether trees for sampling have sampled candidates.
+        costs: costs on this machine; None to measure them.
     """
     costs = costs or measure_costs(target, model, timed_passes(model))
     runs = _Runs(target, model, prompts, max_new_tokens)
@@ -131,13 +131,18 @@ def choose_plan(
 
 
 def expected_tau(steps: Sequence[StepRecord], num_nodes: int) -> float:
-    """Return the tau that trees of the `num_nodes` best-ranked candidates would have had."""
-    kept = sum(1 + sum(rank < num_nodes for rank in one.ranks) for one in steps)
+    """Return the tau of trees of the `num_nodes` best-ranked candidates.
+
+    Args:
+        steps: records of decoding steps with larger trees.
+        num_nodes: number of candidates.
+    """
+    kept = sum(1 + sum(rank < num_nodes for rank in step.ranks) for step in steps)
     return kept / len(steps) if steps else 1.0
 
 
 class _Runs:
-    """Decodes the same prompts with one tree after the other."""
+    """Decodes the same prompts with different trees."""
 
     def __init__(
         self,
@@ -152,7 +157,7 @@ class _Runs:
         self.levels = model.config.settings.schedule.parallel_levels
 
     def deterministic_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every tree of chosen candidates up to the largest ones, and its tau."""
+        """Yield every shape of deterministic trees up to the largest, and its tau."""
         for passes in range(1, timed_passes(self.model) + 1):
             shape = TreeShape(
                 autoregressive_levels=passes,
@@ -168,7 +173,7 @@ class _Runs:
                 yield smaller, expected_tau(recorder.records, num_nodes)
 
     def sampled_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every tree of drawn candidates that is worth trying, and its tau."""
+        """Yield every promising shape of sampled trees, and its tau."""
         for shape in _sampled_shapes(timed_passes(self.model), self.levels):
             drafter = TrainedDrafter(self.model, self.target, shape)
             yield shape, self._decode(drafter, temperature).tau
@@ -190,7 +195,7 @@ class _Runs:
 
 
 def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
-    """Return the drawn trees worth trying: few passes, few children, not too many nodes."""
+    """Return promising shapes of sampled trees: few passes, few children, not too many nodes."""
     shapes = [
         TreeShape(
             autoregressive_levels=passes,
@@ -206,30 +211,30 @@ def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
 
 
 def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:
-    plain = costs.ceiling(None, 1.0)
+    autoregressive = costs.ceiling(None, 1.0)
     rated = (
-        Rated(shape=shape, tau=tau, speedup=costs.ceiling(shape, tau) / plain)
+        Rated(shape=shape, tau=tau, speedup=costs.ceiling(shape, tau) / autoregressive)
         for shape, tau in taus
     )
-    return max(rated, key=lambda one: one.speedup)
+    return max(rated, key=lambda tree: tree.speedup)
 
 
 def trees_of_size(
     drafter: JakiroDrafter, num_nodes: int, num_passes: int | None = None
 ) -> TreePlan:
-    """Return trees of at most so many candidates, as deep as the drafter's schedule if they can be.
+    """Return trees of at most `num_nodes` candidates, if possible as deep as in training.
 
-    Which nodes a greedy tree has is left to their scores as far as possible: 8 are chosen among
-    those of 3 nodes per level with 4 children each, 60 among 10 with 10 (EAGLE-2, arXiv
-    2406.16858). A sampled tree, which is never cut, has the widest levels that fit.
+    Scores select the nodes of a greedy tree from a larger tree: 8 nodes from levels of 3 expanded
+    nodes with 4 children each, 60 nodes from levels of 10 with 10 (EAGLE-2, arXiv 2406.16858). A
+    sampled tree, which is never cut, has the widest levels that fit.
 
     Args:
-        drafter: whose trees they are.
-        num_nodes: candidates.
-        num_passes: of the drafter's trunk; None for those of its schedule.
+        drafter: drafter of the trees.
+        num_nodes: largest number of candidates.
+        num_passes: number of trunk passes; None for that of the drafter's schedule.
 
     Raises:
-        ConfigError: there cannot be so many passes.
+        ConfigError: the number of passes is too large.
     """
     schedule = drafter.config.settings.schedule.model_dump()
     if num_passes is not None:

@@ -1,4 +1,4 @@
-"""Notices when a drafter does far worse in use than in its own evaluation."""
+"""Warns when a drafter's tau in use is far below that of its own evaluation."""
 
 from threading import Lock
 from typing import Any
@@ -10,28 +10,30 @@ from inference.engine.stats import DecodeStats
 from inference.sampling import Sampling
 from jakiro.utils.logs import get_logger
 
-ENOUGH = 256  # rounds before judging
-FAR_BELOW = 0.6  # of what each round should win beyond the target's own token
+ENOUGH = 256  # decoding steps before a warning
+FAR_BELOW = 0.6  # smallest share of the expected accepted drafts per decoding step
 
 _logger = get_logger(__name__)
 
 
 class TauWatch:
-    """Compares tau in use with the one in a drafter's record; warns once.
+    """Compares tau in use with tau in a drafter's record, and warns once.
 
     Args:
-        record: what a checkpoint says of itself, as written by training.
+        record: training's record in a checkpoint; None without a record.
     """
 
     def __init__(self, record: dict[str, Any] | None) -> None:
         decoding = ((record or {}).get("evaluation") or {}).get("decoding") or []
-        self._expected = {float(one["temperature"]): float(one["tau"]) for one in decoding}
+        self._expected = {
+            float(figures["temperature"]): float(figures["tau"]) for figures in decoding
+        }
         self._live: dict[float, DecodeStats] = {}
         self._lock = Lock()
         self._has_warned = False
 
     def add(self, run: DecodeRun) -> None:
-        """Take in a finished run, if it sampled as in the evaluation."""
+        """Count a finished run if its temperature was evaluated."""
         temperature = _temperature(run.sequences[0].request.sampling)
         expected = self._expected.get(temperature)
         if expected is None:
@@ -44,8 +46,8 @@ class TauWatch:
                 return
             self._has_warned = True
         _logger.warning(
-            "the drafter wins far less than in its own evaluation: tau %.2f over %d rounds, "
-            "expected %.2f; wrong chat template, other kinds of prompts, or a changed target?",
+            "tau is far below that of the drafter's evaluation: got %.2f over %d decoding steps, "
+            "expected %.2f; check the chat template, the kind of prompts, and the target",
             live.tau,
             live.target_forwards,
             expected,
@@ -55,5 +57,9 @@ class TauWatch:
 def _temperature(sampling: Sampling) -> float:
     if not sampling.do_sample:
         return 0.0
-    warpers = [one for one in sampling.processors if isinstance(one, TemperatureLogitsWarper)]
-    return float(warpers[0].temperature) if warpers else 1.0
+    processors = [
+        processor
+        for processor in sampling.processors
+        if isinstance(processor, TemperatureLogitsWarper)
+    ]
+    return float(processors[0].temperature) if processors else 1.0

@@ -1,4 +1,4 @@
-"""The JSON document of a comparison: what was asked for, where it ran, and what every method did.
+"""The JSON document of a comparison: settings, environment, and the figures of every method.
 
 `python -c "from inference.benchmark.document import schema; print(schema())"` prints its JSON
 schema. Seconds are wall-clock seconds, tokens are counted as ids, memory is in bytes.
@@ -26,7 +26,7 @@ SCHEMA_VERSION: Literal[1] = 1
 
 def _different(temperatures: tuple[float, ...]) -> tuple[float, ...]:
     if len(set(temperatures)) < len(temperatures):
-        raise ValueError("every temperature once")
+        raise ValueError("a temperature is given twice")
     return temperatures
 
 
@@ -36,22 +36,23 @@ Temperatures = Annotated[
 
 
 class ComparisonSettings(Settings):
-    """What is compared, and how often.
+    """Settings of a comparison: its methods, its prompts, and how often they are decoded.
 
     Attributes:
-        methods: as the caller named them, such as `plain` or `drafter=PATH,tree=auto`.
-        prompts: the file they come from.
-        num_prompts: at most so many of them are used; None for all.
-        max_new_tokens: longest continuation of each turn.
-        temperatures: 0 is greedy.
-        top_p: as for `generate()`; None for the target's own.
-        top_k: likewise.
-        batch_size: prompts that are decoded together.
-        repeats: times that every prompt is decoded, with other random numbers.
-        seed: of the order of prompts and methods, and of all random numbers.
-        keep_state: methods that learn keep what they learnt from one prompt to the next.
-        baseline: the method that speed-ups are over; None for transformers, plain decoding or the
-            first one, whichever is there.
+        methods: names as the caller gave them, such as `autoregressive` or
+            `drafter=PATH,tree=auto`.
+        prompts: path of the file with the prompts.
+        num_prompts: largest number of prompts to use; None for all.
+        max_new_tokens: largest number of new tokens in each chat turn.
+        temperatures: sampling temperatures; 0 is greedy decoding.
+        top_p: as in `generate()`; None for the target's own value.
+        top_k: as in `generate()`; None for the target's own value.
+        batch_size: number of prompts that are decoded together.
+        repeats: number of times that every prompt is decoded, each with other random numbers.
+        seed: seed of the order of prompts and methods, and of all random numbers.
+        keep_state: whether adaptive methods keep what they learnt from prompt to prompt.
+        baseline: name of the method that speed-ups refer to; None for transformers,
+            autoregressive decoding or the first method, whichever comes first in this list.
     """
 
     methods: tuple[str, ...] = Field(min_length=1)
@@ -69,7 +70,7 @@ class ComparisonSettings(Settings):
 
 
 class TargetFacts(Settings):
-    """The model whose text everything is about."""
+    """Facts about the target."""
 
     name_or_path: str
     fingerprint: str
@@ -79,12 +80,12 @@ class TargetFacts(Settings):
 
 
 class Environment(Settings):
-    """Where and with what the figures were taken."""
+    """Machine, versions and target of a measurement."""
 
     time: str  # UTC, ISO 8601
     argv: tuple[str, ...]
     commit: str | None
-    is_dirty: bool | None  # whether the checkout had changes beside its commit
+    is_dirty: bool | None  # whether the checkout had uncommitted changes
     versions: dict[str, str | None]
     platform: str
     processor: str
@@ -92,15 +93,14 @@ class Environment(Settings):
     num_cpus: int | None
     threads: int
     spin_count: str | None  # GOMP_SPINCOUNT
-    load_average: float | None  # of the minute before; others' work disturbs
+    load_average: float | None  # over the minute before; work of others disturbs
     target: TargetFacts
 
 
 class Seconds(Settings):
-    """Where the seconds went, summed over all samples; what a method does not tell is `other`.
+    """Seconds by phase, summed over all samples; `other` holds what a method does not report.
 
-    On an accelerator these are the host's seconds: work that is still queued counts where the host
-    waits for it.
+    On an accelerator these are the host's seconds: queued work counts where the host waits for it.
     """
 
     prefill: float
@@ -118,15 +118,15 @@ class Quantiles(Settings):
 
 
 class ExpertFigures(Settings):
-    """What one expert (or other source of candidates) contributed."""
+    """Candidates of one expert (or other source), and how many of them were accepted."""
 
     expert: int
-    proposed: int  # candidates that it favoured most
+    proposed: int  # candidates that this expert scored highest
     accepted: int
 
     @property
     def acceptance(self) -> float:
-        """Share of its candidates that were accepted."""
+        """The share of the expert's candidates that were accepted."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
@@ -142,53 +142,56 @@ class CategoryFigures(Settings):
 
 
 class SampleRecord(Settings):
-    """One prompt, decoded once; the seconds of prompts decoded together are shared out evenly."""
+    """One prompt, decoded once; prompts decoded together share their seconds evenly."""
 
     prompt: str  # a hash of its content
     category: str
     repeat: int
-    group: int  # prompts that are decoded together, in every repeat, have the same number
+    group: int  # number of the group of prompts that are decoded together, in every repeat
     tokens: int
-    decoded: NonNegativeInt  # tokens after those that came with the reading of a prompt
+    decoded: NonNegativeInt  # tokens after those that prefill delivered
     target_forwards: int  # after prefill
-    turns: PositiveInt = 1  # requests of this sample
+    turns: PositiveInt = 1  # chat turns, each a request
     seconds: float
     seconds_to_first_token: float
 
 
 class MethodFigures(Settings):
-    """One method at one temperature.
+    """Figures of a method at a temperature.
 
     Attributes:
-        name: what the caller calls the method; unique together with the temperature.
-        kind: which method it is, such as `drafter`.
-        tau: tokens per target forward, pooled over all samples; plain decoding has 1. The forward
-            that reads a prompt does not count, nor do the tokens that it delivers: one, but several
-            where it also verifies drafts, as in transformers' assisted decoding.
-        tau_macro: mean of the prompts' own tau.
-        tokens_per_second: new tokens over all seconds, reading the prompt included.
+        name: the caller's name of the method; unique together with the temperature.
+        kind: kind of method, such as `drafter`.
+        tau: mean acceptance length: tokens per target forward, pooled over all samples;
+            autoregressive decoding has 1. Prefill does not count, nor do the tokens that it
+            delivers: usually one, several where it also verifies drafts, as in transformers'
+            assisted decoding.
+        tau_macro: mean over prompts of each prompt's tau.
+        tokens_per_second: new tokens divided by all seconds, prefill included.
         decoding_tokens_per_second: tokens after the first delivery over the seconds after it.
         speedup: ratio of tokens per second to those of the baseline at the same temperature, with
             its 95% bootstrap interval over prompts.
         identical_to_target: whether all tokens are those of transformers' `generate()`; None where
-            they are drawn.
-        identical_share: share of samples that are.
-        acceptance_by_depth: of the rounds with a candidate to try at that depth, the share that
-            accepted one.
-        marginal_acceptance_by_depth: of all rounds, the share that accepted a draft at that depth.
-        experts: who proposed what was verified, and what was accepted.
-        seconds: where they went.
-        time_to_first_token: over samples.
-        inter_token: seconds between deliveries, spread evenly over the tokens delivered together.
+            tokens are sampled.
+        identical_share: share of samples whose tokens are; None where tokens are sampled.
+        acceptance_by_depth: conditional acceptance rate: of the decoding steps with a candidate to
+            check at that depth, the share that accepted a candidate.
+        marginal_acceptance_by_depth: acceptance rate per position: of all decoding steps, the share
+            that accepted a draft at that depth.
+        experts: verified and accepted candidates of every expert.
+        seconds: seconds by phase.
+        time_to_first_token: seconds to the first token, over samples.
+        inter_token: seconds between deliveries, spread evenly over tokens delivered together.
         peak_memory_bytes: highest memory of the process (on an accelerator: of the device) while
-            this method ran, all loaded models included; None where it cannot be read. On a CPU what
-            other methods have freed may still count: it bounds a method's memory from above.
-        repeated_4gram_share: of the 4-grams of its text; repetitive text is easy to draft.
-        tree: the draft trees, if they are fixed.
-        parameters: of the drafter.
-        notes: what a reader should know.
-        categories: the same figures by category of prompts, if there are several.
-        samples: what everything above was computed from.
+            this method ran, all loaded models included; None where it cannot be read. On a CPU
+            memory that other methods have freed may still count, so this is an upper bound.
+        repeated_4gram_share: share of the text's 4-grams that occurred before in it; repetitive
+            text is easy to draft.
+        tree: shape of the draft trees; None if it is not fixed.
+        parameters: number of the drafter's parameters; None without a model that drafts.
+        notes: remarks for the reader.
+        categories: the main figures by category of prompts, if there are several.
+        samples: the measurements that all other figures were computed from.
     """
 
     name: str
@@ -223,7 +226,7 @@ class MethodFigures(Settings):
 
 
 class TreeNode(Settings):
-    """One candidate of a draft tree; `parent` is its parent's place in the list; -1 is the root."""
+    """One candidate of a draft tree; `parent` is an index into the list of nodes, -1 the root."""
 
     token: str
     parent: int
@@ -237,25 +240,25 @@ class ExampleTree(Settings):
 
     method: str
     temperature: float
-    context: str  # the text before it, or its end
-    root: str  # the last token before it
+    context: str  # the end of the text before the tree
+    root: str  # the last token before the tree
     nodes: tuple[TreeNode, ...]
-    next_token: str  # that the target supplied after the accepted path
+    next_token: str  # the target's token after the accepted path
 
 
 class ComparisonDocument(Settings):
-    """All of it.
+    """Everything that `jakiro bench` stores of a comparison.
 
     Attributes:
-        version: of this schema.
-        environment: where it ran.
-        settings: what was asked for.
+        version: version of this schema.
+        environment: machine, versions and target.
+        settings: settings of the comparison.
         prompts: number of different prompts that were decoded.
-        is_complete: whether all of them were, at all temperatures and as often as asked for; if
-            not, the measurement was interrupted, and all methods have the same samples.
-        baseline: name of the method that speed-ups are over.
+        is_complete: whether all prompts were decoded at all temperatures and as often as asked for;
+            if not, the measurement was interrupted, and all methods have the same samples.
+        baseline: name of the method that speed-ups refer to.
         methods: figures of every method at every temperature, in the caller's order.
-        trees: one example for every drafting method and temperature.
+        trees: one example tree for every drafting method and temperature.
     """
 
     version: Literal[1] = SCHEMA_VERSION
@@ -270,12 +273,16 @@ class ComparisonDocument(Settings):
     def figures(self, name: str, temperature: float) -> MethodFigures:
         """Return the figures of a method at a temperature.
 
+        Args:
+            name: name of the method.
+            temperature: sampling temperature; 0 is greedy.
+
         Raises:
-            KeyError: it was not measured.
+            KeyError: the method was not measured at this temperature.
         """
-        for one in self.methods:
-            if (one.name, one.temperature) == (name, temperature):
-                return one
+        for method in self.methods:
+            if (method.name, method.temperature) == (name, temperature):
+                return method
         raise KeyError((name, temperature))
 
 
@@ -283,14 +290,14 @@ def read_document(path: Path) -> ComparisonDocument:
     """Return the document in a file.
 
     Raises:
-        DataError: the file cannot be read, or holds something else.
+        DataError: the file cannot be read, or holds no result of this version.
     """
     try:
         return ComparisonDocument.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         got = error.strerror if isinstance(error, OSError) else f"{error}".partition("\n")[0]
         raise DataError(
-            f"{path} is no result of `jakiro bench`",
+            f"{path} does not hold a result of `jakiro bench`",
             expected="a file that `jakiro bench --json` wrote",
             got=got,
             remedy="check the path, or measure again with this version",

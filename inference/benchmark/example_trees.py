@@ -1,4 +1,4 @@
-"""One typical draft tree of a method, to be looked at."""
+"""A typical draft tree of a method, for the report."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,33 +11,33 @@ from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.policy import StepPolicy
 from inference.protocol import Budget
 
-CONTEXT_TOKENS = 64  # shown before the tree
+CONTEXT_TOKENS = 64  # tokens shown before the tree
 
 
 class _Step(NamedTuple):
-    """A verified tree, and where it grew."""
+    """A verified tree and the position of its root."""
 
     tree: SequenceTree
     path: list[int]
-    root: int  # index of its root among the tokens
+    root: int  # index of the root among the tokens
     next_token: int
 
 
-class _Watched:
-    """A policy that remembers what became of each round."""
+class _RecordingPolicy:
+    """A policy that keeps the last decoding step's tree and accepted path."""
 
     def __init__(self, policy: StepPolicy) -> None:
         self._policy = policy
         self.last: tuple[SequenceTree, list[int]] | None = None
 
     def next_budget(self) -> Budget | None:
-        """Decide as the policy does."""
+        """Return the budget of the wrapped policy."""
         return self._policy.next_budget()
 
     def learn(
         self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
     ) -> None:
-        """Pass on, and remember."""
+        """Keep the first tree and path, and notify the wrapped policy."""
         self.last = trees[0], paths[0]
         self._policy.learn(trees, paths, seconds)
 
@@ -49,21 +49,21 @@ def example_tree(
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> ExampleTree | None:
-    """Return a round's tree of which as much was accepted as is typical; None if none was drafted.
+    """Return the tree with the most typical number of accepted drafts; None if there is no tree.
 
     Args:
-        method: drafts.
-        prompt: to be continued.
-        law: how tokens are chosen.
-        seed: of the draws.
-        tokenizer: to show tokens with.
+        method: drafting method.
+        prompt: token ids of the prompt to continue.
+        sampling: sampling options.
+        seed: seed of all random numbers.
+        tokenizer: the target's tokenizer, which decodes the tokens shown.
     """
     token_ids, steps = _decoded(method, prompt, sampling, seed)
     if not steps:
         return None
-    mean = sum(len(one.path) for one in steps) / len(steps)
-    chosen = min(steps, key=lambda one: abs(len(one.path) - mean))
-    context = token_ids[max(0, chosen.root - CONTEXT_TOKENS) : chosen.root]
+    mean = sum(len(step.path) for step in steps) / len(steps)
+    typical = min(steps, key=lambda step: abs(len(step.path) - mean))
+    context = token_ids[max(0, typical.root - CONTEXT_TOKENS) : typical.root]
 
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids))
@@ -72,9 +72,9 @@ def example_tree(
         method=method.name,
         temperature=sampling.temperature,
         context=text(context),
-        root=text([token_ids[chosen.root]]),
-        nodes=_nodes(chosen, tokenizer),
-        next_token=text([chosen.next_token]),
+        root=text([token_ids[typical.root]]),
+        nodes=_nodes(typical, tokenizer),
+        next_token=text([typical.next_token]),
     )
 
 
@@ -82,29 +82,29 @@ def _decoded(
     method: OwnDecoding, prompt: list[int], sampling: SamplingOptions, seed: int
 ) -> tuple[list[int], list[_Step]]:
     run = method.start([prompt], sampling, seed)
-    watched = run.policy = _Watched(run.policy)
+    policy = run.policy = _RecordingPolicy(run.policy)
     steps: list[_Step] = []
-    for (one,) in run:
-        if watched.last is not None and watched.last[0].children:
-            row, path = watched.last
-            root = len(run.token_ids) - len(one.token_ids) - 1
-            if len(one.token_ids) == len(path) + 1:  # not cut off by the end of the request
-                steps.append(_Step(row, path, root, one.token_ids[-1]))
-        watched.last = None
+    for (tokens,) in run:
+        if policy.last is not None and policy.last[0].children:
+            tree, path = policy.last
+            root = len(run.token_ids) - len(tokens.token_ids) - 1
+            if len(tokens.token_ids) == len(path) + 1:  # not cut off by the end of the request
+                steps.append(_Step(tree, path, root, tokens.token_ids[-1]))
+        policy.last = None
     return run.token_ids, steps
 
 
-def _nodes(shown: _Step, tokenizer: PreTrainedTokenizerBase) -> tuple[TreeNode, ...]:
-    row = shown.tree
-    valid = sorted(node for siblings in row.children.values() for node in siblings)
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(valid)}
+def _nodes(step: _Step, tokenizer: PreTrainedTokenizerBase) -> tuple[TreeNode, ...]:
+    tree = step.tree
+    valid = sorted(node for siblings in tree.children.values() for node in siblings)
+    index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(valid)}
     return tuple(
         TreeNode(
-            token=str(tokenizer.decode([row.token_ids[node]])),
-            parent=place[row.parent[node]],
-            depth=row.depth[node],
-            expert=row.proposer_id[node],
-            accepted=node in shown.path,
+            token=str(tokenizer.decode([tree.token_ids[node]])),
+            parent=index_of[tree.parent[node]],
+            depth=tree.depth[node],
+            expert=tree.proposer_id[node],
+            accepted=node in step.path,
         )
         for node in valid
     )

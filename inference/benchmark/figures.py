@@ -1,6 +1,6 @@
-"""From samples to figures with intervals.
+"""Computes figures and their intervals from samples.
 
-Intervals are over groups of prompts that share their seconds: one by one, over prompts.
+Intervals are over groups of prompts that are decoded together, at batch size 1 over prompts.
 """
 
 from collections import Counter
@@ -23,30 +23,30 @@ from inference.benchmark.samples import Measured, Sample
 from inference.benchmark.stats import (
     Floats,
     Interval,
-    draws,
     interval_of,
     pooled_ratio,
+    resample_counts,
     sums_by_unit,
 )
 from inference.engine.stats import DecodeStats
 
 
 def repeated_ngram_share(texts: Iterable[Sequence[int]], *, size: int = 4) -> float:
-    """Return the share, 0 to 1, of runs of tokens that occurred before in the same text.
+    """Return the share, 0 to 1, of n-grams that occurred before in the same text.
 
     Args:
-        texts: token ids of each text; those of its prompt do not belong to it.
-        size: tokens in a run. Texts that hold no run do not count.
+        texts: token ids of each text, without its prompt.
+        size: number of tokens in an n-gram; shorter texts do not count.
     """
-    num_runs = num_repeated = 0
+    num_ngrams = num_repeated = 0
     for text in texts:
-        runs = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
-        num_runs += len(runs)
-        num_repeated += len(runs) - len(set(runs))
-    return num_repeated / num_runs if num_runs else 0.0
+        ngrams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
+        num_ngrams += len(ngrams)
+        num_repeated += len(ngrams) - len(set(ngrams))
+    return num_repeated / num_ngrams if num_ngrams else 0.0
 
 
-# Greedy tokens of the target itself, for every prompt and turn.
+# Greedy tokens of the target itself, by prompt and chat turn.
 Reference = Mapping[str, list[list[int]]]
 
 
@@ -57,14 +57,14 @@ def figures_of(
     reference: Reference | None,
     notes: Sequence[str] = (),
 ) -> MethodFigures:
-    """Return the figures of one method at one temperature.
+    """Return the figures of a method at a temperature.
 
     Args:
-        method: what was measured.
-        measured: its samples.
-        baseline: the samples that its speed is compared with.
-        reference: what the target itself says; None where tokens are drawn.
-        notes: what a reader should know.
+        method: method that was measured.
+        measured: samples of the method.
+        baseline: samples of the baseline, which the method's speed is compared with.
+        reference: greedy tokens of the target itself; None where tokens are sampled.
+        notes: remarks for the reader.
     """
     samples = measured.samples
     stats = DecodeStats.pooled(sample.stats for sample in samples)
@@ -84,12 +84,12 @@ def figures_of(
         speedup=speedup.value,
         speedup_low=speedup.low,
         speedup_high=speedup.high,
-        **_identity(samples, reference),
+        **_exactness(samples, reference),
         acceptance_by_depth=tuple(stats.conditional_acceptance_rate),
         marginal_acceptance_by_depth=tuple(stats.acceptance_rate_per_position),
         experts=_experts(stats),
         seconds=_seconds(measured),
-        time_to_first_token=_quantiles([one.seconds_to_first_token for one in samples]),
+        time_to_first_token=_quantiles([sample.seconds_to_first_token for sample in samples]),
         inter_token=_quantiles(_gaps(samples)),
         peak_memory_bytes=measured.peak_memory,
         repeated_4gram_share=repeated_ngram_share(_texts(samples)),
@@ -103,23 +103,23 @@ def figures_of(
 
 def _tau(samples: Sequence[Sample]) -> Interval:
     resampled = _pooled(
-        samples, lambda one: one.stats.decoded, lambda one: one.stats.target_forwards
+        samples, lambda sample: sample.stats.decoded, lambda sample: sample.stats.target_forwards
     )
-    return interval_of(DecodeStats.pooled(one.stats for one in samples).tau, resampled)
+    return interval_of(DecodeStats.pooled(sample.stats for sample in samples).tau, resampled)
 
 
 def _tau_macro(samples: Sequence[Sample]) -> float:
     """Return the mean over prompts of each prompt's tau."""
     by_prompt: dict[str, list[DecodeStats]] = {}
-    for one in samples:
-        by_prompt.setdefault(one.prompt.identity, []).append(one.stats)
+    for sample in samples:
+        by_prompt.setdefault(sample.prompt.identity, []).append(sample.stats)
     return float(np.mean([DecodeStats.pooled(several).tau for several in by_prompt.values()]))
 
 
 def _speedup(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Interval:
     """Return the ratio of tokens per second, with its interval over groups that both decoded."""
     own, other = (
-        _pooled(several, lambda one: one.stats.emitted, lambda one: one.seconds)
+        _pooled(several, lambda sample: sample.stats.emitted, lambda sample: sample.seconds)
         for several in (samples, baseline)
     )
     return interval_of(_speed(samples) / _speed(baseline), own / other)
@@ -129,34 +129,38 @@ def _pooled(
     samples: Sequence[Sample], top: Callable[[Sample], float], bottom: Callable[[Sample], float]
 ) -> Floats:
     """Return sum(top) / sum(bottom) in every resample of the groups."""
-    groups = sorted({one.group for one in samples})
-    place_of = {str(group): place for place, group in enumerate(groups)}
+    groups = sorted({sample.group for sample in samples})
+    index_of = {str(group): index for index, group in enumerate(groups)}
     above, below = (
-        sums_by_unit([(str(one.group), float(value(one))) for one in samples], place_of)
+        sums_by_unit([(str(sample.group), float(value(sample))) for sample in samples], index_of)
         for value in (top, bottom)
     )
-    return pooled_ratio(above, below, draws(len(groups)))
+    return pooled_ratio(above, below, resample_counts(len(groups)))
 
 
 def _speed(samples: Sequence[Sample]) -> float:
-    return sum(one.stats.emitted for one in samples) / sum(one.seconds for one in samples)
+    tokens = sum(sample.stats.emitted for sample in samples)
+    return tokens / sum(sample.seconds for sample in samples)
 
 
 def _decoding_speed(samples: Sequence[Sample], seconds: float) -> float:
-    """Return tokens after the first delivery of each turn over the seconds after it."""
-    first: dict[object, float] = {}  # of a group's turn: when all had their first token
-    for one in samples:
-        for number, turn in enumerate(one.turns):
-            key = one.repeat, one.group, number
+    """Return tokens after the first delivery of each chat turn, divided by the seconds after it."""
+    first: dict[
+        object, float
+    ] = {}  # by group and chat turn: when all prompts had their first token
+    for sample in samples:
+        for number, turn in enumerate(sample.turns):
+            key = sample.repeat, sample.group, number
             first[key] = max(first.get(key, 0.0), turn.arrivals[0].seconds)
     decoding = seconds - sum(first.values())
-    return sum(one.stats.decoded for one in samples) / decoding if decoding > 0 else 0.0
+    tokens = sum(sample.stats.decoded for sample in samples)
+    return tokens / decoding if decoding > 0 else 0.0
 
 
-def _identity(samples: Sequence[Sample], reference: Reference | None) -> dict[str, Any]:
+def _exactness(samples: Sequence[Sample], reference: Reference | None) -> dict[str, Any]:
     if reference is None:
         return {"identical_to_target": None, "identical_share": None}
-    same = [one.token_ids == reference[one.prompt.identity] for one in samples]
+    same = [sample.token_ids == reference[sample.prompt.identity] for sample in samples]
     return {"identical_to_target": all(same), "identical_share": sum(same) / len(same)}
 
 
@@ -174,7 +178,7 @@ def _seconds(measured: Measured) -> Seconds:
 
 
 def _gaps(samples: Sequence[Sample]) -> list[float]:
-    return [gap for one in samples for turn in one.turns for gap in turn.gaps]
+    return [gap for sample in samples for turn in sample.turns for gap in turn.gaps]
 
 
 def _quantiles(values: Sequence[float]) -> Quantiles:
@@ -185,26 +189,26 @@ def _quantiles(values: Sequence[float]) -> Quantiles:
 
 
 def _texts(samples: Sequence[Sample]) -> list[list[int]]:
-    return list(chain.from_iterable(one.token_ids for one in samples))
+    return list(chain.from_iterable(sample.token_ids for sample in samples))
 
 
 def _categories(
     samples: Sequence[Sample], baseline: Sequence[Sample]
 ) -> dict[str, CategoryFigures]:
-    sizes = Counter(one.prompt.category for one in samples)
+    sizes = Counter(sample.prompt.category for sample in samples)
     if len(sizes) < 2:
         return {}
     return {name: _category(_of(samples, name), _of(baseline, name)) for name in sorted(sizes)}
 
 
 def _of(samples: Sequence[Sample], category: str) -> list[Sample]:
-    return [one for one in samples if one.prompt.category == category]
+    return [sample for sample in samples if sample.prompt.category == category]
 
 
 def _category(samples: Sequence[Sample], baseline: Sequence[Sample]) -> CategoryFigures:
     speedup = _speedup(samples, baseline)
     return CategoryFigures(
-        prompts=len({one.prompt.identity for one in samples}),
+        prompts=len({sample.prompt.identity for sample in samples}),
         tau=_tau(samples).value,
         tokens_per_second=_speed(samples),
         speedup=speedup.value,
@@ -213,17 +217,17 @@ def _category(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Category
     )
 
 
-def _record(one: Sample) -> SampleRecord:
-    stats = one.stats
+def _record(sample: Sample) -> SampleRecord:
+    stats = sample.stats
     return SampleRecord(
-        prompt=one.prompt.identity,
-        category=one.prompt.category,
-        repeat=one.repeat,
-        group=one.group,
-        turns=len(one.turns),
+        prompt=sample.prompt.identity,
+        category=sample.prompt.category,
+        repeat=sample.repeat,
+        group=sample.group,
+        turns=len(sample.turns),
         decoded=stats.decoded,
         tokens=stats.emitted,
         target_forwards=stats.target_forwards,
-        seconds=one.seconds,
-        seconds_to_first_token=one.seconds_to_first_token,
+        seconds=sample.seconds,
+        seconds_to_first_token=sample.seconds_to_first_token,
     )

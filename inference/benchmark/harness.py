@@ -1,8 +1,8 @@
-"""Lets methods take turns on the same prompts and keeps what each one did.
+"""Measures methods interleaved on the same prompts.
 
-Fair by construction: one process, the same token ids, groups in an order drawn once, methods in an
-order drawn anew for every group (so that a drift of the machine's speed meets all alike), a first
-round thrown away, and methods that learn starting afresh with every group.
+The comparison is fair by construction: a single process, the same token ids, a random order of
+groups, a new random order of methods for every group (so that a drift of the machine's speed meets
+all alike), a discarded warm-up, and adaptive methods that start afresh with every group.
 """
 
 import random
@@ -26,22 +26,22 @@ Results = dict[tuple[str, float], Measured]
 
 
 class Texts(NamedTuple):
-    """Between prompts and token ids."""
+    """Conversion between prompts and token ids."""
 
     encode: Encode
     decode: Decode
-    longest_prompt: int = sys.maxsize  # tokens that leave room for the answer
+    longest_prompt: int = sys.maxsize  # largest number of tokens that leaves room for the answer
 
 
 class Harness:
     """Measures methods.
 
     Args:
-        methods: to be compared.
-        settings: what to compare, and how often.
-        texts: of the target's tokenizer.
-        device: of the target.
-        advance: called after each group that a method has decoded.
+        methods: methods to compare.
+        settings: settings of the comparison.
+        texts: conversion by the target's tokenizer.
+        device: device of the target.
+        advance: callback after each group that a method has decoded.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Harness:
         self.is_interrupted = False
 
     def measure(self, prompts: Sequence[BenchPrompt]) -> Results:
-        """Return what every method did at every temperature.
+        """Return the measurements of every method at every temperature.
 
-        An interruption ends it early: then these are the groups that all methods have decoded, and
-        the temperatures at which there are any.
+        After an interruption the results hold the groups that all methods have decoded, and the
+        temperatures with at least a group of this kind.
 
         Raises:
-            KeyboardInterrupt: there are none yet.
+            KeyboardInterrupt: no group has been decoded by all methods yet.
         """
         groups = grouped(prompts, self.settings)
         results: Results = {}
@@ -81,33 +81,40 @@ class Harness:
         return results
 
     def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
-        """Return how often a group will be decoded, warm-up included."""
+        """Return the number of groups to decode, repeats, methods and warm-up included."""
         repetitions = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
         return repetitions * len(self.methods) * len(self.settings.temperatures)
 
     def samples(
         self, method: Method, group: Sequence[BenchPrompt], sampling: SamplingOptions, seed: int
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Return what one method makes of a group of prompts, and where its seconds went."""
+        """Return a method's samples of a group of prompts, and its seconds by phase.
+
+        Args:
+            method: method that decodes.
+            group: prompts that are decoded together.
+            sampling: sampling options.
+            seed: seed of the first chat turn; later chat turns count up from it.
+        """
         turns: list[list[Continuation]] = [[] for _ in group]
         seconds = [0.0] * len(group)
         parts: dict[str, float] = {}
         for turn in range(max(prompt.num_turns for prompt in group)):
-            live = [place for place, prompt in enumerate(group) if prompt.num_turns > turn]
-            ids = [self._encoded(group[place], turns[place]) for place in live]
+            live = [index for index, prompt in enumerate(group) if prompt.num_turns > turn]
+            ids = [self._encoded(group[index], turns[index]) for index in live]
             started = now()
             decoded = method.decode(ids, sampling, seed + turn)
             share = (now() - started) / len(live)
-            for place, continuation in zip(live, decoded.continuations, strict=True):
-                turns[place].append(continuation)
-                seconds[place] += share
+            for index, continuation in zip(live, decoded.continuations, strict=True):
+                turns[index].append(continuation)
+                seconds[index] += share
             for part, taken in decoded.parts.items():
                 parts[part] = parts.get(part, 0.0) + taken
-        rows = zip(group, turns, seconds, strict=True)
-        return [Sample(prompt, 0, 0, own, taken) for prompt, own, taken in rows], parts
+        answered = zip(group, turns, seconds, strict=True)
+        return [Sample(prompt, 0, 0, own, taken) for prompt, own, taken in answered], parts
 
     def sampling(self, temperature: float) -> SamplingOptions:
-        """Return how tokens are chosen at a temperature."""
+        """Return the sampling options at a temperature."""
         settings = self.settings
         return SamplingOptions(temperature, settings.max_new_tokens, settings.top_p, settings.top_k)
 
@@ -118,14 +125,14 @@ class Harness:
         self._warm_up(groups[0], sampling)
         for method in self.methods:
             results[method.name, temperature] = Measured(method.name, temperature)
-        for repeat, number, method in self._turns(len(groups)):
+        for repeat, number, method in self._interleaved(len(groups)):
             if not self.settings.keep_state:
                 method.reset()
-            # The same seed for all methods: where they draw alike, they write alike.
+            # The same seed for all methods: those that sample alike generate the same text.
             seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
             with peak_memory(self.device) as peak:
                 samples, parts = self.samples(method, groups[number], sampling, seed)
-            numbered = [replace(one, repeat=repeat, group=number) for one in samples]
+            numbered = [replace(sample, repeat=repeat, group=number) for sample in samples]
             results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
             self.advance()
 
@@ -135,8 +142,8 @@ class Harness:
             method.reset()
             self.advance()
 
-    def _turns(self, num_groups: int) -> Iterator[tuple[int, int, Method]]:
-        """Yield repeat, group and method, in the order of the measurement."""
+    def _interleaved(self, num_groups: int) -> Iterator[tuple[int, int, Method]]:
+        """Yield repeat, group number and method, in the order of the measurement."""
         order = random.Random(self.settings.seed)
         for repeat in range(self.settings.repeats):
             for number in order.sample(range(num_groups), num_groups):
@@ -144,13 +151,15 @@ class Harness:
                     yield repeat, number, method
 
     def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
-        """Return the next turn's prompt; its last answer is cut short if it would be too long.
+        """Return token ids of the next chat turn; the last answer is cut if they would be too many.
 
-        Text may take more tokens when it is read than when it was written.
+        Text that is encoded again may take more tokens than were generated.
         """
         answers = [list(turn.token_ids) for turn in turns]
         while True:
-            ids = self.texts.encode(prompt.chat_turn([self.texts.decode(one) for one in answers]))
+            ids = self.texts.encode(
+                prompt.chat_turn([self.texts.decode(answer) for answer in answers])
+            )
             excess = len(ids) - self.texts.longest_prompt
             if excess <= 0 or not answers or not answers[-1]:
                 return ids
@@ -160,7 +169,12 @@ class Harness:
 def grouped(
     prompts: Sequence[BenchPrompt], settings: ComparisonSettings
 ) -> list[list[BenchPrompt]]:
-    """Return shuffled groups of prompts to be decoded together, each of one category."""
+    """Return shuffled groups of prompts to decode together, each from a single category.
+
+    Args:
+        prompts: prompts of the comparison.
+        settings: settings of the comparison; its seed and batch size are used.
+    """
     by_category: dict[str, list[BenchPrompt]] = {}
     shuffled = random.Random(settings.seed).sample(prompts, len(prompts))
     for prompt in shuffled:
@@ -177,8 +191,8 @@ def _in_common(results: Results) -> Results:
     """Return the results on the groups that all methods have decoded at a temperature."""
     common: dict[float, set[tuple[int, int]]] = {}
     for (_, temperature), measured in results.items():
-        places = {take.place for take in measured.takes}
-        common[temperature] = common.get(temperature, places) & places
+        keys = {take.key for take in measured.takes}
+        common[temperature] = common.get(temperature, keys) & keys
     return {
         key: measured.only(common[key[1]]) for key, measured in results.items() if common[key[1]]
     }

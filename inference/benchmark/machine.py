@@ -1,4 +1,4 @@
-"""The JSON document that a measuring program ends with."""
+"""Description of the machine that figures were measured on."""
 
 import argparse
 import json
@@ -16,11 +16,11 @@ from jakiro.utils.provenance import provenance
 
 
 def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str, Any]:
-    """Return where and on what was measured.
+    """Return machine, versions, target and options of a profiling program, as JSON holds them.
 
     Args:
-        target: that was measured.
-        options: as resolved.
+        target: measured target.
+        options: parsed command line.
     """
     return {
         **provenance(),
@@ -31,7 +31,7 @@ def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str,
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
-        "load_average": os.getloadavg()[0],  # over the last minute; others' work disturbs
+        "load_average": os.getloadavg()[0],  # over the last minute; work of others disturbs
         "settings": vars(options),
     }
 
@@ -43,12 +43,12 @@ def emit(document: dict[str, Any]) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what a device is called."""
+    """Return the name of a device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def processor() -> str:
-    """Return what this machine's processor is called."""
+    """Return the name of this machine's processor."""
     facts = Path("/proc/cpuinfo")
     if facts.is_file():
         names = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
@@ -58,7 +58,12 @@ def processor() -> str:
 
 
 def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
-    """Return the machine, the versions and the target."""
+    """Return machine, versions and target of a comparison.
+
+    Args:
+        target: measured target.
+        name_or_path: folder or Hub id that the target was loaded from.
+    """
     origin = provenance()
     git = origin["git"] or {"sha": None, "is_dirty": None}
     return Environment(

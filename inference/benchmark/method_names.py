@@ -1,4 +1,4 @@
-"""Methods as a caller names them: `plain`, or `drafter=PATH,tree=auto,name=mine`."""
+"""Parser of method names such as `autoregressive` or `drafter=PATH,tree=auto,name=mine`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from inference.drafters.registry import LOOKUP as UNTRAINED_LOOKUP
 from jakiro.errors import ConfigError
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
-PLAIN, DRAFTER = "plain", "drafter"
-KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, PLAIN, DRAFTER, *UNTRAINED)
+AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
+KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, AUTOREGRESSIVE, DRAFTER, *UNTRAINED)
 WITH_PATH = (ASSISTED, DRAFTER, LM)
-PERHAPS_WITH_PATH = (ADED,)
+OPTIONAL_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
 
-Tree = Literal["trained", "auto", "chosen", "drawn"]
+Tree = Literal["trained", "auto", "deterministic", "sampled"]
 Candidates = int | Literal["costs"]
 
 _OPTIONS = (
@@ -34,23 +34,26 @@ _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 
 @dataclass(frozen=True)
 class MethodName:
-    """One method.
+    """A parsed method name.
 
     Attributes:
-        kind: which method it is.
-        path: of the model that drafts, or of the table that `aded` begins with.
-        name: what it is called in the results.
-        tree: "trained" for the schedule of its training, "auto" for what pays in each round,
-            "chosen" for trees of the best candidates at every temperature; "drawn" says that
-            candidates are drawn where tokens are, as "trained" has it, too.
+        kind: kind of method, such as `drafter`.
+        path: path of the drafting model, or of the table that `aded` begins with.
+        name: name of the method in the results.
+        tree: "trained" for the schedule of the drafter's training, "auto" for the size that pays
+            best in each decoding step, "deterministic" for trees of the best candidates at every
+            temperature; "sampled" for sampled candidates where tokens are sampled (as "trained"
+            has it, too).
         candidates: nodes of a draft tree; "costs" for the trees that pay best by measured costs;
             None for the default.
-        levels: passes of the drafter for a tree; None for those of its training.
-        settings: file with the settings of a drafter that needs no training.
-        beside: `aded`, `aded=TABLE` or `lookup`, which shares trees with the drafter; None: alone.
-        beside_settings: file with the settings of that one.
-        sharing_settings: file with the settings of how both share trees.
-        merged_repeats: candidates of a tree that goes on where it repeats itself; None: none does.
+        levels: passes of the drafter per tree; None for those of its training.
+        settings: path of the settings of a drafter that needs no training.
+        beside: `aded`, `aded=TABLE` or `lookup`, a drafter that shares trees with the first;
+            None without a second drafter.
+        beside_settings: path of the settings of the second drafter.
+        sharing_settings: path of the settings of how both drafters share trees.
+        merged_repeats: largest number of candidates of a tree that continues where it repeats
+            itself; None for trees that do not continue.
     """
 
     kind: str
@@ -67,18 +70,18 @@ class MethodName:
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
-    """Return the methods named by `NAME[=PATH]` and options, each `,tree=...` or another field.
+    """Return the methods named by `KIND[=PATH]` and options such as `,tree=...`.
 
-    Before `drafter=PATH` or `lm=PATH` there may be what drafts beside it, as in `lookup+lm=PATH`.
+    A second drafter may stand before `drafter=PATH` or `lm=PATH`, as in `lookup+lm=PATH`.
 
     Raises:
-        ConfigError: a name is unknown or malformed, or two methods have one name.
+        ConfigError: a method is unknown or malformed, or two methods have the same name.
     """
     methods = [_parse(text) for text in texts]
     names = [method.name for method in methods]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            "two methods have one name",
+            "two methods have the same name",
             expected="a different name for each",
             got=", ".join(repeated),
             remedy="add ,name=... to one of them",
@@ -89,14 +92,18 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
 def check_batch_size(names: Sequence[MethodName], batch_size: int) -> None:
     """Refuse methods that cannot decode so many prompts together.
 
+    Args:
+        names: methods of the comparison.
+        batch_size: number of prompts that are decoded together.
+
     Raises:
-        ConfigError: there is one.
+        ConfigError: a method decodes a single prompt at a time.
     """
-    for one in names:
-        if batch_size > 1 and one.kind in SINGLE_PROMPT:
+    for name in names:
+        if batch_size > 1 and name.kind in SINGLE_PROMPT:
             raise ConfigError(
-                f"the method {one.kind} decodes one prompt at a time",
-                expected="a batch size of 1",
+                f"the method {name.kind} decodes one prompt at a time",
+                expected="--batch-size 1",
                 got=batch_size,
                 remedy="leave the method out, or set --batch-size 1",
             )
@@ -111,16 +118,17 @@ def _parse(text: str) -> MethodName:
     kind, _, path = (rest if pair is None else pair.first).partition("=")
     beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
-    if "(" in options.get("name", ""):  # settings of one method are told apart like this
+    if "(" in options.get("name", ""):  # parentheses tell settings of a method apart
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and "candidates" in options:
-        raise _malformed(text, "tree=auto, which chooses its own size, or candidates=N", text)
+        raise _malformed(text, "tree=auto, which selects its own size, or candidates=N", text)
     if options.get("tree") == "auto" and pair is not None:
         raise _malformed(text, "tree=auto, or two drafters that share trees", text)
     _check_options(kind, options, text)
-    for one in ("beside-settings", "sharing-settings"):
-        if beside is None and one in options:
-            raise _malformed(text, "two drafters, such as aded+drafter=PATH", f"{one} alone")
+    for option in ("beside-settings", "sharing-settings"):
+        if beside is None and option in options:
+            expected = "two drafters, such as aded+drafter=PATH"
+            raise _malformed(text, expected, f"{option} with a single drafter")
     return MethodName(
         kind=kind,
         path=path or None,
@@ -145,15 +153,16 @@ def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
         raise _malformed(text, f"options of {DRAFTER}=PATH only", "tree or candidates=costs")
     sized = kind == DRAFTER and options.get("candidates", "costs") != "costs"
     if "levels" in options and not sized:
-        raise _malformed(text, f"levels beside {DRAFTER}=PATH,candidates=N", text)
+        raise _malformed(text, f"levels with {DRAFTER}=PATH,candidates=N", text)
     if kind not in (DRAFTER, *UNTRAINED) and "candidates" in options:
         raise _malformed(text, f"options of {DRAFTER}=PATH and {', '.join(UNTRAINED)}", text)
     if kind not in UNTRAINED and "settings" in options:
         raise _malformed(text, f"settings of {', '.join(UNTRAINED)} only", text)
-    chooses = kind in (ADED, UNTRAINED_LOOKUP) or options.get("tree") == "chosen"
-    if "merged-repeats" in options and not chooses:
+    is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or options.get("tree") == "deterministic"
+    if "merged-repeats" in options and not is_deterministic:
         expected = (
-            f"a method that chooses: {ADED}, {UNTRAINED_LOOKUP}, or {DRAFTER}=PATH,tree=chosen"
+            f"a method with deterministic trees: {ADED}, {UNTRAINED_LOOKUP}, "
+            f"or {DRAFTER}=PATH,tree=deterministic"
         )
         raise _malformed(text, expected, text)
 
@@ -161,15 +170,15 @@ def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
 def _check_kind(kind: str, path: str, text: str) -> None:
     if kind not in KINDS:
         raise _malformed(text, f"one of {', '.join(KINDS)}", kind)
-    if kind not in PERHAPS_WITH_PATH and (kind in WITH_PATH) != bool(path):
+    if kind not in OPTIONAL_PATH and (kind in WITH_PATH) != bool(path):
         raise _malformed(text, f"{kind}=PATH" if kind in WITH_PATH else kind, text)
 
 
 def _tree(value: str, text: str) -> Tree:
     match value:
-        case "trained" | "auto" | "chosen" | "drawn":
+        case "trained" | "auto" | "deterministic" | "sampled":
             return value
-    known = ", ".join(f"tree={one}" for one in get_args(Tree))
+    known = ", ".join(f"tree={tree}" for tree in get_args(Tree))
     raise _malformed(text, f"one of {known}", f"tree={value}")
 
 

@@ -1,4 +1,4 @@
-"""Ways to continue prompts: what they have in common, and ours with or without a drafter."""
+"""Interface of decoding methods, and our own decoding with or without a drafter."""
 
 import time
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from inference.trees.shape import TreeShape
 
 
 class SamplingOptions(NamedTuple):
-    """How tokens are chosen, and how many."""
+    """Sampling options of a method, and the number of tokens."""
 
     temperature: float
     max_new_tokens: int
@@ -23,46 +23,52 @@ class SamplingOptions(NamedTuple):
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What shapes the law of drawn tokens beside the temperature, as far as it is given."""
+        """The given options that limit the sampled tokens: top-p and top-k; none if greedy."""
         given = {"top_p": self.top_p, "top_k": self.top_k} if self.temperature else {}
         return {name: value for name, value in given.items() if value is not None}
 
 
 @runtime_checkable
 class Method(Protocol):
-    """One way to continue prompts."""
+    """A decoding method."""
 
     name: str  # unique
-    family: str  # methods of one family are one method at several settings: the best one counts
+    family: str  # name of a method at several settings, of which the fastest counts
     kind: str
-    note: str
+    note: str  # remark for the reader
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together."""
+        """Continue prompts together.
+
+        Args:
+            prompts: token ids of each prompt.
+            sampling: sampling options.
+            seed: seed of all random numbers.
+        """
         ...
 
     def reset(self) -> None:
-        """Forget what was learnt from earlier prompts."""
+        """Forget everything learnt from earlier prompts."""
         ...
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees, if it is fixed."""
+        """Return the shape of the draft trees; None if it is not fixed."""
         ...
 
     @property
     def parameters(self) -> int | None:
-        """Number of the drafter's parameters."""
+        """The number of the drafter's parameters; None without a model that drafts."""
         ...
 
 
 class OwnDecoding:
-    """Our decode loop.
+    """Decoding by this package.
 
     Args:
-        name: of the method.
-        kind: `plain`, `drafter`, `aded`, `lookup` or `lm`.
-        decoder: with or without a drafter.
-        note: what a reader should know.
+        name: name of the method.
+        kind: `autoregressive`, `drafter`, `aded`, `lookup` or `lm`.
+        decoder: decoder with or without a drafter.
+        note: remark for the reader.
     """
 
     def __init__(self, name: str, kind: str, decoder: SpeculativeDecoder, note: str = "") -> None:
@@ -72,22 +78,34 @@ class OwnDecoding:
         self.note = note
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together."""
+        """Continue prompts together.
+
+        Args:
+            prompts: token ids of each prompt.
+            sampling: sampling options.
+            seed: seed of all random numbers.
+        """
         started = time.perf_counter()
         run = self.start(prompts, sampling, seed)
         arrivals: list[list[Arrival]] = [[] for _ in prompts]
         for steps in run:
             seconds = time.perf_counter() - started
-            for one in steps:
-                arrivals[one.index].append(Arrival(seconds, len(one.token_ids)))
+            for tokens in steps:
+                arrivals[tokens.index].append(Arrival(seconds, len(tokens.token_ids)))
         continuations = [
-            Continuation(one.new_token_ids, when, one.stats)
-            for one, when in zip(run.sequences, arrivals, strict=True)
+            Continuation(sequence.new_token_ids, when, sequence.stats)
+            for sequence, when in zip(run.sequences, arrivals, strict=True)
         ]
         return Decoded(continuations, run.seconds)
 
     def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
-        """Return a run that has yet to begin."""
+        """Return a run that has not begun.
+
+        Args:
+            prompts: token ids of each prompt.
+            sampling: sampling options.
+            seed: seed of all random numbers.
+        """
         return self.decoder.start(
             prompts,
             temperature=sampling.temperature,
@@ -97,11 +115,11 @@ class OwnDecoding:
         )
 
     def reset(self) -> None:
-        """Forget what was learnt from earlier prompts."""
+        """Forget everything learnt from earlier prompts."""
         self.decoder.reset()
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees, if it is fixed."""
+        """Return the shape of the draft trees; None if it is not fixed."""
         plan = self.decoder.plan
         if plan is None:
             return None
@@ -109,7 +127,7 @@ class OwnDecoding:
 
     @property
     def parameters(self) -> int | None:
-        """Number of the drafter's parameters."""
+        """The number of the drafter's parameters; None without a model that drafts."""
         drafter = self.decoder.drafter
         if isinstance(drafter, RepeatingDrafter):
             drafter = drafter.drafter

@@ -1,4 +1,4 @@
-"""A comparison from its settings to its document."""
+"""Runs a comparison from its settings to its document."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
@@ -17,7 +17,7 @@ from inference.benchmark.figures import Reference, figures_of
 from inference.benchmark.harness import Harness, Results, Texts
 from inference.benchmark.machine import environment_of
 from inference.benchmark.method_names import (
-    PLAIN,
+    AUTOREGRESSIVE,
     TRANSFORMERS,
     MethodName,
     check_batch_size,
@@ -38,44 +38,48 @@ Track = Callable[[int], Callable[[], None]]
 
 
 def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
-    """Return the prompts to decode, each once, after checking what can be checked without models.
+    """Return the prompts to decode, without duplicates, and check the settings without any model.
 
     Raises:
-        ConfigError: a method is named wrongly, or settings do not fit together.
+        ConfigError: a method is malformed, or settings do not fit together.
         PromptError: the prompts cannot be used.
     """
     methods = parse_methods(settings.methods)
     check_batch_size(methods, settings.batch_size)
-    names = [one.name for one in methods]
+    names = [method.name for method in methods]
     if settings.baseline is not None and settings.baseline not in names:
         raise ConfigError(
-            "the baseline is none of the methods",
+            "--baseline names a method that is not compared",
             expected=f"one of {', '.join(names)}",
             got=settings.baseline,
         )
     if settings.keep_state and settings.repeats > 1:
         raise ConfigError(
-            "a method that keeps its state must not see a prompt twice",
+            "with --keep-state a method must not see a prompt twice",
             expected="--repeats 1 with --keep-state",
             got=settings.repeats,
         )
     read = read_bench_prompts(Path(settings.prompts))
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):
-        _logger.warning(f"{repeated} prompts that came before are left out")
-    tried = _tried(prompts, methods)
-    rest = [one for one in prompts if one not in tried]
+        _logger.warning(f"{repeated} duplicate prompts are left out")
+    tried = _trial_prompts(prompts, methods)
+    rest = [prompt for prompt in prompts if prompt not in tried]
     return _from_all_categories(rest)[: settings.num_prompts]
 
 
 def trial_for(settings: ComparisonSettings) -> Trial:
-    """Return what trees are chosen on, where measured costs choose them: prompts of the file's end.
+    """Return the trial that selects trees by measured costs, on prompts from the end of the file.
 
-    They are not among `prompts_for`, whose errors it has.
+    These prompts are not among those of `prompts_for`.
+
+    Raises:
+        ConfigError: a method is malformed, or there are too few prompts.
+        PromptError: the prompts cannot be used.
     """
     prompts = distinct(read_bench_prompts(Path(settings.prompts)))
     return Trial(
-        _tried(prompts, parse_methods(settings.methods)),
+        _trial_prompts(prompts, parse_methods(settings.methods)),
         max(settings.temperatures),
         settings.max_new_tokens,
     )
@@ -85,12 +89,12 @@ class Comparison:
     """Decodes prompts by several methods and reports on them.
 
     Args:
-        settings: what to compare.
-        prompts: all different, such as from `prompts_for`.
-        methods: such as from `build_methods`.
+        settings: settings of the comparison.
+        prompts: different prompts, as from `prompts_for`.
+        methods: methods to compare, as from `build_methods`.
         model: the target.
-        tokenizer: its tokenizer.
-        name_or_path: where the target came from.
+        tokenizer: tokenizer of the target.
+        name_or_path: folder or Hub id that the target was loaded from.
 
     Raises:
         PromptError: a prompt cannot be encoded, or leaves no room for its continuation.
@@ -124,10 +128,10 @@ class Comparison:
         """Measure, and return the document.
 
         Args:
-            track: is told how many steps there are, and returns what is called after each.
+            track: callback that receives the number of steps and returns a callback for each step.
         """
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
-        # What could fail, and is not timed, comes first: nothing measured is lost.
+        # Untimed work that may fail comes first, so that no measurement is lost.
         trees = self._trees(harness)
         reference = self._reference(harness)
         harness.advance = track(harness.num_groups(self.prompts))
@@ -135,7 +139,13 @@ class Comparison:
         return ComparisonDocument(
             environment=self.environment,
             settings=self.settings,
-            prompts=len({one.prompt.identity for many in results.values() for one in many.samples}),
+            prompts=len(
+                {
+                    sample.prompt.identity
+                    for measured in results.values()
+                    for sample in measured.samples
+                }
+            ),
             is_complete=not harness.is_interrupted,
             baseline=self.baseline,
             methods=tuple(self._figures(results, reference)),
@@ -149,7 +159,7 @@ class Comparison:
         figures = []
         for temperature in dict.fromkeys(temperature for _, temperature in results):
             reference = None if temperature else known or self._measured_reference(results)
-            best = {name: _best(one, temperature, results) for name, one in families.items()}
+            best = {name: _best(family, temperature, results) for name, family in families.items()}
             baseline = results[best[self.baseline].name, temperature]
             figures += [
                 figures_of(
@@ -165,27 +175,27 @@ class Comparison:
 
     @property
     def _own_reference(self) -> Method | None:
-        """The measured method that says what the target itself says, if there is one.
+        """The measured method whose greedy tokens are the reference; None if there is none.
 
-        Padding changes nothing, but in half precision the rounding.
+        A batch is no reference: in half precision padding changes the rounding.
         """
         if self.settings.batch_size > 1:
             return None
-        return next((one for one in self.methods if one.kind == TRANSFORMERS), None)
+        return next((method for method in self.methods if method.kind == TRANSFORMERS), None)
 
     def _measured_reference(self, results: Results) -> Reference:
         assert self._own_reference is not None
         samples = results[self._own_reference.name, 0.0].samples
-        return {one.prompt.identity: one.token_ids for one in samples}
+        return {sample.prompt.identity: sample.token_ids for sample in samples}
 
     def _reference(self, harness: Harness) -> Reference | None:
-        """Return the target's own greedy tokens, if they are needed and will not be measured."""
+        """Return the target's own greedy tokens if they are needed and will not be measured."""
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
         sampling = harness.sampling(0.0)
         every = [harness.samples(method, [prompt], sampling, 0)[0][0] for prompt in self.prompts]
-        return {one.prompt.identity: one.token_ids for one in every}
+        return {sample.prompt.identity: sample.token_ids for sample in every}
 
     def _trees(self, harness: Harness) -> list[ExampleTree]:
         ids = self.texts.encode(self.prompts[0].first)
@@ -194,7 +204,7 @@ class Comparison:
                 method, ids, harness.sampling(temperature), self.settings.seed, self.tokenizer
             )
             for method in self.methods
-            if isinstance(method, OwnDecoding) and method.kind != PLAIN
+            if isinstance(method, OwnDecoding) and method.kind != AUTOREGRESSIVE
             for temperature in self.settings.temperatures
         )
         return [tree for tree in trees if tree is not None]
@@ -209,52 +219,53 @@ class Comparison:
                     f"prompt {number} and its answers do not fit into the target's context",
                     expected=f"at most {max_position} tokens",
                     got=f"{length}, {written} of them new",
-                    remedy="lower --max-new-tokens, or take the prompt out",
+                    remedy="lower --max-new-tokens, or remove the prompt",
                 )
 
 
-def _tried(prompts: Sequence[BenchPrompt], methods: Sequence[MethodName]) -> list[BenchPrompt]:
-    """Return the last prompts of all categories if a method needs prompts to choose trees on."""
-    if all(one.candidates != "costs" for one in methods):
+def _trial_prompts(
+    prompts: Sequence[BenchPrompt], methods: Sequence[MethodName]
+) -> list[BenchPrompt]:
+    """Return the last prompts of all categories if a method needs them to select trees."""
+    if all(method.candidates != "costs" for method in methods):
         return []
     if len(prompts) <= TRIAL_PROMPTS:
         raise ConfigError(
-            "there are too few prompts to choose trees on some and to measure on others",
+            "there are too few prompts to select trees on some and to measure on others",
             expected=f"more than {TRIAL_PROMPTS} with candidates=costs",
             got=len(prompts),
-            remedy="add prompts to the file, or give candidates=N",
+            remedy="add prompts to --prompts, or give candidates=N",
         )
     return _from_all_categories(prompts[::-1])[:TRIAL_PROMPTS]
 
 
 def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """Return the prompts with those of all categories in turns, so that the first ones are fair."""
+    """Return the prompts interleaved by category, so that the first ones come from all of them."""
     by_category: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
-    in_turns = chain.from_iterable(zip_longest(*by_category.values()))
-    return [prompt for prompt in in_turns if prompt is not None]
+    interleaved = chain.from_iterable(zip_longest(*by_category.values()))
+    return [prompt for prompt in interleaved if prompt is not None]
 
 
 def _default_baseline(methods: Sequence[Method]) -> str:
-    by_kind = {one.kind: one.family for one in reversed(methods)}
-    return next(
-        (by_kind[kind] for kind in (TRANSFORMERS, PLAIN) if kind in by_kind), methods[0].family
-    )
+    by_kind = {method.kind: method.family for method in reversed(methods)}
+    families = (by_kind[kind] for kind in (TRANSFORMERS, AUTOREGRESSIVE) if kind in by_kind)
+    return next(families, methods[0].family)
 
 
 def _best(methods: Sequence[Method], temperature: float, results: Results) -> Method:
-    return max(methods, key=lambda one: results[one.name, temperature].tokens_per_second)
+    return max(methods, key=lambda method: results[method.name, temperature].tokens_per_second)
 
 
 def _rivals(
     methods: Sequence[Method], best: Method, temperature: float, results: Results
 ) -> list[str]:
-    """Say what a method at its best setting was compared with."""
+    """Return a note on the settings that a method at its best setting was compared with."""
     others = [
-        f"{one.note}: {results[one.name, temperature].tokens_per_second:.1f} tokens/s"
-        for one in methods
-        if one is not best
+        f"{method.note}: {results[method.name, temperature].tokens_per_second:.1f} tokens/s"
+        for method in methods
+        if method is not best
     ]
     if not others:
         return []

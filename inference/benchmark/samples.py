@@ -1,4 +1,4 @@
-"""What a method made of prompts: tokens, when they came, and what they cost."""
+"""Samples of a measurement: tokens, the times of their delivery, and their cost."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ PARTS = ("prefill", "draft", "verify", "commit")
 class Arrival(NamedTuple):
     """Tokens that were delivered together."""
 
-    seconds: float  # since the prompt was given
+    seconds: float  # since the start of decoding
     num_tokens: int
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """The answer to one turn. Its statistics hold counts only: seconds are the group's."""
+    """The answer to a chat turn; its statistics hold counts alone, for seconds are the group's."""
 
     token_ids: list[int]
     arrivals: list[Arrival]
@@ -27,7 +27,7 @@ class Continuation:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds from each token to the next, for those delivered together spread evenly."""
+        """The seconds between tokens; tokens delivered together share theirs evenly."""
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [
             (after.seconds - before.seconds) / after.num_tokens
@@ -40,51 +40,51 @@ class Decoded(NamedTuple):
     """Prompts that were decoded together."""
 
     continuations: list[Continuation]
-    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method tells
+    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method reports them
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt of the file, all its turns, decoded once."""
+    """A prompt of the file with all its chat turns, decoded once."""
 
     prompt: BenchPrompt
     repeat: int
     group: int
     turns: Sequence[Continuation]
-    seconds: float  # its share of its group's
+    seconds: float  # the prompt's share of its group's seconds
 
     @property
     def stats(self) -> DecodeStats:
-        """Counts over all turns."""
+        """The counts over all chat turns."""
         return DecodeStats.pooled(turn.stats for turn in self.turns)
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """New tokens of every turn."""
+        """The new tokens of every chat turn."""
         return [turn.token_ids for turn in self.turns]
 
     @property
     def seconds_to_first_token(self) -> float:
-        """Mean over turns."""
+        """The mean over chat turns of the seconds to the first token."""
         return sum(turn.arrivals[0].seconds for turn in self.turns) / len(self.turns)
 
 
 class Take(NamedTuple):
-    """One group of prompts, decoded once by one method."""
+    """A group of prompts, decoded once by a method."""
 
     samples: Sequence[Sample]
-    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method tells
+    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method reports them
     peak_memory: int | None
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Which repeat of which group it is."""
+    def key(self) -> tuple[int, int]:
+        """The numbers of the repeat and the group."""
         return self.samples[0].repeat, self.samples[0].group
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that one method did at one temperature."""
+    """All measurements of a method at a temperature."""
 
     method: str
     temperature: float
@@ -92,31 +92,31 @@ class Measured:
 
     @property
     def samples(self) -> list[Sample]:
-        """Of all groups."""
+        """The samples of all groups."""
         return [sample for take in self.takes for sample in take.samples]
 
     @property
     def seconds(self) -> float:
-        """Of all groups."""
+        """The seconds of all groups."""
         return sum(sample.seconds for sample in self.samples)
 
     @property
     def parts(self) -> dict[str, float]:
-        """Where the seconds went."""
+        """The seconds by phase."""
         return {part: sum(take.parts.get(part, 0.0) for take in self.takes) for part in PARTS}
 
     @property
     def peak_memory(self) -> int | None:
-        """The highest of all groups, in bytes."""
+        """The highest memory of all groups, in bytes; None where it cannot be read."""
         return max((take.peak_memory for take in self.takes if take.peak_memory), default=None)
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens over all seconds."""
+        """The number of new tokens divided by all seconds."""
         tokens = sum(sample.stats.emitted for sample in self.samples)
         return tokens / self.seconds if self.seconds else 0.0
 
-    def only(self, places: Collection[tuple[int, int]]) -> "Measured":
-        """Return what was done of some groups."""
-        takes = [take for take in self.takes if take.place in places]
+    def only(self, keys: Collection[tuple[int, int]]) -> "Measured":
+        """Return the measurements of some repeats and groups."""
+        takes = [take for take in self.takes if take.key in keys]
         return Measured(self.method, self.temperature, takes)

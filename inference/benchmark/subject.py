@@ -1,4 +1,4 @@
-"""Loads what is compared: the target, and the methods that decode with it."""
+"""Loads the target of a comparison and builds its methods."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.method_names import (
     ASSISTED,
+    AUTOREGRESSIVE,
     DRAFTER,
     LOOKUP,
-    PLAIN,
     TRANSFORMERS,
     MethodName,
 )
@@ -36,19 +36,24 @@ from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from jakiro.utils.settings import load_settings
 
-LOOKUP_TOKENS = (3, 5, 10)  # drafted per forward; the fastest counts
+LOOKUP_TOKENS = (3, 5, 10)  # tokens drafted per forward; the fastest setting counts
 
 
 def load_target(
-    place: str, dtype: str | torch.dtype, device: torch.device
+    name_or_path: str, dtype: str | torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a target and its tokenizer.
 
+    Args:
+        name_or_path: folder or Hub id.
+        dtype: dtype of the weights; "auto" for that of the checkpoint.
+        device: device of the target.
+
     Raises:
-        CheckpointError: one of them cannot be loaded.
+        CheckpointError: model or tokenizer cannot be loaded.
     """
-    model = _load_model(place, dtype, device, "the target")
-    return model, load_tokenizer(place, "the tokenizer of the target")
+    model = _load_model(name_or_path, dtype, device, "the target")
+    return model, load_tokenizer(name_or_path, "the tokenizer of the target")
 
 
 def build_methods(
@@ -57,34 +62,36 @@ def build_methods(
     tokenizer: PreTrainedTokenizerBase,
     trial: Trial | None = None,
 ) -> list[Method]:
-    """Return the methods; one that counts by its best setting is several of one family.
+    """Return the methods; a method that counts by its best setting becomes a family of several.
 
     Args:
-        names: of the methods.
+        names: parsed names of the methods.
         model: the target.
-        tokenizer: its tokenizer.
-        trial: needed where measured costs choose the trees, such as from `trial_for`.
+        tokenizer: tokenizer of the target.
+        trial: trial that selects trees by measured costs, as from `trial_for`; None without.
 
     Raises:
         CheckpointError: a drafting model or table cannot be loaded.
-        TargetMismatch: it belongs to another target.
-        ConfigError: it has another vocabulary, or settings that cannot be used.
+        TargetMismatch: a drafter belongs to another target.
+        ConfigError: a drafting model has another vocabulary, or settings cannot be used.
     """
     trial = trial or Trial()
-    return [method for one in names for method in _BUILDERS[one.kind](one, model, tokenizer, trial)]
+    return [
+        method for name in names for method in _BUILDERS[name.kind](name, model, tokenizer, trial)
+    ]
 
 
-def _transformers(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
-    return [TransformersDecoding(one.name, one.kind, model)]
+def _transformers(name: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
+    return [TransformersDecoding(name.name, name.kind, model)]
 
 
-def _lookup(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
+def _lookup(name: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
     return [
         TransformersDecoding(
-            f"{one.name} ({count})",
-            one.kind,
+            f"{name.name} ({count})",
+            name.kind,
             model,
-            family=one.name,
+            family=name.name,
             note=f"prompt_lookup_num_tokens={count}",
             prompt_lookup_num_tokens=count,
         )
@@ -92,77 +99,77 @@ def _lookup(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]
     ]
 
 
-def _assisted(one: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
-    assistant = _assistant(str(one.path), model)
-    return [TransformersDecoding(one.name, one.kind, model, assistant_model=assistant)]
+def _assisted(name: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
+    assistant = _assistant(str(name.path), model)
+    return [TransformersDecoding(name.name, name.kind, model, assistant_model=assistant)]
 
 
-def _plain(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
+def _autoregressive(
+    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
 ) -> list[Method]:
-    return [OwnDecoding(one.name, one.kind, SpeculativeDecoder(model, tokenizer=tokenizer))]
+    return [OwnDecoding(name.name, name.kind, SpeculativeDecoder(model, tokenizer=tokenizer))]
 
 
 def _drafted(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
+    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
 ) -> list[Method]:
-    drafter = JakiroDrafter.from_pretrained(str(one.path))
+    drafter = JakiroDrafter.from_pretrained(str(name.path))
     decoder = SpeculativeDecoder(model, drafter, tokenizer)
-    plan = trial.plan(one, decoder, drafter)
-    if one.beside is not None:
-        both = _combined(one, drafter, model, tokenizer, plan)
+    plan = trial.plan(name, decoder, drafter)
+    if name.beside is not None:
+        both = _combined(name, drafter, model, tokenizer, plan)
         decoder = SpeculativeDecoder(model, both, tokenizer)
     elif plan is not None:
         decoder = SpeculativeDecoder(model, drafter, tokenizer, plan)
-    return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder), trial.note(one))]
+    return [OwnDecoding(name.name, name.kind, _with_repeats(name, decoder), trial.note(name))]
 
 
 def _untrained(
-    one: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
+    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
 ) -> list[Method]:
-    settings = None if one.settings is None else Path(one.settings)
-    assert one.candidates != "costs", "refused when the name was parsed"
-    name = UntrainedName(one.kind, one.path, settings, one.candidates)
-    drafter: Drafter = build_untrained(name, model, tokenizer)
-    if one.beside is not None:
+    settings = None if name.settings is None else Path(name.settings)
+    assert name.candidates != "costs", "refused when the name was parsed"
+    untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
+    drafter: Drafter = build_untrained(untrained, model, tokenizer)
+    if name.beside is not None:
         assert isinstance(drafter, SmallLMDrafter), "checked when the name was parsed"
-        drafter = _combined(one, drafter, model, tokenizer)
+        drafter = _combined(name, drafter, model, tokenizer)
     decoder = SpeculativeDecoder(model, drafter, tokenizer)
-    return [OwnDecoding(one.name, one.kind, _with_repeats(one, decoder))]
+    return [OwnDecoding(name.name, name.kind, _with_repeats(name, decoder))]
 
 
 def _combined(
-    one: MethodName,
+    name: MethodName,
     first: JakiroDrafter | SmallLMDrafter,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     tree: Trees | None = None,
 ) -> CombinedDrafter:
     """Return the drafter of a method whose trees two drafters share."""
-    assert one.beside is not None
-    settings = None if one.beside_settings is None else Path(one.beside_settings)
-    second = build_beside(one.beside, model, tokenizer, settings)
+    assert name.beside is not None
+    settings = None if name.beside_settings is None else Path(name.beside_settings)
+    second = build_beside(name.beside, model, tokenizer, settings)
     sharing = None
-    if one.sharing_settings is not None:
-        sharing = load_settings(CombinedSettings, Path(one.sharing_settings))
+    if name.sharing_settings is not None:
+        sharing = load_settings(CombinedSettings, Path(name.sharing_settings))
     return combined_drafter(first, second, model, tokenizer, sharing, tree)
 
 
-def _with_repeats(one: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
-    if one.merged_repeats is None:
+def _with_repeats(name: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    if name.merged_repeats is None:
         return decoder
     assert decoder.drafter is not None, "refused when the name was parsed"
-    repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=one.merged_repeats))
+    repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=name.merged_repeats))
     return SpeculativeDecoder(decoder.target.model, repeating, decoder.tokenizer)
 
 
-def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
-    assistant = _load_model(place, model.dtype, model.device, "the assistant")
-    own, other = (one.config.get_text_config().vocab_size for one in (model, assistant))
+def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
+    assistant = _load_model(path, model.dtype, model.device, "the assistant")
+    own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
     if own != other:
         raise ConfigError(
-            f"the assistant {place} has another vocabulary than the target",
-            expected=f"{own} tokens",
+            f"the assistant {path} has another vocabulary than the target",
+            expected=f"a vocabulary of {own} tokens",
             got=other,
             remedy="use a model with the target's own tokenizer",
         )
@@ -170,9 +177,9 @@ def _assistant(place: str, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _load_model(
-    place: str, dtype: str | torch.dtype, device: torch.device, what: str
+    name_or_path: str, dtype: str | torch.dtype, device: torch.device, what: str
 ) -> PreTrainedModel:
-    model: Any = load_causal_lm(place, what, dtype=dtype)
+    model: Any = load_causal_lm(name_or_path, what, dtype=dtype)
     return model.to(device).eval()
 
 
@@ -180,7 +187,7 @@ _BUILDERS: dict[str, Callable[..., list[Method]]] = {
     TRANSFORMERS: _transformers,
     LOOKUP: _lookup,
     ASSISTED: _assisted,
-    PLAIN: _plain,
+    AUTOREGRESSIVE: _autoregressive,
     DRAFTER: _drafted,
     **dict.fromkeys(UNTRAINED, _untrained),
 }

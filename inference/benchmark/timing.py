@@ -1,4 +1,4 @@
-"""Seconds of several pieces of work that take turns, so that a drift of speed meets all alike."""
+"""Interleaved timing, so that a drift of the machine's speed meets all work alike."""
 
 import sys
 import time
@@ -15,14 +15,14 @@ Work = Callable[[], object]
 
 
 def now() -> float:
-    """Return seconds on a running clock, after everything that an accelerator has yet to do."""
+    """Return the seconds of a running clock, once the accelerator has done all queued work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def seconds_of(work: Work) -> float:
-    """Return the seconds that `work` takes."""
+    """Do the work and return its seconds."""
     started = now()
     work()
     return now() - started
@@ -31,28 +31,42 @@ def seconds_of(work: Work) -> float:
 def interleaved(
     works: Mapping[str, Work], repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Return seconds of every piece of work, by name, for each of `repeats` rounds.
+    """Return the seconds of all work, by name, for each repeat; the order rotates.
 
-    Who begins rotates from round to round; the first `warm_up` rounds are thrown away.
+    Args:
+        works: work to time, by name.
+        repeats: number of repeats that count.
+        warm_up: number of repeats before them, which do not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
-    for work in range(warm_up + repeats):
-        first = work % len(names)
+    for repeat in range(warm_up + repeats):
+        first = repeat % len(names)
         for name in (*names[first:], *names[:first]):
             taken = seconds_of(works[name])
-            if work >= warm_up:
+            if repeat >= warm_up:
                 seconds[name].append(taken)
     return seconds
 
 
 def medians(works: Mapping[str, Work], repeats: int, warm_up: int = 1) -> dict[str, float]:
-    """Return the median seconds of every piece of work."""
+    """Return the median seconds of all work, by name.
+
+    Args:
+        works: work to time, by name.
+        repeats: number of repeats that count.
+        warm_up: number of repeats before them, which do not count.
+    """
     return {name: median(taken) for name, taken in interleaved(works, repeats, warm_up).items()}
 
 
 def repeated(work: Work, count: int) -> Work:
-    """Return work that is done `count` times."""
+    """Return a function that does the work `count` times.
+
+    Args:
+        work: work to repeat.
+        count: number of times.
+    """
     return partial(_repeat, work, count)
 
 
@@ -62,7 +76,7 @@ def _repeat(work: Work, count: int) -> None:
 
 
 def note(text: str) -> None:
-    """Tell of progress on standard error."""
+    """Write a line of progress to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -73,7 +87,7 @@ _RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
 
 @dataclass
 class Peak:
-    """What was measured, in bytes; None where it cannot be."""
+    """A peak of memory in bytes; None where it cannot be measured."""
 
     bytes: int | None = None
 
@@ -87,9 +101,9 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         yield peak
         peak.bytes = torch.cuda.max_memory_allocated(device)
     else:
-        can_tell = _reset_process()
+        is_reset = _reset_process()
         yield peak
-        peak.bytes = _process_peak() if can_tell else None
+        peak.bytes = _process_peak() if is_reset else None
 
 
 def _reset_process() -> bool:

@@ -1,4 +1,4 @@
-"""Ways to continue prompts that transformers has: its own loop, with or without drafts."""
+"""Decoding by transformers' own `generate()`, with or without drafts."""
 
 import copy
 import time
@@ -19,15 +19,15 @@ from inference.trees.shape import TreeShape
 
 
 class TransformersDecoding:
-    """The target's own `generate()`.
+    """Decoding by the target's own `generate()`.
 
     Args:
-        name: of the method.
-        kind: as the caller named it.
+        name: name of the method.
+        kind: kind of method, as the caller named it.
         model: the target.
-        family: name under which the best of several settings is reported; by default its own.
-        note: what a reader should know.
-        **how: further arguments, such as prompt_lookup_num_tokens.
+        family: name that the best of several settings is reported under; None for `name`.
+        note: remark for the reader.
+        **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
 
     def __init__(
@@ -50,7 +50,13 @@ class TransformersDecoding:
         self._before = self._state()
 
     def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together, padded on the left."""
+        """Continue prompts together, padded on the left.
+
+        Args:
+            prompts: token ids of each prompt.
+            options: sampling options.
+            seed: seed of all random numbers.
+        """
         input_ids, mask = self._padded(prompts)
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
@@ -65,21 +71,21 @@ class TransformersDecoding:
                 **(sampling if options.temperature else {"do_sample": False}),
                 **self._how,
             )
-        rows = tokens[:, input_ids.shape[1] :].tolist()
-        return Decoded([self._continuation(row, watch) for row in rows], watch.parts)
+        sequences = tokens[:, input_ids.shape[1] :].tolist()
+        return Decoded([self._continuation(sequence, watch) for sequence in sequences], watch.parts)
 
     def reset(self) -> None:
-        """Forget how much the assistant should draft, which transformers may adapt."""
+        """Restore the assistant's number of drafts, which transformers may adapt."""
         if self._assistant is not None:
             self._assistant.generation_config = copy.deepcopy(self._before)
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return None: it has no trees of ours."""
+        """Return None: transformers drafts no trees."""
         return None
 
     @property
     def parameters(self) -> int | None:
-        """Number of the assistant's parameters."""
+        """The number of the assistant's parameters; None without an assistant."""
         return None if self._assistant is None else int(self._assistant.num_parameters())
 
     def _state(self) -> Any:
@@ -87,15 +93,15 @@ class TransformersDecoding:
 
     def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
         width = max(map(len, prompts))
-        rows = [[0] * (width - len(ids)) + ids for ids in prompts]
+        padded = [[0] * (width - len(ids)) + ids for ids in prompts]
         masks = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         device = self._model.device
-        return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+        return torch.tensor(padded, device=device), torch.tensor(masks, device=device)
 
-    def _continuation(self, row: list[int], watch: "_Watch") -> Continuation:
-        """Return what a row holds before its padding."""
-        ids = row[: _end(row, _end_tokens(self._model))]
-        # One row of several needs no more forwards than its own tokens.
+    def _continuation(self, sequence: list[int], watch: "_ForwardTimer") -> Continuation:
+        """Return the new tokens of a sequence before its padding, with their statistics."""
+        ids = sequence[: _end(sequence, _end_tokens(self._model))]
+        # A sequence of a batch counts the forwards for its own tokens alone.
         is_drafting = self.kind != TRANSFORMERS
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
         arrivals = _first(watch.arrivals, len(ids))
@@ -105,8 +111,8 @@ class TransformersDecoding:
         return Continuation(ids, arrivals, stats)
 
 
-class _Watch(BaseStreamer):
-    """Notes when tokens are delivered, and what the model's forwards take."""
+class _ForwardTimer(BaseStreamer):
+    """Records the times of deliveries and the seconds of the model's forwards."""
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
@@ -117,29 +123,29 @@ class _Watch(BaseStreamer):
         self._has_prompt = False
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt first, then the new tokens of every row."""
+        """Receive the prompt first, then the new tokens of every sequence."""
         if self._has_prompt:
             count = value.numel() if value.dim() > 1 else 1
             self.arrivals.append(Arrival(time.perf_counter() - self._started, count))
         self._has_prompt = True
 
     def end(self) -> None:
-        """Nothing is left."""
+        """Do nothing: all tokens have been delivered."""
 
     def begin_forward(self, *_: object) -> None:
-        """The target begins."""
+        """Record that a forward begins."""
         self._forward_started = time.perf_counter()
 
     def end_forward(self, *_: object) -> None:
-        """The target is done; its first forward reads the prompt."""
+        """Record that a forward ends; the first one is prefill."""
         part = "verify" if self.num_forwards else "prefill"
         self.parts[part] += time.perf_counter() - self._forward_started
         self.num_forwards += 1
 
 
 @contextmanager
-def _watched(model: PreTrainedModel) -> Iterator[_Watch]:
-    watch = _Watch()
+def _watched(model: PreTrainedModel) -> Iterator[_ForwardTimer]:
+    watch = _ForwardTimer()
     handles = [
         model.register_forward_pre_hook(watch.begin_forward),
         model.register_forward_hook(watch.end_forward),
@@ -157,17 +163,17 @@ def _end_tokens(model: PreTrainedModel) -> set[int]:
     return set() if end is None else {end} if isinstance(end, int) else set(end)
 
 
-def _end(row: Sequence[int], end_tokens: set[int]) -> int:
-    """Return the length of a row with its first end token, without what follows."""
-    ends = (place + 1 for place, token in enumerate(row) if token in end_tokens)
-    return next(ends, len(row))
+def _end(sequence: Sequence[int], end_tokens: set[int]) -> int:
+    """Return the length of a sequence up to and including its first end token."""
+    ends = (index + 1 for index, token in enumerate(sequence) if token in end_tokens)
+    return next(ends, len(sequence))
 
 
 def _first(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:
     """Return the arrivals of the first `count` tokens."""
     kept: list[Arrival] = []
-    for one in arrivals:
+    for arrival in arrivals:
         if count > 0:
-            kept.append(Arrival(one.seconds, min(one.num_tokens, count)))
-            count -= one.num_tokens
+            kept.append(Arrival(arrival.seconds, min(arrival.num_tokens, count)))
+            count -= arrival.num_tokens
     return kept

@@ -1,4 +1,4 @@
-"""The draft trees that a method asks for; where costs decide, prompts that nothing reports on."""
+"""Draft trees of a method; measured costs select them on prompts that are not reported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 
 TRIAL_PROMPTS = 4
-_LONGEST = 48  # tokens decoded of each with each tree
+_LONGEST = 48  # tokens decoded of each prompt with each tree
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What trees are chosen on.
+    """Prompts and settings that trees are selected with.
 
     Attributes:
-        prompts: none of which is measured; of a dialogue, its first turn.
-        temperature: that trees of random decoding are chosen at; 0 if there is none.
-        max_new_tokens: longest answer in the comparison.
+        prompts: prompts that are not measured; only the first chat turn of a dialogue is used.
+        temperature: temperature that trees for sampling are selected at; 0 if all is greedy.
+        max_new_tokens: largest number of new tokens of an answer in the comparison.
     """
 
     prompts: Sequence[BenchPrompt] = ()
@@ -39,53 +39,52 @@ class Trial:
         """Return the trees of a method; None for those of the drafter's training.
 
         Args:
-            name: of the method.
-            decoder: with the drafter, which therefore fits the target.
-            drafter: of the method.
+            name: parsed name of the method.
+            decoder: decoder with the drafter, which therefore fits the target.
+            drafter: drafter of the method.
 
         Raises:
-            ConfigError: costs shall choose, but there are no prompts.
+            ConfigError: the method has candidates=costs, but there are no prompts.
         """
         if name.tree == "auto":
             return "auto"
         if name.candidates == "costs":
             return self._by_costs(name, decoder, drafter)
-        if name.candidates is None and name.tree != "chosen":
+        if name.candidates is None and name.tree != "deterministic":
             return None
         plan = _sized(name, drafter)
-        return TreePlan.of(plan.greedy) if name.tree == "chosen" else plan
+        return TreePlan.of(plan.greedy) if name.tree == "deterministic" else plan
 
     def note(self, name: MethodName) -> str:
-        """Return what a reader should know of a method's trees."""
+        """Return a remark on how a method's trees were selected; empty without costs."""
         if name.candidates != "costs":
             return ""
-        told = (
+        note = (
             f"its trees are those that pay best by measured costs on {len(self.prompts)} prompts "
             "of the file, which are not measured"
         )
-        return (
-            f"{told}; the drawn text was at T = {self.temperature:g}" if self.temperature else told
-        )
+        sampled = f"; sampled text was at T = {self.temperature:g}" if self.temperature else ""
+        return note + sampled
 
     def _by_costs(
         self, name: MethodName, decoder: SpeculativeDecoder, drafter: JakiroDrafter
     ) -> TreePlan:
         if not self.prompts:
             raise ConfigError(
-                "there is nothing to choose trees on",
+                "there are no prompts to select trees on",
                 expected="prompts that are not measured, with candidates=costs",
                 got="none",
-                remedy="give build_methods what trial_for returns",
+                remedy="pass the result of trial_for to build_methods",
             )
         target, tokenizer = decoder.target, decoder.tokenizer
         vocab_size = target.spec.vocab_size
         return choose_plan(
             target,
             drafter,
-            [encode_prompt(one.first, tokenizer, vocab_size) for one in self.prompts],
+            [encode_prompt(prompt.first, tokenizer, vocab_size) for prompt in self.prompts],
             temperature=self.temperature,
             max_new_tokens=min(_LONGEST, self.max_new_tokens),
-            sampled=name.tree != "chosen" and self.temperature > 0,
+            sampled=name.tree != "deterministic" and self.temperature > 0,
             costs=known_costs(target, drafter),
         ).plan
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from inference.protocol import Committed
 from inference.trees.builder import TreeLevel
-from jakiro.target.adapter import StepInput, TargetAdapter, Written
+from jakiro.target.adapter import StepInput, TargetAdapter, WrittenNodes
 from jakiro.target.cache import SlotCache
 
 
@@ -90,7 +90,7 @@ class LMPass:
             slots=slots[:, before:],
             lengths=self.num_read,
             highest_slot=max(self.lengths) + self.token_ids.shape[1],
-            written=Written(slots, self.positions, self.seen),
+            written=WrittenNodes(slots, self.positions, self.seen),
         )
         return self.model.forward(step, self.cache).features
 

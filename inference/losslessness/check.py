@@ -1,4 +1,4 @@
-"""Greedy equality: the decoder's tokens beside those of the target's own `generate()`."""
+"""Verification of a decoder against its target: greedy tokens, then sampled distributions."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,8 +8,8 @@ from inference.losslessness.records import (
     DISTRIBUTION_TESTS,
     FALSE_ALARM,
     Check,
-    Difference,
     GreedyCheck,
+    GreedyDifference,
     VerifyReport,
     VerifySettings,
 )
@@ -23,13 +23,18 @@ def check_greedy(
 ) -> GreedyCheck:
     """Compare greedy continuations token by token.
 
-    After a first difference two continuations have nothing in common, so only it is judged: by the
-    target's own logits of the two tokens there.
+    After a first difference two continuations have nothing in common, so only the first difference
+    is checked, by the target's own logits of the two tokens.
+
+    Args:
+        decoder: decoder to verify.
+        prompts: token ids of each prompt.
+        max_new_tokens: largest number of new tokens of each prompt.
 
     Raises:
         PromptError: a prompt cannot be continued by so many tokens.
     """
-    differences: list[Difference] = []
+    differences: list[GreedyDifference] = []
     tokens = drafted = 0
     for number, prompt_ids in enumerate(prompts, start=1):
         output = decoder.generate(prompt_ids, temperature=0.0, max_new_tokens=max_new_tokens)
@@ -39,7 +44,7 @@ def check_greedy(
         tokens += equal
         drafted += sum(depth > 0 for depth in output.depths)
         if expected != got:
-            differences.append(_checked(reference, expected, got, number))
+            differences.append(_difference(reference, expected, got, number))
     return GreedyCheck(
         prompts=len(prompts), tokens=tokens, drafted=drafted, differences=tuple(differences)
     )
@@ -50,18 +55,20 @@ def _common_length(expected: Tokens, got: Tokens) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
 
 
-def _checked(reference: Reference, expected: Tokens, got: Tokens, number: int) -> Difference:
-    place = _common_length(expected, got)
+def _difference(
+    reference: Reference, expected: Tokens, got: Tokens, number: int
+) -> GreedyDifference:
+    index = _common_length(expected, got)
     gap, rounded = None, 0.0
-    if place < min(len(expected), len(got)):
-        scores = reference.greedy_scores(expected[:place])
-        pair = [float(scores[expected[place]]), float(scores[got[place]])]
+    if index < min(len(expected), len(got)):
+        scores = reference.greedy_scores(expected[:index])
+        pair = [float(scores[expected[index]]), float(scores[got[index]])]
         gap, rounded = abs(pair[0] - pair[1]), rounding(reference.model.dtype, pair)
-    return Difference(
+    return GreedyDifference(
         prompt=number,
-        position=place + 1,
-        target_token=expected[place] if place < len(expected) else None,
-        decoder_token=got[place] if place < len(got) else None,
+        position=index + 1,
+        target_token=expected[index] if index < len(expected) else None,
+        decoder_token=got[index] if index < len(got) else None,
         gap=gap,
         rounding=rounded,
     )
@@ -73,24 +80,26 @@ def verify_losslessness(
     settings: VerifySettings | None = None,
     on_check: Callable[[Check], None] | None = None,
 ) -> VerifyReport:
-    """Return whether a decoder generates what its target alone would, greedily and sampled.
+    """Return a report on whether a decoder's output is that of its target, greedy and sampled.
 
-    In half precision the order in which a batch is summed moves logits, also the target's own, so
-    greedy near-ties and tokens at the cut of top-p are counted apart; the laws are compared exactly
-    in any precision. Single precision allows nothing.
+    In half precision the order of summation in a batch moves logits, the target's own included, so
+    greedy near-ties and tokens at the cut of top-p are counted separately; distributions are
+    compared exactly in any precision. Single precision tolerates no difference.
 
     Args:
-        decoder: what is verified; its target alone is the reference.
+        decoder: decoder to verify, whose target alone is the reference.
         prompts: texts, lists of chat messages, or token ids.
-        settings: how much and how; the defaults if None.
-        on_check: told of each check when it is done.
+        settings: settings of the verification; None for the defaults.
+        on_check: callback after each check; None for no callback.
 
     Raises:
-        PromptError: there is no prompt, or one cannot be used or continued as asked.
+        PromptError: there is no prompt, or a prompt cannot be used or continued as asked.
     """
     settings = settings or VerifySettings()
     if not prompts:
-        raise PromptError("there is nothing to verify on", expected="at least one prompt", got=0)
+        raise PromptError(
+            "there are no prompts to verify with", expected="at least one prompt", got=0
+        )
     checks: list[Check] = []
     for check in _checks(decoder, _encoded(decoder, prompts[: settings.num_prompts]), settings):
         checks.append(check)

@@ -1,4 +1,4 @@
-"""What a verification is asked to do, and what it found."""
+"""Settings and results of a verification."""
 
 from typing import Any, Literal
 
@@ -6,50 +6,50 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from jakiro.utils.settings import Settings
 
-FALSE_ALARM = 0.001  # chance that a correct decoder fails one of the tests of its law
-DISTRIBUTION_TESTS = 2  # of each prompt
+FALSE_ALARM = 0.001  # probability that a correct decoder fails a test of its distribution
+DISTRIBUTION_TESTS = 2  # tests of each prompt's distribution
 
 
 class VerifySettings(Settings):
-    """How much to generate and how to sample; what is None is the target's own default."""
+    """Amount of text to generate and sampling options; None is the target's own default."""
 
-    max_new_tokens: int = Field(64, ge=1)  # of each greedy continuation
-    num_prompts: int | None = Field(None, ge=1)  # use the first ones only
-    samples: int = Field(2000, ge=50)  # continuations drawn from each sampled prompt
-    sampled_prompts: int = Field(1, ge=0)  # how many prompts, the first ones, are sampled from
-    sample_length: int | None = Field(None, ge=2)  # None: the draft tree's depth and two more
+    max_new_tokens: int = Field(64, ge=1)  # largest length of a greedy continuation
+    num_prompts: int | None = Field(None, ge=1)  # number of prompts to use; None for all
+    samples: int = Field(2000, ge=50)  # continuations sampled from each prompt
+    sampled_prompts: int = Field(1, ge=0)  # number of prompts, from the first, to sample from
+    sample_length: int | None = Field(None, ge=2)  # None for the draft tree's depth plus 2
     temperature: float = Field(1.0, gt=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)  # 0: all tokens
+    top_k: int | None = Field(None, ge=0)  # 0 for all tokens
     seed: int = Field(0, ge=0)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The arguments of `generate` that shape the law."""
-        shaping = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return {name: value for name, value in shaping.items() if value is not None}
+        """The arguments of `generate` that process the distribution."""
+        options = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {name: value for name, value in options.items() if value is not None}
 
 
-class _Record(BaseModel):
-    """Base of what was found; its text is one line of figures, `details` are further lines."""
+class _Result(BaseModel):
+    """Base of results: `str()` is a line of figures, `details` are further lines."""
 
     model_config = ConfigDict(frozen=True)
 
     @property
     def details(self) -> tuple[str, ...]:
-        """What the figures count, one by one."""
+        """The lines that list what the figures count."""
         return ()
 
 
-class Difference(_Record):
-    """The first place at which a greedy continuation is not the target's own."""
+class GreedyDifference(_Result):
+    """The first token at which a greedy continuation differs from the target's own."""
 
     prompt: int  # counted from 1
     position: int  # among the new tokens, counted from 1
     target_token: int | None  # None: the target's continuation had ended
     decoder_token: int | None
     gap: float | None  # between the target's logits of the two tokens
-    rounding: float  # what the dtype can move them by; 0 in single precision
+    rounding: float  # largest effect of rounding on them; 0 in single precision
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -67,74 +67,74 @@ class Difference(_Record):
         )
 
 
-class GreedyCheck(_Record):
-    """Greedy continuations beside the target's own."""
+class GreedyCheck(_Result):
+    """Comparison of greedy continuations with the target's own."""
 
     name: Literal["greedy equality"] = "greedy equality"
     prompts: int
-    tokens: int  # compared, up to each first difference
-    drafted: int  # of all tokens of the decoder, those won by a draft
-    differences: tuple[Difference, ...] = ()
+    tokens: int  # equal tokens, up to each first difference
+    drafted: int  # tokens of the decoder that are accepted drafts
+    differences: tuple[GreedyDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def passed(self) -> bool:
         """Whether every difference is a near-tie."""
-        return all(one.is_near_tie for one in self.differences)
+        return all(difference.is_near_tie for difference in self.differences)
 
     @property
     def details(self) -> tuple[str, ...]:
-        """Each difference."""
+        """A line for each difference."""
         return tuple(map(str, self.differences))
 
     def __str__(self) -> str:
-        near = sum(one.is_near_tie for one in self.differences)
+        near = sum(difference.is_near_tie for difference in self.differences)
         return (
             f"{self.prompts} prompts, {self.tokens} tokens equal, {self.drafted} drafted; "
             f"{len(self.differences) - near} differences, {near} near-ties"
         )
 
 
-class DistributionCheck(_Record):
-    """A chi-square test of sampled continuations against the target's exact law."""
+class DistributionCheck(_Result):
+    """A chi-square test of sampled continuations against the target's exact distribution."""
 
-    name: Literal["sequence law", "token ranks"]
+    name: Literal["sequence distribution", "token ranks"]
     prompt: int
-    counted: int  # sequences, or tokens after the first ones
-    drafted: int  # tokens won by a draft, in all sequences
+    counted: int  # sequences, or tokens after the first of each sequence
+    drafted: int  # accepted drafts in all sequences
     cells: int
     statistic: float
     p_value: float
-    threshold: float  # of the p-value
+    threshold: float  # smallest p-value that passes
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def passed(self) -> bool:
-        """Whether the counts are what chance makes of the target's law."""
+        """Whether the counts agree with the target's distribution."""
         return self.p_value >= self.threshold
 
     def __str__(self) -> str:
-        what = "sequences" if self.name == "sequence law" else "tokens"
+        unit = "sequences" if self.name == "sequence distribution" else "tokens"
         return (
-            f"prompt {self.prompt}: {self.counted} {what}, {self.drafted} tokens drafted; "
+            f"prompt {self.prompt}: {self.counted} {unit}, {self.drafted} tokens drafted; "
             f"chi-square {self.statistic:.1f} in {self.cells} cells, "
             f"p = {self.p_value:.3g} (at least {self.threshold:.2g})"
         )
 
 
-class SupportCheck(_Record):
-    """Whether a token occurred that the target's processed law excludes."""
+class SupportCheck(_Result):
+    """A count of tokens with probability zero in the target's processed distribution."""
 
     name: Literal["impossible tokens"] = "impossible tokens"
     prompt: int
     tokens: int
     impossible: int
-    at_the_cut: int  # excluded by less than the dtype's rounding
+    at_the_cut: int  # tokens excluded by less than the dtype's rounding
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def passed(self) -> bool:
-        """Whether none did."""
+        """Whether no impossible token occurred."""
         return self.impossible == 0
 
     def __str__(self) -> str:
@@ -147,8 +147,8 @@ class SupportCheck(_Record):
 Check = GreedyCheck | DistributionCheck | SupportCheck
 
 
-class VerifyReport(_Record):
-    """All checks, and what was checked."""
+class VerifyReport(_Result):
+    """All checks of a decoder, with target and settings."""
 
     target: str
     dtype: str
@@ -163,9 +163,9 @@ class VerifyReport(_Record):
 
     @property
     def summary(self) -> str:
-        """How many checks passed, and what a failure may come from."""
+        """The number of passed checks, and a hint where rounding may explain a failure."""
         passed = sum(check.passed for check in self.checks)
         counted = f"{passed} of {len(self.checks)} checks passed"
         if self.passed or self.dtype in ("float32", "float64"):
             return counted
-        return f"{counted}; rounding of {self.dtype} moves laws: float32 tells it from a fault"
+        return f"{counted}; rounding in {self.dtype} may be the cause: verify again in float32"

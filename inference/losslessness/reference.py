@@ -1,4 +1,4 @@
-"""The target alone, through its own `generate()`: what decoding with a drafter must equal."""
+"""Reference of a verification: greedy tokens and distributions of the target's `generate()`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,17 @@ from jakiro.target.checks import CausalLM
 
 Tokens = tuple[int, ...]
 
-ROWS = 32  # prefixes that the target reads at once
-NEAR_TIE_ULPS = 4  # units in the last place that rounding may move a logit by, in half precision
+PREFIX_BATCH = 32  # prefixes in a batch of the target
+NEAR_TIE_ULPS = 4  # largest effect of rounding on a logit in half precision, in ulps
 
 
 class Reference:
-    """A target's own greedy continuations and exact sampling laws after one prompt.
+    """A target's own greedy continuation and exact sampling distributions after a prompt.
 
     Args:
         model: the target.
-        prompt_ids: the prompt.
-        sampling: arguments of `generate()` that shape the law.
+        prompt_ids: token ids of the prompt.
+        sampling: arguments of `generate()` that process the distribution; None for the defaults.
     """
 
     def __init__(
@@ -43,23 +43,28 @@ class Reference:
         return tuple(output.sequences[0, len(self.prompt_ids) :].tolist())
 
     def greedy_scores(self, prefix: Tokens) -> Float[Tensor, " vocab"]:
-        """Return the logits that greedy decoding compares after a prefix, from one forward."""
+        """Return the logits that greedy decoding compares after a prefix, from a single forward."""
         output = self._generate([prefix], 1, do_sample=False)
         return output.scores[0][0]
 
     def distributions(
         self, prefixes: Sequence[Tokens]
     ) -> Iterator[tuple[Tokens, Float[Tensor, " vocab"]]]:
-        """Yield each prefix of new tokens and the processed law of the token that follows it."""
+        """Yield each prefix of new tokens and the processed distribution of the next token."""
         for _, group in groupby(sorted(prefixes, key=len), key=len):
             same_length = list(group)
-            for start in range(0, len(same_length), ROWS):
-                rows = same_length[start : start + ROWS]
-                output = self._generate(rows, 1, do_sample=True, **self.sampling)
-                yield from zip(rows, output.scores[0].double().softmax(dim=-1), strict=True)
+            for start in range(0, len(same_length), PREFIX_BATCH):
+                batch = same_length[start : start + PREFIX_BATCH]
+                output = self._generate(batch, 1, do_sample=True, **self.sampling)
+                yield from zip(batch, output.scores[0].double().softmax(dim=-1), strict=True)
 
     def is_at_the_cut(self, prefix: Tokens, token: int) -> bool:
-        """Return whether an excluded token could be kept if logits were rounded otherwise."""
+        """Return whether an excluded token could be kept if logits were rounded differently.
+
+        Args:
+            prefix: new tokens before the token.
+            token: excluded token id.
+        """
         score = float(self.greedy_scores(prefix)[token])
         lift = _Lift(token, 2 * rounding(self.model.dtype, [score]))
         if not lift.amount:
@@ -71,20 +76,20 @@ class Reference:
         return bool(lifted.scores[0][0, token].isfinite())
 
     def ends(self, token: int) -> bool:
-        """Return whether decoding stops after this token."""
+        """Return whether decoding stops after a token."""
         config = self.model.generation_config
         eos = None if config is None else config.eos_token_id
         return token in (eos if isinstance(eos, list) else [eos])
 
     def _generate(self, prefixes: Sequence[Tokens], max_new_tokens: int, **arguments: Any) -> Any:
-        rows = [self.prompt_ids + prefix for prefix in prefixes]
-        ids = torch.tensor(rows, device=self.model.device)
+        sequences = [self.prompt_ids + prefix for prefix in prefixes]
+        ids = torch.tensor(sequences, device=self.model.device)
         generate: Any = self.model.generate
         return generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
-            pad_token_id=0,  # rows are of one length: nothing is padded, but a warning is spared
+            pad_token_id=0,  # avoids a warning; nothing is padded, for all lengths are equal
             output_scores=True,
             return_dict_in_generate=True,
             **arguments,
@@ -92,7 +97,7 @@ class Reference:
 
 
 class _Lift(LogitsProcessor):
-    """Raises the logits of a token and of all that are not likelier, before any cut."""
+    """Raises the logits of a token and of all tokens that are not likelier, before any cut."""
 
     def __init__(self, token: int, amount: float) -> None:
         self.token = token
@@ -103,10 +108,14 @@ class _Lift(LogitsProcessor):
 
 
 def rounding(dtype: torch.dtype, logits: Sequence[float]) -> float:
-    """Return what rounding can move the largest of some logits by; 0 in single precision.
+    """Return the largest effect of rounding on the largest of some logits; 0 in single precision.
 
-    Other shapes of a batch are summed in another order. In half precision this moves logits by
-    units in the last place, so that tokens closer than that have no order of their own.
+    The order of summation depends on the shape of a batch. In half precision this moves logits by
+    units in the last place, so that the order of closer tokens is arbitrary.
+
+    Args:
+        dtype: dtype of the target.
+        logits: logits, the largest of which counts.
     """
     if torch.finfo(dtype).bits > 16:
         return 0.0

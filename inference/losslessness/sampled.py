@@ -1,17 +1,18 @@
-"""The law of sampled continuations beside the target's exact processed law.
+"""Tests sampled continuations against the target's exact processed distribution.
 
-The first token comes from prefill, the target alone; what drafting could bend are the tokens after
-it: those of the first tree, accepted or corrected, the bonus token below it, and later rounds.
-Three checks look at them:
+The first token comes from prefill, thus from the target alone. Drafting can distort the tokens
+after it: accepted or recovered tokens of the first tree, the bonus token, and later decoding steps.
+There are three checks:
 
-- *sequence law*: counts of whole continuations in cells of the exact joint law. It sees any fault
-  in likely continuations; a spread law leaves many tokens without a cell of their own.
-- *token ranks*: each token becomes the share of the target's law, given the tokens before it, that
-  is likelier than it, plus a uniform part of its own share. Under the target's law these numbers
-  are independent and uniform whatever came before (Rosenblatt's transform), so the tokens of all
-  continuations join in one test. It sees likelier or unlikelier tokens preferred, which is what
-  faulty acceptance does, however large the vocabulary.
-- *impossible tokens*: none may occur that top-k, top-p or another processor excludes.
+- *sequence distribution*: counts of whole continuations in cells of the exact joint distribution.
+  This check sees any fault in likely continuations; a flat distribution leaves many tokens without
+  a cell of their own.
+- *token ranks*: each token becomes the probability of all likelier tokens under the target, given
+  the tokens before it, plus a uniform part of its own probability. Under the target's distribution
+  these numbers are independent and uniform (Rosenblatt's transform), so the tokens of all
+  continuations enter a single test. This check sees a preference for likelier or unlikelier tokens,
+  the usual effect of faulty acceptance, whatever the size of the vocabulary.
+- *impossible tokens*: no token may occur that top-k, top-p or another processor excludes.
 """
 
 from collections import Counter, defaultdict
@@ -26,13 +27,13 @@ from inference.decoder import SpeculativeDecoder
 from inference.losslessness.records import DistributionCheck, SupportCheck, VerifySettings
 from inference.losslessness.reference import Reference, Tokens
 
-MIN_EXPECTED = 5.0  # a cell that expects less is joined with others
-REST = -1  # in the place of a token: any that has no cell of its own
-OTHER: Tokens = (REST, REST)  # the rests that are too small to stand alone
+MIN_EXPECTED = 5.0  # smallest expected count of a cell; smaller cells are joined
+REST = -1  # instead of a token id: any token without a cell of its own
+OTHER: Tokens = (REST, REST)  # joint cell of all rests with a small expected count
 
 
 class ChiSquare(NamedTuple):
-    """Result of a test."""
+    """Result of a chi-square test."""
 
     statistic: float
     cells: int
@@ -42,14 +43,14 @@ class ChiSquare(NamedTuple):
 class SequenceCells:
     """A partition of all continuations into cells of known probability.
 
-    A likely sequence is a cell; the unlikely tokens after a likely prefix together are one, too;
-    what is unlikely even so is joined in the last one. Laws are needed after likely prefixes only,
-    at most `samples / MIN_EXPECTED` for each length.
+    Each likely sequence is a cell; the unlikely tokens after a likely prefix form another cell;
+    unlikely rests are joined in the last cell. Distributions are needed after likely prefixes
+    alone, at most `samples / MIN_EXPECTED` for each length.
 
     Args:
-        reference: knows the laws.
-        length: of a continuation that does not end before.
-        samples: how many will be drawn.
+        reference: exact distributions of the target.
+        length: number of tokens of a continuation that does not end early.
+        samples: number of continuations that will be sampled.
     """
 
     def __init__(self, reference: Reference, length: int, samples: int) -> None:
@@ -70,7 +71,7 @@ class SequenceCells:
             growing = {key: value for key, value in likely.items() if key not in done}
 
     def _split(self, prefix: Tokens, expected: torch.Tensor) -> dict[Tokens, float]:
-        """Return a prefix's likely continuations by one token; put the others into a cell."""
+        """Return the likely continuations of a prefix by a token; put the others into a cell."""
         tokens = (expected >= MIN_EXPECTED).nonzero()[:, 0]
         rest = float(expected.sum() - expected[tokens].sum())
         cell = (*prefix, REST) if rest >= MIN_EXPECTED else OTHER
@@ -87,21 +88,31 @@ class SequenceCells:
             if prefix not in self._likely:
                 rest = (*prefix[:-1], REST)
                 return rest if rest in self.expected else OTHER
-        return OTHER  # it ended early, where the target would have gone on
+        return OTHER  # the continuation ended early, where the target would have continued
 
     def compare(self, sequences: Iterable[Tokens]) -> ChiSquare:
-        """Test whether the sequences were drawn from the target's law."""
+        """Test whether the sequences were sampled from the target's distribution."""
         return chi_square(Counter(map(self.cell_of, sequences)), self.expected)
 
 
 def compare_with_uniform(numbers: Sequence[float], bins: int) -> ChiSquare:
-    """Test whether numbers in [0, 1) were drawn uniformly."""
+    """Test whether numbers in [0, 1) were sampled uniformly.
+
+    Args:
+        numbers: numbers to test.
+        bins: number of equal bins.
+    """
     counts = Counter(min(int(number * bins), bins - 1) for number in numbers)
     return chi_square(counts, dict.fromkeys(range(bins), len(numbers) / bins))
 
 
 def chi_square(observed: Counter[Any], expected: Mapping[Any, float]) -> ChiSquare:
-    """Return Pearson's test of counts, after the smallest cells have been joined."""
+    """Return Pearson's chi-square test of counts, after the smallest cells have been joined.
+
+    Args:
+        observed: counts by cell.
+        expected: expected counts by cell.
+    """
     pairs = sorted((value, observed[cell]) for cell, value in expected.items())
     while len(pairs) > 1 and pairs[0][0] < MIN_EXPECTED:
         (small, count), (next_small, next_count), *pairs = pairs
@@ -120,17 +131,23 @@ def _p_value(statistic: float, degrees: int) -> float:
 BINS = 10
 
 
-class Sample(NamedTuple):
-    """One drawn continuation."""
+class SampledContinuation(NamedTuple):
+    """A sampled continuation."""
 
     token_ids: Tokens
-    drafted: int  # how many of them a draft won
+    drafted: int  # number of accepted drafts among them
 
 
-def draw_samples(
+def sample_continuations(
     decoder: SpeculativeDecoder, prompt_ids: list[int], settings: VerifySettings
-) -> list[Sample]:
-    """Draw independent continuations through the decoder, each with a seed of its own."""
+) -> list[SampledContinuation]:
+    """Sample independent continuations by the decoder, each with a seed of its own.
+
+    Args:
+        decoder: decoder to verify.
+        prompt_ids: token ids of the prompt.
+        settings: settings of the verification.
+    """
     length = sample_length(decoder, settings)
     outputs = (
         decoder.generate(
@@ -142,12 +159,18 @@ def draw_samples(
         for index in range(settings.samples)
     )
     return [
-        Sample(tuple(one.new_token_ids), sum(depth > 0 for depth in one.depths)) for one in outputs
+        SampledContinuation(tuple(output.new_token_ids), sum(depth > 0 for depth in output.depths))
+        for output in outputs
     ]
 
 
 def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
-    """Return the tokens of a sample: by default root, tree levels, bonus token."""
+    """Return the length of a sample in tokens: by default root, tree levels and bonus token.
+
+    Args:
+        decoder: decoder to verify.
+        settings: settings of the verification.
+    """
     if settings.sample_length is not None:
         return settings.sample_length
     return 2 + (decoder.drafter.max_depth if decoder.drafter is not None else 1)
@@ -160,53 +183,53 @@ def check_sampled(
     number: int,
     threshold: float,
 ) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
-    """Draw continuations of one prompt and test them; see the module.
+    """Sample continuations of a prompt and run the three checks of this module.
 
     Args:
-        decoder: draws.
-        prompt_ids: the prompt.
-        settings: how many and how.
-        number: of the prompt, for the report.
-        threshold: a p-value below it fails.
+        decoder: decoder to verify.
+        prompt_ids: token ids of the prompt.
+        settings: settings of the verification.
+        number: number of the prompt in the report, from 1.
+        threshold: smallest p-value that passes.
 
     Raises:
-        PromptError: the prompt cannot be continued, or not as the settings ask.
+        PromptError: the prompt cannot be continued as the settings ask.
     """
-    samples = draw_samples(decoder, prompt_ids, settings)
+    samples = sample_continuations(decoder, prompt_ids, settings)
     sequences = [sample.token_ids for sample in samples]
     drafted = sum(sample.drafted for sample in samples)
     reference = Reference(decoder.target.model, prompt_ids, settings.sampling)
     cells = SequenceCells(reference, sample_length(decoder, settings), len(samples))
-    places = _place(reference, sequences, settings.seed)
+    ranked = _rank_tokens(reference, sequences, settings.seed)
 
     shared = {"prompt": number, "drafted": drafted, "threshold": threshold}
     by_cell = cells.compare(sequences)._asdict()
-    by_rank = compare_with_uniform(places.ranks, BINS)._asdict()
+    by_rank = compare_with_uniform(ranked.ranks, BINS)._asdict()
     return (
-        DistributionCheck(name="sequence law", counted=len(samples), **shared, **by_cell),
-        DistributionCheck(name="token ranks", counted=len(places.ranks), **shared, **by_rank),
+        DistributionCheck(name="sequence distribution", counted=len(samples), **shared, **by_cell),
+        DistributionCheck(name="token ranks", counted=len(ranked.ranks), **shared, **by_rank),
         SupportCheck(
             prompt=number,
             tokens=sum(map(len, sequences)),
-            impossible=places.impossible,
-            at_the_cut=places.at_the_cut,
+            impossible=ranked.impossible,
+            at_the_cut=ranked.at_the_cut,
         ),
     )
 
 
-class _Places(NamedTuple):
-    """Where the tokens of all continuations stand in the target's laws."""
+class _RankedTokens(NamedTuple):
+    """Ranks of the tokens of all continuations in the target's distributions."""
 
-    ranks: list[float]  # uniform in [0, 1) under these laws; without the first tokens
+    ranks: list[float]  # uniform in [0, 1) under the target; without the first tokens
     impossible: int
     at_the_cut: int
 
 
-def _place(reference: Reference, sequences: list[Tokens], seed: int) -> _Places:
+def _rank_tokens(reference: Reference, sequences: list[Tokens], seed: int) -> _RankedTokens:
     following: defaultdict[Tokens, Counter[int]] = defaultdict(Counter)
     for sequence in sequences:
-        for place, token in enumerate(sequence):
-            following[sequence[:place]][token] += 1
+        for index, token in enumerate(sequence):
+            following[sequence[:index]][token] += 1
     generator = torch.Generator().manual_seed(seed)
     ranks: list[float] = []
     excluded: Counter[bool] = Counter()
@@ -218,11 +241,11 @@ def _place(reference: Reference, sequences: list[Tokens], seed: int) -> _Places:
                 parts = torch.rand(count, dtype=torch.float64, generator=generator).tolist()
                 likelier, own = _shares(probs, token)
                 ranks += [likelier + own * part for part in parts]
-    return _Places(ranks, impossible=excluded[False], at_the_cut=excluded[True])
+    return _RankedTokens(ranks, impossible=excluded[False], at_the_cut=excluded[True])
 
 
 def _shares(probs: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
-    """Return the probability of all tokens before one in the order of the law, and its own."""
+    """Return the probability of all tokens ranked before a token, and the token's own."""
     own = probs[token]
     ties_before = probs[:token][probs[:token] == own].sum()
     return float(probs[probs > own].sum() + ties_before), float(own)

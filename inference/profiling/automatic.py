@@ -1,8 +1,9 @@
-"""`tree="auto"` against plain decoding: `python -m inference.profiling.automatic --drafter PATH`.
+"""Measures `tree="auto"` against autoregressive decoding.
 
-With the given drafter and with a useless one (random weights), at each temperature: how much
-faster or slower than plain decoding, pooled over all prompts, what it had to learn included. Prints
-progress to standard error and, as its last line, one JSON document to standard output.
+Run it as `python -m inference.profiling.automatic --drafter PATH`. The program measures the ratio
+of seconds, pooled over all prompts and learning included, with the given drafter and with a useless
+drafter (random weights) at each temperature. It prints progress to standard error and, as its last
+line, a JSON document to standard output.
 """
 
 import argparse
@@ -31,15 +32,16 @@ from inference.profiling.subject import (
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 
-MOST_SLOW_DOWN = 1.05  # that automatic trees may cost, at the upper end of the interval
+# Largest acceptable slow-down by automatic trees, at the upper end of the interval.
+MOST_SLOW_DOWN = 1.05
 
 
 class Pair(NamedTuple):
-    """One prompt decoded both ways."""
+    """Seconds of a prompt decoded both ways."""
 
-    plain: float  # seconds
-    automatic: float
-    stats: DecodeStats  # of the latter
+    autoregressive: float  # seconds
+    automatic: float  # seconds
+    stats: DecodeStats  # with automatic trees
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drafters = {"useless": load_drafter(None, target)}
     if options.drafter is not None:
         drafters["given"] = load_drafter(options.drafter, target)
-    rows = []
+    summaries = []
     for name, drafter in drafters.items():
         for temperature in options.temperatures:
             pairs = _measure(target, drafter, prompts, options.new_tokens, temperature)
-            rows.append({"drafter": name, "temperature": temperature, **_summary(pairs)})
-            note(str(rows[-1]))
-    emit({"automatic": rows, "environment": environment(target, options)})
+            summaries.append({"drafter": name, "temperature": temperature, **_summary(pairs)})
+            note(str(summaries[-1]))
+    emit({"automatic": summaries, "environment": environment(target, options)})
     return 0
 
 
@@ -67,7 +69,7 @@ def _measure(
     new_tokens: int,
     temperature: float,
 ) -> list[Pair]:
-    """Decode every prompt both ways in turns, after the first one has warmed both up."""
+    """Decode every prompt both ways, interleaved, after a warm-up on the first prompt."""
     plan = largest_trees(drafter)
     trained = TrainedDrafter(drafter, target, plan)
     costs = known_costs(target, drafter)
@@ -85,21 +87,22 @@ def _measure(
 
     for policy in (None, AutoTree(plan, costs)):
         run(prompts[0], 0, policy).finish()
-    automatic = AutoTree(plan, costs)  # knows nothing yet
+    automatic = AutoTree(plan, costs)  # has learnt nothing yet
     pairs = []
     for seed, prompt in enumerate(prompts):
         runs = [run(prompt, seed, None), run(prompt, seed, automatic)]
         order = (0, 1) if seed % 2 else (1, 0)
-        seconds = {place: seconds_of(runs[place].finish) for place in order}
+        seconds = {index: seconds_of(runs[index].finish) for index in order}
         pairs.append(Pair(seconds[0], seconds[1], runs[1].stats))
     return pairs
 
 
 def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
-    slow_down = interval(
-        pairs, lambda some: sum(one.automatic for one in some) / sum(one.plain for one in some)
-    )
-    stats = DecodeStats.pooled(one.stats for one in pairs)
+    def ratio(some: Sequence[Pair]) -> float:
+        return sum(pair.automatic for pair in some) / sum(pair.autoregressive for pair in some)
+
+    slow_down = interval(pairs, ratio)
+    stats = DecodeStats.pooled(pair.stats for pair in pairs)
     return {
         "slow_down": slow_down._asdict(),
         "at_most": MOST_SLOW_DOWN,
@@ -113,7 +116,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure automatic trees.")
     add_target_options(parser)
     add_prompt_options(parser, count=20, new_tokens=48)
-    parser.add_argument("--drafter", help="folder or hub id; by default only a useless one")
+    parser.add_argument("--drafter", help="folder or Hub id; by default only a useless drafter")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""The speed-up of a drafter that knows the answer against what its forwards alone would allow."""
+"""Efficiency of decoding: an oracle drafter's speed-up as a share of the ideal speed-up."""
 
 from functools import partial
 from statistics import median
@@ -13,40 +13,40 @@ from inference.protocol import Budget
 
 GOAL = 0.9
 RIGHT, NODES = 3, 8
-ALONE = 8  # forwards alone for each run
+ALONE = 8  # repeats of the isolated forwards for each run
 
 
-class Outcome(NamedTuple):
-    """One prompt: seconds of decoding, and of what it cannot do without."""
+class OracleTiming(NamedTuple):
+    """Seconds of decoding a prompt, and of the indispensable forwards."""
 
-    plain: float
-    oracle: float
+    autoregressive: float  # seconds of decoding without drafts
+    oracle: float  # seconds of decoding with the oracle
     tau: float
-    target: float  # a single token's forward
-    verify: float  # a tree's forward
-    draft: float
+    target: float  # seconds of the target's forward over a token
+    verify: float  # seconds of the target's forward over a tree
+    draft: float  # seconds of drafting
 
     @property
     def speedup(self) -> float:
-        """Over plain decoding, as measured."""
-        return self.plain / self.oracle
+        """The measured speed-up over autoregressive decoding."""
+        return self.autoregressive / self.oracle
 
     @property
     def ideal(self) -> float:
-        """The speed-up if nothing but the forwards and the drafting took time."""
+        """The speed-up if only forwards and drafting took time."""
         return self.tau * self.target / (self.verify + self.draft)
 
 
 def measure_efficiency(subject: Subject) -> dict[str, Figure]:
-    """Return the oracle's speed-up over plain decoding as a share of the ideal one."""
-    outcomes = [_outcome(subject, prompt) for prompt in [subject.prompts[0], *subject.prompts]][1:]
-    efficiency = median_interval([one.speedup / one.ideal for one in outcomes])
+    """Return the oracle's speed-up over autoregressive decoding as a share of the ideal."""
+    timings = [_timing(subject, prompt) for prompt in [subject.prompts[0], *subject.prompts]][1:]
+    efficiency = median_interval([timing.speedup / timing.ideal for timing in timings])
     details = {
-        "speedup": median_interval([one.speedup for one in outcomes])._asdict(),
-        "ideal": median_interval([one.ideal for one in outcomes])._asdict(),
-        "tau": median(one.tau for one in outcomes),
+        "speedup": median_interval([timing.speedup for timing in timings])._asdict(),
+        "ideal": median_interval([timing.ideal for timing in timings])._asdict(),
+        "tau": median(timing.tau for timing in timings),
         "milliseconds": {
-            name: 1e3 * median(getattr(one, name) for one in outcomes)
+            name: 1e3 * median(getattr(timing, name) for timing in timings)
             for name in ("target", "verify", "draft")
         },
     }
@@ -54,38 +54,38 @@ def measure_efficiency(subject: Subject) -> dict[str, Figure]:
     return {"oracle_efficiency": Figure(efficiency, GOAL, details)}
 
 
-def _outcome(subject: Subject, prompt: list[int]) -> Outcome:
+def _timing(subject: Subject, prompt: list[int]) -> OracleTiming:
     steps = max(2, subject.effort.new_tokens // (RIGHT + 1))
     count = steps * (RIGHT + 1) + 1
     known = subject.start(None, [prompt], count + RIGHT + 1).finish().token_ids
     spec, device = subject.target.spec, subject.target.device
     oracle = OracleDrafter([known], spec.vocab_size, device, RIGHT, NODES)
-    plain, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
-    works = _alone(subject, oracle, prompt, steps)
-    plain.finish()
+    alone, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
+    works = _isolated(subject, oracle, prompt, steps)
+    alone.finish()
     seconds = {name: seconds_of(repeated(work, ALONE)) / ALONE for name, work in works.items()}
     drafted.finish()
     again = {name: seconds_of(repeated(work, ALONE)) / ALONE for name, work in works.items()}
-    alone = {name: (seconds[name] + again[name]) / 2 for name in works}
-    return Outcome(
-        plain=plain.seconds["total"] - plain.seconds["prefill"],
+    isolated = {name: (seconds[name] + again[name]) / 2 for name in works}
+    return OracleTiming(
+        autoregressive=alone.seconds["total"] - alone.seconds["prefill"],
         oracle=drafted.seconds["total"] - drafted.seconds["prefill"],
         tau=drafted.stats.tau,
-        **alone,
+        **isolated,
     )
 
 
-def _alone(
+def _isolated(
     subject: Subject, oracle: OracleDrafter, prompt: list[int], steps: int
 ) -> dict[str, Work]:
-    """Return the forwards of a plain and of a drafted round in the middle, and the drafting."""
+    """Return forwards of steps without and with drafts amid a run, and the drafting."""
     count = steps * (RIGHT + 1) + 1
     middle = steps // 2
-    plain, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
+    alone, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))
     session = oracle.new_session(drafted.sequences[0].request.sampling, 0)
     session.lengths = (len(prompt) + middle * (RIGHT + 1),)
     return {
-        "target": forwards_of_step(subject, plain, middle * (RIGHT + 1)).replay,
+        "target": forwards_of_step(subject, alone, middle * (RIGHT + 1)).replay,
         "verify": forwards_of_step(subject, drafted, middle).replay,
         "draft": partial(session.propose, Budget(NODES), []),
     }

@@ -1,6 +1,6 @@
-"""Measures the decode engine itself: `python -m inference.profiling.engine --target PATH`.
+"""Profiles the decoding engine: `python -m inference.profiling.engine --target PATH`.
 
-Prints progress to standard error and, as its last line, one JSON document to standard output.
+It prints progress to standard error and, as its last line, a JSON document to standard output.
 """
 
 import argparse
@@ -12,12 +12,12 @@ from inference.benchmark.stats import Figure
 from inference.profiling.efficiency import measure_efficiency
 from inference.profiling.forwards import measure_growth
 from inference.profiling.overhead import measure_overhead
-from inference.profiling.runs import measure_batches, measure_plain
+from inference.profiling.runs import measure_autoregressive, measure_batches
 from inference.profiling.subject import Effort, Subject, add_target_options, build_subject
 
 QUICK = Effort(prompts=2, new_tokens=9, repeats=3)
 MEASUREMENTS: dict[str, Callable[[Subject], dict[str, Figure]]] = {
-    "plain": measure_plain,
+    "autoregressive": measure_autoregressive,
     "overhead": measure_overhead,
     "growth": measure_growth,
     "batches": measure_batches,
@@ -47,12 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the decode engine.")
     add_target_options(parser)
-    parser.add_argument("--drafter", help="folder; by default a random one of about one layer")
+    parser.add_argument("--drafter", help="folder; by default a random drafter of about one layer")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--new-tokens", type=int, default=97)
-    parser.add_argument("--repeats", type=int, default=24, help="of single rounds")
-    parser.add_argument("--only", nargs="+", choices=list(MEASUREMENTS), help="leave others out")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
+    parser.add_argument("--repeats", type=int, default=24, help="repeats of single decoding steps")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(MEASUREMENTS), help="run only these measurements"
+    )
+    parser.add_argument("--quick", action="store_true", help="a run of a few seconds, as a test")
     return parser.parse_args(arguments)
 
 

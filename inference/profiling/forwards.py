@@ -1,4 +1,4 @@
-"""The forwards that decoding cannot do without, watched inside a run or done again alone."""
+"""Forwards of target and drafter, timed inside a run or replayed in isolation."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,18 @@ Around = Callable[[str, Callable[[], Any]], Any]
 
 
 class Stopwatch:
-    """Adds up the seconds of calls, by name; on an accelerator each call is waited for."""
+    """Sums the seconds of calls by name; waits for an accelerator after each call."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def __call__(self, name: str, call: Callable[[], Any]) -> Any:
-        """Do the call and count its seconds."""
+        """Make the call, add its seconds, and return its result.
+
+        Args:
+            name: name that the seconds are added to.
+            call: call to time.
+        """
         started = now()
         result = call()
         self.seconds[name] += now() - started
@@ -36,33 +41,38 @@ class Stopwatch:
 
 
 class Recorder:
-    """Keeps calls with their arguments, to be done again."""
+    """Records calls with their arguments, to replay them."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], Any]] = []
 
     def __call__(self, name: str, call: Callable[[], Any]) -> Any:
-        """Do the call and keep it."""
+        """Make the call, record it, and return its result.
+
+        Args:
+            name: name of the call.
+            call: call to record.
+        """
         self.calls.append(call)
         return call()
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Do all calls again."""
+        """Make all recorded calls again."""
         for call in self.calls:
             call()
 
 
 @contextmanager
 def watched(target: TargetAdapter, drafter: JakiroDrafter | None, around: Around) -> Iterator[None]:
-    """Send every forward of target and drafter through `around`; calls inside others count once.
+    """Send every forward of target and drafter through `around`; nested calls count once.
 
     Args:
-        target: its model, below the head, and its logits.
-        drafter: its forward, its memory, and the rows of its tokens.
-        around: is given a name and the call.
+        target: target, whose decoder and logits are watched.
+        drafter: drafter, whose forward, memory and keys/values are watched; None without.
+        around: function that receives a name and the call, and returns its result.
     """
-    places = _places(target, drafter)
+    methods = _methods(target, drafter)
     is_inside = False
 
     def once(name: str, call: Callable[[], Any]) -> Any:
@@ -75,27 +85,27 @@ def watched(target: TargetAdapter, drafter: JakiroDrafter | None, around: Around
         finally:
             is_inside = False
 
-    for name, owner, method in places:
+    for name, owner, method in methods:
         setattr(owner, method, _sent_through(partial(once, name), getattr(owner, method)))
     try:
         yield
     finally:
-        for _, owner, method in places:
+        for _, owner, method in methods:
             delattr(owner, method)
 
 
-def _places(target: TargetAdapter, drafter: JakiroDrafter | None) -> list[tuple[str, object, str]]:
-    places: list[tuple[str, object, str]] = [
+def _methods(target: TargetAdapter, drafter: JakiroDrafter | None) -> list[tuple[str, object, str]]:
+    methods: list[tuple[str, object, str]] = [
         ("target", target.model.get_decoder(), "forward"),
         ("logits", target, "logits"),
     ]
     if drafter is not None:
-        places += [
+        methods += [
             ("drafter", drafter, "forward"),
-            ("memory", drafter, "remember"),
-            ("rows", drafter.trunk.self_attention, "rows"),
+            ("memory", drafter, "encode_memory"),
+            ("kv", drafter.trunk.self_attention, "kv"),
         ]
-    return places
+    return methods
 
 
 def _sent_through(around: Callable[[Work], Any], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,21 +120,21 @@ GOAL = 0.10
 SHORT, LONG = 128, 1536
 WARM_UP = 2
 
-Seconds = dict[str, float]  # seconds of each piece of work in one round of measurement
+Seconds = dict[str, float]  # seconds of each work in a repeat of the measurement
 
 
 def measure_growth(subject: Subject) -> dict[str, Figure]:
-    """Return the growth of a drafting round from a short to a long context, forwards left out."""
+    """Return the growth of a drafted step from a short to a long context, without forwards."""
     new_tokens = (subject.effort.repeats + WARM_UP + 2) * (subject.trained().max_depth + 1) + 1
     short, long = _contexts(subject.target.spec.max_position - new_tokens)
     works: dict[str, Work] = {}
     for name, length in (("short", short), ("long", long)):
         works |= _works(subject, name, length, new_tokens)
     seconds = interleaved(works, subject.effort.repeats, WARM_UP)
-    turns = [
+    repeats = [
         dict(zip(seconds, taken, strict=True)) for taken in zip(*seconds.values(), strict=True)
     ]
-    growth = interval(turns, _growth)
+    growth = interval(repeats, _growth)
     milliseconds = {name: 1e3 * median(taken) for name, taken in seconds.items()}
     for name, value in milliseconds.items():
         note(f"context, {name}: {value:.2f} ms")
@@ -141,7 +151,7 @@ def _contexts(room: int) -> tuple[int, int]:
 
 def _growth(measured: Sequence[Seconds]) -> float:
     def typical(name: str) -> float:
-        return median(turn[name] for turn in measured)
+        return median(repeat[name] for repeat in measured)
 
     whole = typical("long round") - typical("short round")
     alone = typical("long forwards alone") - typical("short forwards alone")
@@ -156,23 +166,23 @@ def _works(subject: Subject, name: str, length: int, new_tokens: int) -> dict[st
         next(run)  # reads the prompt
         return run
 
-    drafting, plain = steps(subject.trained()), steps(None)
+    drafting, autoregressive = steps(subject.trained()), steps(None)
     alone = subject.start(subject.trained(), [prompt], new_tokens)
     return {
         f"{name} round": lambda: next(drafting),
         f"{name} forwards alone": forwards_of_step(subject, alone, skip=2).replay,
-        f"{name} plain round": lambda: next(plain),
+        f"{name} plain round": lambda: next(autoregressive),
         f"{name} transformers": _dynamic_step(subject, prompt),
     }
 
 
 def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
-    """Return the forwards of one round, to be done again alone; the run stays where it is.
+    """Return the forwards of a decoding step for replay; the run stops after this step.
 
     Args:
-        subject: whose forwards these are.
-        run: has yet to begin.
-        skip: what it yields before the round, the prompt's first token included.
+        subject: target and drafter.
+        run: run that has not begun.
+        skip: number of steps that the run yields before, prefill included.
     """
     steps = iter(run)
     for _ in range(skip):
@@ -186,7 +196,7 @@ def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
 
 
 def _dynamic_step(subject: Subject, prompt: list[int]) -> Work:
-    """Return one token of a plain loop over the model with its default cache."""
+    """Return a token's work in an autoregressive loop over the model with its default cache."""
     model: Any = subject.model
     cache = DynamicCache(config=subject.target.config)
     ids = torch.tensor([prompt], device=subject.target.device)

@@ -1,4 +1,4 @@
-"""What a round of decoding spends outside the forwards of target and drafter."""
+"""Share of a decoding step outside the forwards of target and drafter."""
 
 import time
 from statistics import median
@@ -15,7 +15,7 @@ PARTS = ("draft", "verify", "commit")
 
 
 class Spent(NamedTuple):
-    """Seconds per round of one run, the prompt and the first round left out."""
+    """Seconds per decoding step of a run, without prefill and the first step."""
 
     total: float
     parts: dict[str, float]  # as the run itself counts them
@@ -23,12 +23,12 @@ class Spent(NamedTuple):
 
     @property
     def overhead(self) -> float:
-        """Share of a round outside the forwards."""
+        """The share of a decoding step outside the forwards."""
         return 1 - sum(self.forwards.values()) / self.total
 
 
 def measure_overhead(subject: Subject) -> dict[str, Figure]:
-    """Return the share of a drafting round outside the forwards of target and drafter."""
+    """Return the share of a drafted step outside the forwards of target and drafter."""
     drafter = subject.trained()
     kinds: dict[str, tuple[Drafter | None, float]] = {
         "greedy": (drafter, 0.0),
@@ -36,12 +36,12 @@ def measure_overhead(subject: Subject) -> dict[str, Figure]:
         "plain": (None, 0.0),
     }
     spent: dict[str, list[Spent]] = {kind: [] for kind in kinds}
-    for place, prompt in enumerate([subject.prompts[0], *subject.prompts]):
+    for number, prompt in enumerate([subject.prompts[0], *subject.prompts]):
         for kind, (used, temperature) in kinds.items():
-            one = _spend(subject, used, prompt, temperature)
-            if place > 0:  # the first prompt warms up
-                spent[kind].append(one)
-    shares = {kind: median_interval([one.overhead for one in spent[kind]]) for kind in kinds}
+            taken = _spend(subject, used, prompt, temperature)
+            if number > 0:  # the first prompt warms up
+                spent[kind].append(taken)
+    shares = {kind: median_interval([run.overhead for run in spent[kind]]) for kind in kinds}
     for kind, share in shares.items():
         note(f"own overhead, {kind}: {share.value:.3f} [{share.low:.3f}, {share.high:.3f}]")
     details = {
@@ -56,8 +56,8 @@ def _spend(
 ) -> Spent:
     run = subject.start(drafter, [prompt], subject.effort.new_tokens, temperature)
     steps = iter(run)
-    next(steps)  # reads the prompt
-    next(steps)  # the drafter reads it, too
+    next(steps)  # prefill
+    next(steps)  # the drafter encodes the prompt
     before, count = dict(run.seconds), run.num_steps
     watch = Stopwatch()
     with watched(subject.target, subject.drafter, watch):
@@ -76,11 +76,11 @@ def _spend(
 
 def _milliseconds(several: list[Spent]) -> dict[str, dict[str, float] | float]:
     return {
-        "round": 1e3 * median(one.total for one in several),
-        "parts": _medians([one.parts for one in several]),
-        "forwards": _medians([one.forwards for one in several]),
+        "round": 1e3 * median(run.total for run in several),
+        "parts": _medians([run.parts for run in several]),
+        "forwards": _medians([run.forwards for run in several]),
     }
 
 
 def _medians(several: list[dict[str, float]]) -> dict[str, float]:
-    return {name: 1e3 * median(one[name] for one in several) for name in several[0]}
+    return {name: 1e3 * median(seconds[name] for seconds in several) for name in several[0]}

@@ -1,10 +1,10 @@
-"""Frequency of greedy tokens that rounding decides.
+"""Measures how often rounding decides a greedy token.
 
 Run it as `python -m inference.profiling.rounding --target PATH`.
 
-The same tokens read one by one and as trees have logits that differ in the last digits; where two
-tokens nearly tie, the likeliest one may change. Prints progress to standard error and, as its last
-line, one JSON document to standard output.
+If the target reads the same tokens singly and as trees, the logits differ in the last digits; where
+two tokens nearly tie, the likeliest token may change. The program prints progress to standard error
+and, as its last line, a JSON document to standard output.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import StepInput, TargetAdapter
 
-RIGHT, NODES = 3, 8  # of the trees that tokens are read as
+RIGHT, NODES = 3, 8  # accepted drafts and nodes of the oracle's trees
 
 
 class Outcome(NamedTuple):
-    """One prompt against the target's own `generate()`."""
+    """Differences of a prompt from the target's own `generate()`."""
 
-    differs: dict[str, list[bool]]  # by way of reading: whether each position's best token does
-    first: dict[str, int | None]  # by way of decoding: first new token that does, if any
+    differs: dict[str, list[bool]]  # by way of reading: whether each position's best token differs
+    first: dict[str, int | None]  # by way of decoding: index of the first token that differs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,16 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shape = TreeShape(parallel_levels=0)
     trained = TrainedDrafter(load_drafter(options.drafter, target), target, shape)
     outcomes = []
-    for place, prompt in enumerate(prompts, start=1):
+    for number, prompt in enumerate(prompts, start=1):
         outcomes.append(_outcome(target, trained, prompt, options.new_tokens))
-        note(f"prompt {place} of {len(prompts)}: first difference {outcomes[-1].first}")
+        note(f"prompt {number} of {len(prompts)}: first difference {outcomes[-1].first}")
     emit(
         {
-            "argmax_differs": _shares(outcomes, lambda one: one.differs),
+            "argmax_differs": _shares(outcomes, lambda outcome: outcome.differs),
             "continuations_differ": _shares(
-                outcomes, lambda one: {k: [v is not None] for k, v in one.first.items()}
+                outcomes,
+                lambda outcome: {way: [i is not None] for way, i in outcome.first.items()},
             ),
-            "first_difference": [one.first for one in outcomes],
+            "first_difference": [outcome.first for outcome in outcomes],
             "positions": len(outcomes) * options.new_tokens,
             "environment": environment(target, options),
         }
@@ -106,7 +107,7 @@ def _read_as_trees(
     target: TargetAdapter, oracle: OracleDrafter, known: list[int], prompt: int, new_tokens: int
 ) -> list[bool]:
     context = _after_prompt(target, known, prompt)
-    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # queries of the root and of the right candidates
+    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # queries of the root and the right candidates
     differs: list[bool] = []
     for length in range(prompt, prompt + new_tokens, RIGHT + 1):
         output = target.forward(_tree_step(oracle, known, length), context.cache)
@@ -126,7 +127,7 @@ def _after_prompt(target: TargetAdapter, known: list[int], prompt: int) -> Conte
 
 
 def _tree_step(oracle: OracleDrafter, known: list[int], length: int) -> StepInput:
-    """Return the step over the root at position `length` and its tree."""
+    """Return the target's input for the root at position `length` and its tree."""
     tree = oracle.tree([length], [0])
     root = tree.token_ids.new_tensor([[known[length]]])
     nothing = torch.zeros_like(root)
@@ -149,20 +150,20 @@ def _first(
     known: list[int],
     new_tokens: int,
 ) -> int | None:
-    """Return the place of the first new token that is not the one of `generate()`."""
+    """Return the index of the first new token that differs from `generate()`; None if equal."""
     got = start(target, drafter, [prompt], new_tokens).finish().token_ids[len(prompt) :]
     pairs = zip(got, known[len(prompt) :], strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+    return next((index for index, (own, other) in enumerate(pairs) if own != other), None)
 
 
 def _shares(
     outcomes: Sequence[Outcome], facts: Callable[[Outcome], dict[str, list[bool]]]
 ) -> dict[str, dict[str, float]]:
-    """Return for each way the share of what differs, with its interval over prompts."""
+    """Return the share of differences for each way, with its interval over prompts."""
     return {
         name: interval(
-            [facts(one)[name] for one in outcomes],
-            lambda rows: fmean(x for row in rows for x in row),
+            [facts(outcome)[name] for outcome in outcomes],
+            lambda prompts: fmean(differs for prompt in prompts for differs in prompt),
         )._asdict()
         for name in facts(outcomes[0])
     }
@@ -172,7 +173,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure how often rounding decides.")
     add_target_options(parser, dtype="bfloat16")
     add_prompt_options(parser, count=20, new_tokens=64)
-    parser.add_argument("--drafter", help="folder; by default a random one of about one layer")
+    parser.add_argument("--drafter", help="folder; by default a random drafter of about one layer")
     return parser.parse_args(arguments)
 
 

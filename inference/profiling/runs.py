@@ -1,4 +1,4 @@
-"""Tokens per second of several prompts decoded together against one alone."""
+"""Tokens per second of whole runs: batches, and autoregressive decoding."""
 
 import inspect
 from collections.abc import Callable
@@ -20,39 +20,40 @@ BATCH = 8
 
 
 def measure_batches(subject: Subject) -> dict[str, Figure]:
-    """Return how many times as many tokens per second 8 prompts have together, plain or drafted."""
+    """Return tokens per second of a batch of 8 prompts over those of a single prompt."""
     drafter = subject.trained()
     speeds: dict[str, list[tuple[float, float]]] = {"plain": [], "drafted": []}
-    for turn in range(subject.effort.repeats // 3 + 1):
+    for repeat in range(subject.effort.repeats // 3 + 1):
         for kind, used in (("plain", None), ("drafted", drafter)):
-            pair = _speeds(subject, used, turn)
-            if turn > 0:  # the first one warms up
+            pair = _speeds(subject, used, repeat)
+            if repeat > 0:  # the first repeat warms up
                 speeds[kind].append(pair)
     scaling = {
-        kind: median_interval([many / one for one, many in pairs]) for kind, pairs in speeds.items()
+        kind: median_interval([batch / single for single, batch in pairs])
+        for kind, pairs in speeds.items()
     }
     details = {
         kind: {
             "scaling": scaling[kind]._asdict(),
             "tokens_per_second": {
-                "1": median(one for one, _ in pairs),
-                str(BATCH): median(many for _, many in pairs),
+                "1": median(single for single, _ in pairs),
+                str(BATCH): median(batch for _, batch in pairs),
             },
         }
         for kind, pairs in speeds.items()
     }
-    for kind, one in scaling.items():
-        note(f"batch of {BATCH}, {kind}: {one.value:.2f} [{one.low:.2f}, {one.high:.2f}]")
+    for kind, ratio in scaling.items():
+        note(f"batch of {BATCH}, {kind}: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
     return {"batch8_scaling": Figure(scaling["plain"], None, details)}
 
 
-def _speeds(subject: Subject, drafter: Drafter | None, work: int) -> tuple[float, float]:
-    """Return tokens per second of one prompt, and of a batch that begins with it."""
+def _speeds(subject: Subject, drafter: Drafter | None, repeat: int) -> tuple[float, float]:
+    """Return tokens per second of a single prompt, and of a batch that begins with it."""
     count = subject.effort.new_tokens
-    prompts = [subject.prompts[(work + n) % len(subject.prompts)] for n in range(BATCH)]
+    prompts = [subject.prompts[(repeat + n) % len(subject.prompts)] for n in range(BATCH)]
     runs = [subject.start(drafter, several, count) for several in (prompts[:1], prompts)]
-    one, many = (_speed(run) for run in (runs if work % 2 else runs[::-1]))
-    return (one, many) if work % 2 else (many, one)
+    first, second = (_speed(run) for run in (runs if repeat % 2 else runs[::-1]))
+    return (first, second) if repeat % 2 else (second, first)
 
 
 def _speed(run: DecodeRun) -> float:
@@ -60,13 +61,13 @@ def _speed(run: DecodeRun) -> float:
 
 
 GOAL, COMPILED_GOAL = 1.05, 1.3
-WARM_UPS = 2  # full generations before any is timed; the first one compiles
+WARM_UPS = 2  # full generations before timing, of which the first compiles
 
 Method = Callable[[list[int]], object]
 
 
-def measure_plain(subject: Subject) -> dict[str, Figure]:
-    """Return how many times as long `generate()` takes as plain decoding, eager and compiled."""
+def measure_autoregressive(subject: Subject) -> dict[str, Figure]:
+    """Return the seconds of `generate()` over those of our decoding without drafts."""
     methods = _methods(subject)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for method in methods.values():
@@ -78,15 +79,21 @@ def measure_plain(subject: Subject) -> dict[str, Figure]:
         for name in (*names[first:], *names[:first]):
             seconds[name].append(seconds_of(partial(methods[name], prompt)))
         last = ", ".join(f"{name} {taken[-1]:.2f} s" for name, taken in seconds.items())
-        note(f"plain decoding, prompt {number + 1}: {last}")
+        note(f"autoregressive decoding, prompt {number + 1}: {last}")
     return {
-        "plain_vs_transformers": _figure(seconds, "plain", GOAL),
+        "plain_vs_transformers": _figure(seconds, "autoregressive", GOAL),
         "plain_compiled_vs_transformers": _figure(seconds, "compiled", COMPILED_GOAL),
     }
 
 
 def by_transformers(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
-    """Return the prompt and its greedy continuation by `generate()`."""
+    """Return the prompt and its greedy continuation by `generate()`.
+
+    Args:
+        model: the target.
+        prompt: token ids of the prompt.
+        new_tokens: number of new tokens.
+    """
     ids = torch.tensor([prompt], device=model.device)
     generate: Any = model.generate
     tokens = generate(
@@ -100,7 +107,7 @@ def by_transformers(model: PreTrainedModel, prompt: list[int], new_tokens: int) 
 
 
 def can_compile() -> bool:
-    """Whether this version of the decoder compiles its target."""
+    """Return whether this version of the decoder can compile its target."""
     return "compiled" in inspect.signature(SpeculativeDecoder).parameters
 
 
@@ -108,7 +115,7 @@ def _methods(subject: Subject) -> dict[str, Method]:
     count = subject.effort.new_tokens
     methods: dict[str, Method] = {
         "transformers": lambda ids: by_transformers(subject.model, ids, count),
-        "plain": _by_decoder(SpeculativeDecoder(subject.model), count),
+        "autoregressive": _by_decoder(SpeculativeDecoder(subject.model), count),
     }
     if can_compile() and not subject.is_quick:
         kwargs: dict[str, Any] = {"compiled": True}

@@ -1,4 +1,4 @@
-"""What is measured: a target, a drafter of its size, and prompts."""
+"""Loads the subject of profiling: a target, a drafter of suitable size, and prompts."""
 
 import argparse
 import random
@@ -35,22 +35,22 @@ from jakiro.target.record import check_target, record_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROMPT_TOKENS = 64
-# Where a target that several programs share may lie: beside the checkout.
+# Optional folder, beside the checkout, of a target that several programs share.
 SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure."""
+    """Amount of measurement."""
 
     prompts: int
     new_tokens: int
-    repeats: int  # rounds or runs of one thing
+    repeats: int  # repeats of a decoding step or run
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A target and a drafter to measure decoding with."""
+    """A target, a drafter and prompts to profile decoding with."""
 
     target: TargetAdapter
     drafter: JakiroDrafter
@@ -60,11 +60,11 @@ class Subject:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The target as Hugging Face knows it."""
+        """The target as a Hugging Face model."""
         return self.target.model
 
     def trained(self) -> TrainedDrafter:
-        """Return the drafter with the trees that fit its schedule."""
+        """Return the drafter with default trees of its schedule."""
         schedule = self.drafter.config.settings.schedule.model_dump()
         plan = TreePlan()
         shapes = {
@@ -80,7 +80,14 @@ class Subject:
         new_tokens: int,
         temperature: float = 0.0,
     ) -> DecodeRun:
-        """Return a run over prompts that has yet to begin."""
+        """Return a run over prompts that has not begun.
+
+        Args:
+            drafter: drafter; None for autoregressive decoding.
+            prompts: token ids of each prompt.
+            new_tokens: number of new tokens of each prompt.
+            temperature: sampling temperature; 0 is greedy.
+        """
         return start(self.target, drafter, prompts, new_tokens, temperature)
 
 
@@ -91,7 +98,15 @@ def start(
     new_tokens: int,
     temperature: float = 0.0,
 ) -> DecodeRun:
-    """Return a run over prompts that drafts in every round and has yet to begin."""
+    """Return a run over prompts that has not begun, and drafts in every decoding step.
+
+    Args:
+        target: the target.
+        drafter: drafter; None for autoregressive decoding.
+        prompts: token ids of each prompt.
+        new_tokens: number of new tokens of each prompt.
+        temperature: sampling temperature; 0 is greedy.
+    """
     requests, _ = prepare_requests(
         target.model,
         prompts,
@@ -104,47 +119,68 @@ def start(
 
 
 def add_target_options(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
-    """Add the options that say which target to load, and how."""
+    """Add the options of the target.
+
+    Args:
+        parser: parser to extend.
+        dtype: default of `--dtype`.
+    """
     parser.add_argument(
         "--target",
-        help="folder or hub id; by default ../shared/reference-target beside the checkout",
+        help="folder or Hub id; by default ../shared/reference-target beside the checkout",
     )
     parser.add_argument("--dtype", choices=sorted(DTYPES), default=dtype)
     parser.add_argument("--device", default="cpu")
 
 
 def load_target(options: argparse.Namespace) -> PreTrainedModel:
-    """Return the target that the options name; by default the shared one, or a random Llama."""
-    place = options.target or (str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None)
+    """Return the target of `--target`; by default the shared target, or a random Llama."""
+    name_or_path = options.target or (str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None)
     dtype = DTYPES[options.dtype]
     model: Any
-    if place is None:
+    if name_or_path is None:
         model = _random_llama()
     else:
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-    model.generation_config.eos_token_id = None  # every run has the same length
+        model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype)
+    model.generation_config.eos_token_id = None  # all runs have the same length
     return model.to(device=options.device, dtype=dtype).eval()
 
 
-def load_drafter(place: str | None, target: TargetAdapter) -> JakiroDrafter:
-    """Return the drafter in a folder, or a random one of about the size of one target layer."""
-    if place is None:
+def load_drafter(path: str | None, target: TargetAdapter) -> JakiroDrafter:
+    """Return a drafter in the target's dtype, on its device.
+
+    Args:
+        path: folder of the drafter; None for a random drafter of about the size of a target layer.
+        target: the target.
+    """
+    if path is None:
         drafter = _random_drafter(target)
     else:
-        drafter = JakiroDrafter.from_pretrained(place)
+        drafter = JakiroDrafter.from_pretrained(path)
         check_target(drafter.config.target_record, target.spec)
     return drafter.eval().to(device=target.device, dtype=target.dtype)
 
 
 def random_prompts(target: TargetAdapter, count: int, length: int) -> list[list[int]]:
-    """Return prompts of random tokens, the same in every run."""
+    """Return prompts of random tokens, the same in every run.
+
+    Args:
+        target: the target, whose vocabulary the tokens are from.
+        count: number of prompts.
+        length: number of tokens of each prompt.
+    """
     source = random.Random(0)
     vocab = target.spec.vocab_size
     return [[source.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
 def build_subject(options: argparse.Namespace, effort: Effort) -> Subject:
-    """Load what the options name."""
+    """Load target, drafter and prompts.
+
+    Args:
+        options: parsed command line.
+        effort: amount of measurement.
+    """
     target = TargetAdapter(load_target(options))
     length = min(PROMPT_TOKENS, target.spec.max_position // 4)
     return Subject(
@@ -184,39 +220,52 @@ def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
 
 
 def _alike(spec: TargetSpec) -> tuple[int, ...]:
-    """Return the layers whose state is as wide as the first one's."""
+    """Return the layers whose keys/values are as wide as those of the first layer."""
     return tuple(i for i, width in enumerate(spec.kv_widths) if width == spec.kv_widths[0])
 
 
-MARGIN = 16  # positions left over behind what is decoded
+MARGIN = 16  # positions left after the new tokens
 SHARED_PROMPTS = SHARED_TARGET / "prompts-test.jsonl"
 
 
 def add_prompt_options(parser: argparse.ArgumentParser, count: int, new_tokens: int) -> None:
-    """Add the options that say what to continue, and how far."""
+    """Add the options of the prompts and of the number of new tokens.
+
+    Args:
+        parser: parser to extend.
+        count: default of `--count`.
+        new_tokens: default of `--new-tokens`.
+    """
     parser.add_argument(
         "--prompts",
         type=Path,
-        help="file of prompts, one object with the field `prompt` per line; by default "
-        "prompts-test.jsonl of ../shared/reference-target, or built-in ones",
+        help="JSON Lines of objects with a field `prompt`; by default "
+        "prompts-test.jsonl of ../shared/reference-target, or built-in prompts",
     )
-    parser.add_argument("--count", type=int, default=count, help="prompts to take")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="kept of each prompt's end")
+    parser.add_argument("--count", type=int, default=count, help="number of prompts")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=128,
+        help="number of tokens kept from the end of each prompt",
+    )
     parser.add_argument("--new-tokens", type=int, default=new_tokens)
 
 
 def load_prompts(options: argparse.Namespace, target: TargetAdapter) -> list[list[int]]:
-    """Return the token ids of the prompts that the options name.
+    """Return the token ids of the prompts, at random if the target has no tokenizer.
 
-    They are random ones where the target was made up and has no tokenizer.
+    Args:
+        options: parsed command line.
+        target: the target.
     """
-    place = target.model.name_or_path
-    if not place:
+    name_or_path = target.model.name_or_path
+    if not name_or_path:
         return random_prompts(target, options.count, PROMPT_TOKENS)
-    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     file = options.prompts or (SHARED_PROMPTS if SHARED_PROMPTS.is_file() else None)
     prompts: list[Prompt] = list(BUILT_IN) if file is None else read_prompts(file)
     vocab_size = target.spec.vocab_size
-    ids = [encode_prompt(one, tokenizer, vocab_size) for one in prompts[: options.count]]
+    encoded = [encode_prompt(prompt, tokenizer, vocab_size) for prompt in prompts[: options.count]]
     room = target.spec.max_position - options.new_tokens - MARGIN
-    return [one[-min(options.prompt_tokens, room) :] for one in ids]
+    return [ids[-min(options.prompt_tokens, room) :] for ids in encoded]

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument, ComparisonSettings
     from inference.benchmark.run import Track
 
-_METHODS = """A way to decode; may be repeated. transformers: its generate(); transformers-lookup:
+_METHODS = """A decoding method; may be repeated. transformers: its generate(); transformers-lookup:
 with prompt lookup, the best of three settings; transformers-assisted=SMALL_LM: with a small model;
-plain: our loop alone; drafter=PATH: our loop with a drafter, and after commas tree=trained,
-tree=auto, tree=chosen (the best candidates, also where tokens are drawn) or tree=drawn (candidates
-are drawn where tokens are, the default), and candidates=N, perhaps with levels=M passes of the
-drafter, or candidates=costs for the trees that pay best by measured costs: they are chosen on the
-last 4 prompts of the file (of its categories in turns), which then are not measured; lookup and
-aded: our loop with drafters that need no training, aded=TABLE with trigrams that `jakiro aded
-build` counted; lm=SMALL_LM: our loop with a small model that has the target's tokenizer; all three
-with candidates=N or settings=FILE.yaml after commas; aded+drafter=PATH, lookup+lm=SMALL_LM and so
-on: two drafters that share trees, with beside-settings=FILE.yaml of the first-named one and
-sharing-settings=FILE.yaml of how they share them (CombinedSettings);
-merged-repeats=N: trees of lookup, aded or tree=chosen go on where they repeat themselves, up to N
-candidates. Every method can be called ,name=..."""
+autoregressive: our loop without a drafter; drafter=PATH: our loop with a drafter, with options
+after commas: tree=trained, tree=auto, tree=deterministic (the best candidates, also where tokens
+are sampled) or tree=sampled (candidates are sampled where tokens are, the default); candidates=N,
+also with levels=M passes of the drafter, or candidates=costs for the trees that pay best by
+measured costs, selected on the last 4 prompts of the file (interleaved by category), which then are
+not measured; lookup and aded: our loop with drafters that need no training, aded=TABLE with
+trigrams counted by `jakiro aded build`; lm=SMALL_LM: our loop with a small model that has the
+target's tokenizer; these three with candidates=N or settings=FILE.yaml after commas;
+aded+drafter=PATH, lookup+lm=SMALL_LM and so on: two drafters that share trees, with
+beside-settings=FILE.yaml of the first drafter and sharing-settings=FILE.yaml of how they share
+trees (CombinedSettings); merged-repeats=N: trees of lookup, aded or tree=deterministic continue
+where they repeat themselves, up to N candidates. ,name=NAME names a method."""
 
 
 def bench(

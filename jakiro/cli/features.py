@@ -9,7 +9,7 @@ import typer
 from jakiro.cli.output import say
 
 if TYPE_CHECKING:
-    from training.target_states.writer import FeatureWriter
+    from training.target_states.writer import TargetStateWriter
 
 
 def features(
@@ -37,29 +37,29 @@ def features(
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
     from training.distributed.processes import choose_device
-    from training.module import place_target
+    from training.module import move_target
     from training.setup.preparation import prepare
-    from training.target_states.writer import FeatureWriter
+    from training.target_states.writer import TargetStateWriter
 
     settings = load_settings(TrainSettings, config, overrides or ())
     device = choose_device(settings.engine.device)
     inputs = prepare(settings)
-    writer = FeatureWriter(inputs, out)
+    writer = TargetStateWriter(inputs, out)
     if check and (damaged := writer.folder.drop_damaged()):
         typer.echo(f"damaged: {', '.join(damaged)}")
     typer.echo(str(writer.plan))
-    place_target(inputs.target, device, needs_layers=True)
+    move_target(inputs.target, device, needs_layers=True)
     if _write(writer):
         typer.echo(f"all features are in {writer.folder.path}")
     else:
         say("the remaining shards are being written by other processes")
 
 
-def _write(writer: "FeatureWriter") -> bool:
+def _write(writer: "TargetStateWriter") -> bool:
     """Write with a bar on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("Rows", total=writer.plan.num_rows_left)
+        task = bar.add_task("Rows", total=writer.plan.num_sequences_left)
         return writer.write(lambda rows: bar.advance(task, rows))

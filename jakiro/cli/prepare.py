@@ -32,7 +32,7 @@ def prepare(
 
     from jakiro.utils.logs import quiet_libraries
     from training.data.counts import DataCounts
-    from training.data.packing import PackedRows
+    from training.data.packing import PackedSequences
     from training.data.report import advice
     from training.data.report import preview as preview_of
     from training.data.token_store import open_tokens
@@ -52,11 +52,11 @@ def prepare(
     console = Console()
     for document in preview_of(store, tokenizer, preview):
         console.print(document, end="\n\n")
-    rows = PackedRows(store, range(store.num_documents), sequence_length, split)
+    rows = PackedSequences(store, range(store.num_documents), sequence_length, split)
     if store.counts is not None:
         counts = DataCounts(read=store.counts, packed=rows.counts)
         for line in counts.lines():
             typer.echo(line)
-        said = advice(rows.counts, "--split", "--row-length")
+        said = advice(rows.counts, "--split", "--sequence-length")
         if said is not None:
             typer.echo(said)

@@ -12,7 +12,7 @@ from jakiro.cli.prepare import DATA, SKIP
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
-    from training.data.regeneration.regenerator import Written
+    from training.data.regeneration.regenerator import RegenerationCounts
 
 
 def regenerate(
@@ -66,7 +66,7 @@ def regenerate(
     regenerator = Regenerator(_decoder(target, drafter, dtype, device), settings)
     with _progress() as advance:
         written = regenerator.write(sources, output, advance)
-    _report(written, output.num_rows, out)
+    _report(written, output.num_records, out)
 
 
 def _decoder(
@@ -86,8 +86,8 @@ def _decoder(
         return SpeculativeDecoder(model, parts.drafter, tokenizer)
 
 
-def _report(written: "Written", num_rows: int, out: Path) -> None:
-    typer.echo(f"{num_rows:,} rows in {out}, {written.rows:,} of them new")
+def _report(written: "RegenerationCounts", num_rows: int, out: Path) -> None:
+    typer.echo(f"{num_rows:,} rows in {out}, {written.records:,} of them new")
     typer.echo(
         f"{written.answers:,} answers of {written.tokens:,} tokens, tau {written.tau:.2f}; "
         f"{written.left_out:,} unusable rows left out"

@@ -9,7 +9,7 @@ from jakiro.cli.output import say
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
-    from training.distributed.launch import Processes
+    from training.distributed.launch import LaunchOptions
     from training.planning.speed import PlannedDevice
 
 _GIB = 2**30
@@ -77,8 +77,8 @@ def train(
     """Train a drafter, on this machine or several; an interrupted run goes on."""
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
-    from training.data.report import said_once
-    from training.distributed.launch import Processes
+    from training.data.report import report_once
+    from training.distributed.launch import LaunchOptions
     from training.planning.speed import plan_device, present_device
 
     words = [*(overrides or ())]
@@ -89,7 +89,7 @@ def train(
     device = (plan_device if dry_run else present_device)(settings, memory)
     if not device.is_here and hostfile is None:
         processes = processes or 1
-    taking_part = Processes(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
+    taking_part = LaunchOptions(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
     if micro_batch == "auto":
         settings = _fitting(settings, taking_part, device)
         words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")
@@ -97,14 +97,14 @@ def train(
     if dry_run:
         _say_what_it_takes(settings, taking_part, device, device_speed)
     elif learning_curve is not None:
-        with said_once():
+        with report_once():
             _learn(settings, learning_curve, config, words, taking_part)
     else:
         _run(settings, config, words, taking_part)
 
 
 def _fitting(
-    settings: "TrainSettings", processes: "Processes", device: "PlannedDevice"
+    settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice"
 ) -> "TrainSettings":
     from training.planning.estimate import choose_micro_batch
 
@@ -116,7 +116,7 @@ def _fitting(
 
 def _say_what_it_takes(
     settings: "TrainSettings",
-    processes: "Processes",
+    processes: "LaunchOptions",
     device: "PlannedDevice",
     speed: float | None,
 ) -> None:
@@ -137,14 +137,14 @@ def _say_what_it_takes(
     Console().print(render(found, memory, rate), highlight=False)
 
 
-def _memory(settings: "TrainSettings", processes: "Processes", device: "PlannedDevice") -> int:
+def _memory(settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice") -> int:
     if device.memory is not None:  # perhaps elsewhere: nothing is asked of this machine
         return device.memory
     return device.memory_for(processes.local(settings))
 
 
 def _run(
-    settings: "TrainSettings", config: Path, overrides: list[str], processes: "Processes"
+    settings: "TrainSettings", config: Path, overrides: list[str], processes: "LaunchOptions"
 ) -> None:
     from training.distributed.launch import command, launch
 
@@ -164,14 +164,14 @@ def _learn(
     shares: str,
     config: Path,
     overrides: list[str],
-    processes: "Processes",
+    processes: "LaunchOptions",
 ) -> None:
-    from training.studies.learning_curve import LearningCurve, parse_shares
+    from training.studies.learning_curve import LearningCurve, parse_fractions
 
-    curve = LearningCurve(settings, parse_shares(shares))
+    curve = LearningCurve(settings, parse_fractions(shares))
     for run in curve.runs:
         if not run.is_finished:
-            say(f"learning curve: training on {run.share:g} of the documents")
+            say(f"learning curve: training on {run.fraction:g} of the documents")
         # A finished run, too: it refuses other settings, and trains nothing again.
         _run(run.settings, config, [*overrides, *run.overrides], processes)
     for line in curve.finish():

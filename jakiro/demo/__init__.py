@@ -1,1 +1,1 @@
-"""The demonstration: an embedded target, a drafter trained for it, and what it gains."""
+"""The demo: a toy target, a drafter trained for it, and the speed-up of drafting."""

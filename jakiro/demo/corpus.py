@@ -1,4 +1,4 @@
-"""The demo's text: source of the standard library, and the target's own continuations of it."""
+"""Text of the demo: source of the standard library, and the target's own continuations of it."""
 
 import hashlib
 import json
@@ -22,18 +22,18 @@ from jakiro.utils.files import fingerprint, write_atomically
 Split = Literal["train", "dev", "test"]
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
-# Percent of the files, by a hash of their path; the rest trains.
+# Percent of the files, by a hash of their path; the rest is for training.
 _PERCENT_DEV, _PERCENT_TEST = 5, 5
-# Folders that are not the library's own code: third-party packages, generated tables, and the test
-# suites, which some distributions strip: without them the corpus is the same everywhere.
+# Folders that are left out: third-party packages, generated tables, and test suites. Some
+# distributions lack the test suites; without them the corpus is the same everywhere.
 _FOREIGN = {"site-packages", "dist-packages", "__pycache__", "__phello__", "encodings"}
 _FOREIGN |= {"pydoc_data", "test", "tests", "idle_test"}
-# Records of how and where the interpreter was built.
+# Files that record how and where the interpreter was built.
 _BUILD_RECORDS = ("config-", "_sysconfigdata")
 
 
 class SourceFile(NamedTuple):
-    """A file's path below the library's root, with `/` on every system, and its text."""
+    """A source file: its path below the library's root, with `/` on every system, and its text."""
 
     path: str
     text: str
@@ -41,9 +41,10 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files in the order of their paths; models learn from `train` alone.
+    """Source files of each split, in the order of their paths, and a hash of all of them.
 
-    Settings are chosen on `dev`, results reported on `test`; the fingerprint covers all of them.
+    Models are trained on `train` only, settings are selected on `dev`, and results are reported on
+    `test`.
     """
 
     train: tuple[SourceFile, ...]
@@ -56,12 +57,16 @@ class Corpus:
         return {"train": self.train, "dev": self.dev, "test": self.test}[split]
 
     def shuffled_training_files(self) -> list[SourceFile]:
-        """Return the training files in a fixed shuffle."""
+        """Return the training files in a fixed random order."""
         return sorted(self.train, key=lambda file: fingerprint(file.path))
 
 
 def load_corpus(root: Path = STANDARD_LIBRARY, *, min_characters: int = 1_000_000) -> Corpus:
     """Read the library's Python files, without test suites, tables, and third-party packages.
+
+    Args:
+        root: folder of the library.
+        min_characters: least number of characters that the corpus must have.
 
     Raises:
         DataError: there are fewer characters, as in a zipped, frozen, or stripped Python.
@@ -83,7 +88,7 @@ def load_corpus(root: Path = STANDARD_LIBRARY, *, min_characters: int = 1_000_00
 
 
 def split_of(path: str) -> Split:
-    """Return the split of the file at this relative path; its text does not matter."""
+    """Return the split of a file, which depends only on its path below the library's root."""
     percent = int.from_bytes(hashlib.sha1(path.encode()).digest()[:8]) % 100
     if percent < _PERCENT_TEST:
         return "test"
@@ -98,19 +103,33 @@ def write_texts(
     folder: Path,
     progress: Progress,
 ) -> Path:
-    """Return a JSONL file of `{"text"}` rows; it is made once and kept in `folder`."""
+    """Return a JSONL file of `{"text"}` records; generate it unless the cache holds it.
+
+    Args:
+        recipe: amount of text.
+        corpus: library source.
+        model: the target.
+        tokenizer: the target's tokenizer.
+        folder: folder of the cache.
+        progress: progress display.
+    """
     target = TargetAdapter(model).spec.fingerprint
-    identity = fingerprint(1, recipe.model_dump(), corpus.fingerprint, target)
-    path = folder / f"texts-{identity[:16]}.jsonl"
+    key = fingerprint(1, recipe.model_dump(), corpus.fingerprint, target)
+    path = folder / f"texts-{key[:16]}.jsonl"
     if not path.exists():
         texts = texts_for(recipe, corpus, model, tokenizer, progress)
-        write_rows(path, ({"text": text} for text in texts))
+        write_records(path, ({"text": text} for text in texts))
     return path
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    """Write a JSONL file."""
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+def write_records(path: Path, records: Iterable[Mapping[str, str]]) -> None:
+    """Write a JSONL file.
+
+    Args:
+        path: file to write.
+        records: contents, one per line.
+    """
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def texts_for(
@@ -122,10 +141,17 @@ def texts_for(
 ) -> list[str]:
     """Return the target's own continuations, then source files.
 
-    Drafts are made for what the target writes, which is not what people wrote.
+    A drafter predicts text that the target writes, which differs from text that people wrote.
+
+    Args:
+        recipe: amount of text.
+        corpus: library source.
+        model: the target.
+        tokenizer: the target's tokenizer.
+        progress: progress display.
     """
     sources = [file.text for file in corpus.shuffled_training_files()]
-    task = progress.add_task("Letting the target write", total=recipe.num_batches)
+    task = progress.add_task("Generating with the target", total=recipe.num_batches)
     written: list[str] = []
     generate: Any = model.generate
     for number, batch in enumerate(_starts(recipe, sources, tokenizer).split(recipe.batch)):
@@ -146,21 +172,21 @@ def texts_for(
 def _starts(
     recipe: TextRecipe, texts: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> torch.Tensor:
-    """Cut equally long starts out of the texts, one of each in turn, at fixed random places."""
+    """Cut starts of equal length from the texts, in turn, at fixed random offsets."""
     generator = torch.Generator().manual_seed(0)
     count, length = recipe.num_batches * recipe.batch, recipe.start_tokens
     streams = (tokenizer.encode(text, add_special_tokens=False) for text in texts[:count])
     starts = []
     for ids in islice(cycle([ids for ids in streams if len(ids) > length]), count):
-        place = int(torch.randint(len(ids) - length, (), generator=generator))
-        starts.append(ids[place : place + length])
+        offset = int(torch.randint(len(ids) - length, (), generator=generator))
+        starts.append(ids[offset : offset + length])
     return torch.tensor(starts)
 
 
 def _read_files(root: Path) -> Iterator[SourceFile]:
     for path in sorted(root.rglob("*.py"), key=Path.as_posix):
-        place = path.relative_to(root)
-        if _FOREIGN.isdisjoint(place.parts[:-1]) and not place.parts[0].startswith(_BUILD_RECORDS):
+        name = path.relative_to(root)
+        if _FOREIGN.isdisjoint(name.parts[:-1]) and not name.parts[0].startswith(_BUILD_RECORDS):
             with suppress(OSError, UnicodeDecodeError):  # a few are deliberately not UTF-8
                 if (text := path.read_text(encoding="utf-8")).strip():
-                    yield SourceFile(place.as_posix(), text)
+                    yield SourceFile(name.as_posix(), text)

@@ -1,4 +1,4 @@
-"""The demo's drafter: settings that follow from the target's size, and its training."""
+"""Training of the demo's drafter, with settings derived from the target's size."""
 
 from pathlib import Path
 
@@ -24,9 +24,19 @@ def train_drafter(
 ) -> Path:
     """Return the folder of the drafter; train it unless the cache in `folder` holds it.
 
-    It is about as large as one layer of the target, and has what the demo is to show: layer
-    self-attention over all layers' keys and values, two experts, and one parallel level that sees
-    the contrast between them. `model` was loaded from `target`.
+    The drafter is about as large as one layer of the target. It has layer self-attention over the
+    keys and values of all layers, two experts, and one parallel level that sees the contrast
+    between the experts.
+
+    Args:
+        recipe: length and speed of the training.
+        target: folder or hub id that `model` was loaded from.
+        texts: JSONL file of `{"text"}` to train on.
+        folder: folder of the cache.
+        model: the target.
+        tokenizer: the target's tokenizer.
+        device: "auto", "cpu" or "cuda".
+        progress: progress display.
     """
     width = int(model.config.get_text_config().hidden_size)
     memory = {"common_width": width // 2, "num_heads": 2, "mlp_width": width}
@@ -40,7 +50,10 @@ def train_drafter(
                 "experts": {"num_experts": 2, "intermediate_size": 2 * width},
                 "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
             },
-            "batch": {"global_batch_size": recipe.rows, "micro_batch_size": recipe.rows},
+            "batch": {
+                "global_batch_size": recipe.batch_size,
+                "micro_batch_size": recipe.batch_size,
+            },
             "optimizer": {
                 "kind": "muon",
                 "learning_rate": recipe.learning_rate,
@@ -53,6 +66,6 @@ def train_drafter(
             "steps": recipe.steps,
         }
     )
-    identity = fingerprint(settings.model_dump(mode="json"))
-    settings = settings.model_copy(update={"run_folder": folder / f"drafter-{identity[:16]}"})
+    key = fingerprint(settings.model_dump(mode="json"))
+    settings = settings.model_copy(update={"run_folder": folder / f"drafter-{key[:16]}"})
     return train(settings, model=model, tokenizer=tokenizer, progress=progress)

@@ -1,4 +1,4 @@
-"""The demo from nothing to figures: a target, a drafter for it, and what drafting gains."""
+"""The demo from start to finish: train a target and its drafter, then measure the speed-up."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.search import PlanChoice, choose_plan
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings
-from inference.benchmark.method_names import DRAFTER, LOOKUP, PLAIN, TRANSFORMERS
+from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER, LOOKUP, TRANSFORMERS
 from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.run import Comparison
 from inference.benchmark.transformers_methods import TransformersDecoding
@@ -24,7 +24,7 @@ from inference.generation.prompt_file import prompt_of
 from jakiro.demo.corpus import Corpus, load_corpus, write_texts
 from jakiro.demo.drafting import train_drafter
 from jakiro.demo.presets import PRESETS, Preset
-from jakiro.demo.prompts import held_out_prompts
+from jakiro.demo.prompts import prompts_from_split
 from jakiro.demo.report import JAKIRO, results_of, show_results, show_text
 from jakiro.demo.target import read_record, train_target
 from jakiro.drafter import JakiroDrafter
@@ -40,21 +40,21 @@ TEMPERATURES = (0.0, 0.8)
 
 @dataclass(frozen=True)
 class _Demo:
-    """What all parts of one demo share; its target is embedded or the user's."""
+    """Data that all parts of one demo share; the target is the toy model or the user's."""
 
     preset: Preset
     corpus: Corpus
     folder: Path
     progress: Progress
-    place: str  # of the target
+    target: str  # folder or hub id
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     held_out_loss: float | None  # nats per token; unknown for the user's target
 
     def prompts(self, split: Literal["dev", "test"], count: int) -> list[list[int]]:
-        """Return token ids of held-out prompts."""
-        prompts = held_out_prompts(self.corpus, split, self.tokenizer, count=count)
-        return [self.tokenizer.encode(one.text, add_special_tokens=False) for one in prompts]
+        """Return token ids of `count` held-out prompts of a split."""
+        prompts = prompts_from_split(self.corpus, split, self.tokenizer, count=count)
+        return [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
 
 
 def run_demo(
@@ -63,20 +63,20 @@ def run_demo(
     device: Device = "auto",
     target: str | None = None,
 ) -> None:
-    """Train what is not in the cache, generate by all methods, and print what was measured.
+    """Train models that are not in the cache, decode with all methods, and print the figures.
 
     The last line of standard output is one JSON document.
 
     Args:
         preset: "smoke" or "small".
-        cache_dir: where trained models are kept; by default the user's cache folder.
+        cache_dir: folder for trained models; None for the user's cache folder.
         device: "auto", "cpu" or "cuda".
-        target: folder or hub id of a causal LM to use instead of the embedded one.
+        target: folder or hub id of a causal LM; None to train and use the toy target.
 
     Raises:
         ConfigError: the cache folder cannot be written to, or there is no such device.
         CheckpointError: the target cannot be loaded.
-        DataError: the standard library's source is not there to learn from.
+        DataError: the source of the standard library is missing.
         JakiroError: a method's greedy tokens differ from those of transformers.
     """
     folder = ensure_writable_folder(cache_dir or Path(platformdirs.user_cache_dir("jakiro")))
@@ -93,7 +93,7 @@ def run_demo(
         measured = _compare(demo, decoder)
     results = results_of(measured, choice)
     facts = {
-        "path": demo.place,
+        "path": demo.target,
         "parameters": demo.model.num_parameters(),
         "held_out_loss": demo.held_out_loss,
         "repeated_4gram_share": measured.figures(TRANSFORMERS, 0.0).repeated_4gram_share,
@@ -105,7 +105,7 @@ def run_demo(
     drafted = {"path": str(drafter_folder), "parameters": drafter.num_parameters()}
     drafted["trees"] = choice.plan.model_dump()
     document = {"preset": preset, "target": facts, "drafter": drafted, "results": results}
-    print(json.dumps(document))  # noqa: T201 - for programs, so no console that wraps lines
+    print(json.dumps(document))  # noqa: T201 - for programs; a rich console would wrap the line
     if any(row["identical_to_target"] is False for row in results):
         raise JakiroError("greedy tokens differ from those of transformers' generate()")
 
@@ -115,31 +115,31 @@ def _prepare(
 ) -> _Demo:
     corpus, where = load_corpus(), choose_device(device)
     own = None if target else train_target(preset, corpus, folder, progress, device=where)
-    place = target or str(own)
-    model = load_causal_lm(place, "the target", dtype=torch.float32).eval()
+    location = target or str(own)
+    model = load_causal_lm(location, "the target", dtype=torch.float32).eval()
     torch.nn.Module.to(model, where)  # the model's own `to` has lost its signature
     loss = read_record(own).held_out_loss if own else None
-    tokenizer = load_tokenizer(place, "the target")
-    return _Demo(preset, corpus, folder, progress, place, model, tokenizer, loss)
+    tokenizer = load_tokenizer(location, "the target")
+    return _Demo(preset, corpus, folder, progress, location, model, tokenizer, loss)
 
 
 def _train(demo: _Demo, device: Device) -> Path:
     preset, folder, model, tokenizer = demo.preset, demo.folder, demo.model, demo.tokenizer
     texts = write_texts(preset.texts, demo.corpus, model, tokenizer, folder, demo.progress)
     return train_drafter(
-        preset.drafter, demo.place, texts, folder, model, tokenizer, device, demo.progress
+        preset.drafter, demo.target, texts, folder, model, tokenizer, device, demo.progress
     )
 
 
 def _choose_trees(demo: _Demo, drafter: JakiroDrafter, drafter_folder: Path) -> PlanChoice:
-    """Return the trees for this machine; measured once and kept in the cache."""
+    """Return the fastest trees on this machine; measure them unless the cache holds them."""
     target = TargetAdapter(demo.model)
-    identity = fingerprint(str(drafter_folder), torch.get_num_threads(), str(target.device))
-    path = demo.folder / f"trees-{identity[:16]}.json"
+    key = fingerprint(str(drafter_folder), torch.get_num_threads(), str(target.device))
+    path = demo.folder / f"trees-{key[:16]}.json"
     try:
         return PlanChoice.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        task = demo.progress.add_task("Choosing draft trees", total=None)
+        task = demo.progress.add_task("Selecting draft trees", total=None)
         torch.nn.Module.to(drafter.eval(), target.device)
         prompts = demo.prompts("dev", demo.preset.num_tree_prompts)
         choice = choose_plan(target, drafter, prompts, temperature=TEMPERATURES[-1])
@@ -153,7 +153,7 @@ def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
     methods: list[Method] = [
         TransformersDecoding(TRANSFORMERS, TRANSFORMERS, model),
         TransformersDecoding(LOOKUP, LOOKUP, model, prompt_lookup_num_tokens=5),
-        OwnDecoding(PLAIN, PLAIN, SpeculativeDecoder(model, tokenizer=tokenizer)),
+        OwnDecoding(AUTOREGRESSIVE, AUTOREGRESSIVE, SpeculativeDecoder(model, tokenizer=tokenizer)),
         OwnDecoding(JAKIRO, DRAFTER, drafting),
     ]
     settings = ComparisonSettings(
@@ -163,7 +163,7 @@ def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
         temperatures=TEMPERATURES,
     )
     prompts = [prompt_of(ids) for ids in demo.prompts("test", demo.preset.num_prompts)]
-    comparison = Comparison(settings, prompts, methods, model, tokenizer, demo.place)
+    comparison = Comparison(settings, prompts, methods, model, tokenizer, demo.target)
     task = demo.progress.add_task("Comparing")
 
     def track(total: int) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The sizes that the demo comes in: one to see that everything runs, one to see what it gains."""
+"""Presets of the demo: `smoke` checks that everything runs, `small` shows a speed-up."""
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -6,7 +6,28 @@ from jakiro.utils.settings import Settings
 
 
 class TargetRecipe(Settings):
-    """Everything that determines the embedded target but its corpus."""
+    """Everything that determines the toy target, except its corpus.
+
+    Attributes:
+        vocab_size: size of the tokenizer's vocabulary.
+        num_layers: number of layers.
+        hidden_size: width of hidden states.
+        num_heads: query heads.
+        num_kv_heads: key/value heads.
+        head_dim: size of one head.
+        intermediate_size: inner width of the feed-forward part.
+        max_position: number of positions of the model.
+        max_training_characters: limit of training text, in whole files; None for no limit.
+        row_tokens: number of predicted tokens per training sequence.
+        rows_per_step: number of sequences per optimizer step.
+        num_steps: number of optimizer steps.
+        warmup_steps: number of steps during which the learning rates rise to their peak.
+        decay_share: fraction of the steps, at the end, during which the rates fall to zero.
+        muon_lr: peak learning rate of the hidden matrices.
+        adam_lr: peak learning rate of the embedding and the norms.
+        held_out_rows: number of sequences of test text that the reported loss is measured on.
+        seed: seed of the initial weights and the order of the data.
+    """
 
     vocab_size: PositiveInt
     num_layers: PositiveInt
@@ -16,46 +37,71 @@ class TargetRecipe(Settings):
     head_dim: PositiveInt
     intermediate_size: PositiveInt
     max_position: PositiveInt = 512
-    max_training_characters: PositiveInt | None = None  # in whole files; None for all there are
-    row_tokens: PositiveInt = 256  # that a training row predicts
+    max_training_characters: PositiveInt | None = None
+    row_tokens: PositiveInt = 256
     rows_per_step: PositiveInt
     num_steps: PositiveInt
-    warmup_steps: PositiveInt = 20  # in which the learning rates rise to their peak
-    decay_share: PositiveFloat = 0.5  # of the steps; at the end the rates fall linearly to zero
-    muon_lr: PositiveFloat = 0.015  # at the peak, for the hidden matrices
-    adam_lr: PositiveFloat = 0.02  # at the peak, for the embedding and the norms
-    held_out_rows: PositiveInt = 200  # of the test files, to report the loss on
+    warmup_steps: PositiveInt = 20
+    decay_share: PositiveFloat = 0.5
+    muon_lr: PositiveFloat = 0.015
+    adam_lr: PositiveFloat = 0.02
+    held_out_rows: PositiveInt = 200
     seed: int = 0
 
 
 class TextRecipe(Settings):
-    """How much text the drafter sees: library source, and the target's own continuations of it."""
+    """Amount of text to train the drafter on: library source and the target's continuations of it.
 
-    num_files: PositiveInt  # of the library, in a fixed shuffle
-    num_batches: PositiveInt  # of continuations, every other one greedy
+    Attributes:
+        num_files: number of library files.
+        num_batches: number of batches of continuations; every other batch is greedy.
+        batch: number of continuations per batch.
+        start_tokens: number of tokens of library source before each continuation.
+        new_tokens: number of tokens per continuation.
+        temperature: sampling temperature of the batches that are not greedy.
+    """
+
+    num_files: PositiveInt
+    num_batches: PositiveInt
     batch: PositiveInt = 64
-    start_tokens: PositiveInt = 48  # of library source, which a continuation starts from
+    start_tokens: PositiveInt = 48
     new_tokens: PositiveInt = 208
-    temperature: float = 0.9  # of the continuations that are not greedy
+    temperature: float = 0.9
 
 
 class DrafterRecipe(Settings):
-    """How long and how fast the drafter learns."""
+    """Training of the drafter.
+
+    Attributes:
+        steps: number of optimizer steps.
+        batch_size: number of sequences of 256 tokens per optimizer step.
+        learning_rate: peak learning rate.
+    """
 
     steps: PositiveInt
-    rows: PositiveInt = 4  # of a step, of 256 tokens each
-    learning_rate: PositiveFloat = 0.02  # at the peak
+    batch_size: PositiveInt = 4
+    learning_rate: PositiveFloat = 0.02
 
 
 class Preset(Settings):
-    """One size of the demo."""
+    """One size of the demo.
+
+    Attributes:
+        name: name on the command line.
+        target: recipe of the toy target.
+        texts: amount of text to train the drafter on.
+        drafter: training of the drafter.
+        num_tree_prompts: number of prompts from dev files, to select the draft trees on.
+        num_prompts: number of prompts from test files, to report results on.
+        max_new_tokens: number of tokens that are generated per prompt.
+    """
 
     name: str
     target: TargetRecipe
     texts: TextRecipe
     drafter: DrafterRecipe
-    num_tree_prompts: PositiveInt  # of the dev files, to choose the draft trees on
-    num_prompts: PositiveInt  # of the test files, to report results on
+    num_tree_prompts: PositiveInt
+    num_prompts: PositiveInt
     max_new_tokens: PositiveInt
 
 

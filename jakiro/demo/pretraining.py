@@ -1,4 +1,4 @@
-"""Training of the demo's own target: a small Llama, from nothing, in float32."""
+"""Training of the demo's own target: a small Llama, from scratch, in float32."""
 
 import pickle
 from io import BytesIO
@@ -22,7 +22,13 @@ _logger = get_logger(__name__)
 
 
 class Pretraining:
-    """A run that goes on from its checkpoint, if it has one, exactly as if it had never stopped.
+    """A training run; if its checkpoint exists, it resumes from there and ends with equal weights.
+
+    Args:
+        recipe: model and schedule.
+        token_ids: training text as one stream of tokens.
+        device: device to train on.
+        checkpoint: file to save the run to and resume from; None to keep the run in memory.
 
     Raises:
         DataError: the text is shorter than one batch.
@@ -37,25 +43,31 @@ class Pretraining:
         checkpoint: Path | None = None,
     ) -> None:
         self.recipe, self.token_ids, self.checkpoint = recipe, token_ids, checkpoint
-        # One row fewer than fits, so that every offset leaves room for all rows.
-        self.num_rows = (len(token_ids) - 1) // recipe.row_tokens - 1
-        if self.num_rows < recipe.rows_per_step:
+        # One sequence fewer than fits, so that every offset leaves room for all sequences.
+        self.num_sequences = (len(token_ids) - 1) // recipe.row_tokens - 1
+        if self.num_sequences < recipe.rows_per_step:
             raise DataError(
                 "too few tokens to train on",
                 expected=f"at least {(recipe.rows_per_step + 2) * recipe.row_tokens}",
                 got=len(token_ids),
-                remedy="use smaller batches, shorter rows, or more text",
+                remedy="use smaller batches, shorter sequences, or more text",
             )
         self._begin(device)
         if checkpoint and checkpoint.exists():
             try:
                 self._resume(checkpoint)
             except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-                _logger.warning("training starts anew, as %s is damaged: %s", checkpoint, error)
+                _logger.warning("training starts again, since %s is damaged: %s", checkpoint, error)
                 self._begin(device)
 
     def finish(self, progress: Progress, name: str, *, seconds_between: float = 60.0) -> None:
-        """Take all remaining steps, saving the run now and then."""
+        """Take all remaining steps and save the run at intervals.
+
+        Args:
+            progress: progress display.
+            name: title of the progress bar.
+            seconds_between: seconds between two checkpoints.
+        """
         steps = self.recipe.num_steps
         task = progress.add_task(name, total=steps, completed=self.step)
         saved_at = monotonic()
@@ -67,14 +79,14 @@ class Pretraining:
                 saved_at = monotonic()
 
     def advance(self) -> float:
-        """Take one step and return its loss in nats per token."""
+        """Take one optimizer step and return its loss in nats per token."""
         began = monotonic()
-        loss = _token_losses(self.model, self._rows().to(self.model.device)).mean()
+        loss = _token_losses(self.model, self._batch().to(self.model.device)).mean()
         loss.backward()
-        share = learning_rate_share(self.recipe, self.step)
+        factor = learning_rate_factor(self.recipe, self.step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * share
+                group["lr"] = group["peak_lr"] * factor
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
@@ -86,16 +98,17 @@ class Pretraining:
         nn.Module.to(self.model, device)  # the model's own `to` has lost its signature
         self.optimizers = _build_optimizers(self.model, self.recipe)
         self.step = 0
-        self.seconds = 0.0  # spent on the steps, also before an interruption
+        self.seconds = 0.0  # spent on steps, including those before an interruption
 
-    def _rows(self) -> Int[Tensor, "rows row_tokens_and_next"]:
-        """Each epoch cuts the stream at another offset and visits its rows in another order."""
-        length, rows_per_step = self.recipe.row_tokens, self.recipe.rows_per_step
-        epoch, place = divmod(self.step, self.num_rows // rows_per_step)
+    def _batch(self) -> Int[Tensor, "batch length_and_next"]:
+        """Return the sequences of this step; offset and order differ from epoch to epoch."""
+        length, batch_size = self.recipe.row_tokens, self.recipe.rows_per_step
+        epoch, index = divmod(self.step, self.num_sequences // batch_size)
         generator = torch.Generator().manual_seed(self.recipe.seed + 1_000_003 * epoch)
         offset = int(torch.randint(length, (), generator=generator))
-        chosen = torch.randperm(self.num_rows, generator=generator).split(rows_per_step)[place]
-        return self.token_ids[offset:].unfold(0, length + 1, length)[chosen]
+        order = torch.randperm(self.num_sequences, generator=generator)
+        sequences = self.token_ids[offset:].unfold(0, length + 1, length)
+        return sequences[order.split(batch_size)[index]]
 
     def _save(self, path: Path) -> None:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
@@ -113,7 +126,7 @@ class Pretraining:
 
 
 def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
-    """Return an untrained model that follows from the seed; every block starts as identity."""
+    """Return an untrained model, the same for the same seed; layers first return their input."""
     config = LlamaConfig(
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
@@ -141,34 +154,48 @@ def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
 def mean_loss(
     model: LlamaForCausalLM, token_ids: Int[Tensor, " stream"], recipe: TargetRecipe
 ) -> float:
-    """Return the loss in nats per token on rows that are evenly spread over held-out text."""
-    rows = token_ids.unfold(0, recipe.row_tokens + 1, recipe.row_tokens)
-    chosen = torch.linspace(0, len(rows) - 1, min(recipe.held_out_rows, len(rows))).long()
-    batches = rows[chosen].to(model.device).split(8)
+    """Return the loss in nats per token on sequences evenly spread over held-out text.
+
+    Args:
+        model: the trained model.
+        token_ids: held-out text as one stream of tokens.
+        recipe: recipe of the model, with the number of sequences and their length.
+    """
+    sequences = token_ids.unfold(0, recipe.row_tokens + 1, recipe.row_tokens)
+    count = min(recipe.held_out_rows, len(sequences))
+    indices = torch.linspace(0, len(sequences) - 1, count).long()
+    batches = sequences[indices].to(model.device).split(8)
     return torch.cat([_token_losses(model, batch) for batch in batches]).mean().item()
 
 
-def learning_rate_share(recipe: TargetRecipe, step: int) -> float:
-    """Return the share of the peak rates at a step: a rise, a plateau, and a fall towards zero."""
+def learning_rate_factor(recipe: TargetRecipe, step: int) -> float:
+    """Return the learning rates at a step as a fraction of their peaks.
+
+    The fraction rises linearly, stays at 1, and falls linearly towards zero.
+
+    Args:
+        recipe: schedule of the training.
+        step: index of the optimizer step.
+    """
     rise = (step + 1) / recipe.warmup_steps
     fall = (recipe.num_steps - step) / (recipe.decay_share * recipe.num_steps)
     return min(1.0, rise, fall)
 
 
 def _token_losses(
-    model: LlamaForCausalLM, rows: Int[Tensor, "rows row_tokens_and_next"]
+    model: LlamaForCausalLM, batch: Int[Tensor, "batch length_and_next"]
 ) -> Float[Tensor, " predictions"]:
-    logits = model(rows[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    logits = model(batch[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
 
 
 def _build_optimizers(
     model: LlamaForCausalLM, recipe: TargetRecipe
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the matrices of the layers, AdamW for the tied embedding and the norms."""
+    """Return Muon for the matrices of the layers and AdamW for the tied embedding and the norms."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    chosen = {id(weight) for weight in matrices}
-    others = [weight for weight in model.parameters() if id(weight) not in chosen]
+    ids = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in ids]
     muon = Muon(matrices, lr=recipe.muon_lr)
     adamw = torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
     for optimizer in (muon, adamw):

@@ -1,4 +1,4 @@
-"""Prompts that the demo's models never saw: heads of functions and classes of held-out files."""
+"""Held-out prompts of the demo: heads of functions and classes from files not trained on."""
 
 import ast
 import hashlib
@@ -13,13 +13,18 @@ from jakiro.errors import DataError
 
 
 class Prompt(NamedTuple):
-    """Source up to the colon of a head, whose body is to be written, and the file it is from."""
+    """A prompt to complete.
+
+    Attributes:
+        text: source code up to the colon of the head of a function or class.
+        path: file that the source is from.
+    """
 
     text: str
     path: str
 
 
-def held_out_prompts(
+def prompts_from_split(
     corpus: Corpus,
     split: Literal["dev", "test"],
     tokenizer: PreTrainedTokenizerBase,
@@ -28,31 +33,46 @@ def held_out_prompts(
     min_tokens: int = 32,
     max_tokens: int = 96,
 ) -> tuple[Prompt, ...]:
-    """Choose prompts, all different and from as many files as possible; the same ones each time.
+    """Return different prompts from as many files as possible, the same prompts each time.
 
-    Each holds as many whole lines before its head as `max_tokens` allows; a longer head is passed
-    over, and so is a prompt at the top of a file that is shorter than `min_tokens`.
+    Each prompt has as many whole lines before its head as `max_tokens` allows. A head that is too
+    long by itself is left out, as is a prompt at the top of a file that is too short.
+
+    Args:
+        corpus: source files.
+        split: split that the files belong to.
+        tokenizer: the target's tokenizer, to count tokens.
+        count: number of prompts.
+        min_tokens: least number of tokens per prompt.
+        max_tokens: greatest number of tokens per prompt.
 
     Raises:
-        DataError: the split holds fewer prompts than asked for.
+        DataError: the split has fewer than `count` prompts.
     """
     files = sorted(corpus.files(split), key=lambda file: _shuffle_key(file.path))
-    prompts = (_shuffled_prompts(file, tokenizer, min_tokens, max_tokens) for file in files)
-    chosen = _different(chain.from_iterable(zip_longest(*prompts)), count)
-    if len(chosen) < count:
+    candidates = (_shuffled_prompts(file, tokenizer, min_tokens, max_tokens) for file in files)
+    prompts = _different(chain.from_iterable(zip_longest(*candidates)), count)
+    if len(prompts) < count:
         raise DataError(
             f"too few prompts in the {split} files",
             expected=count,
-            got=len(chosen),
+            got=len(prompts),
             remedy="ask for fewer prompts, or widen the limits on their tokens",
         )
-    return chosen
+    return prompts
 
 
-def prompts_of(
+def prompts_from_file(
     file: SourceFile, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int = 96
 ) -> tuple[Prompt, ...]:
-    """Choose up to `count` prompts of one file in the same way; a file without Python has none."""
+    """Return up to `count` different prompts of one file; a file that is not Python has none.
+
+    Args:
+        file: source file.
+        tokenizer: the target's tokenizer, to count tokens.
+        count: greatest number of prompts.
+        max_tokens: greatest number of tokens per prompt.
+    """
     return _different(_shuffled_prompts(file, tokenizer, 32, max_tokens), count)
 
 
@@ -69,7 +89,7 @@ def _different(prompts: Iterable[Prompt | None], count: int) -> tuple[Prompt, ..
 def _shuffled_prompts(
     file: SourceFile, tokenizer: PreTrainedTokenizerBase, min_tokens: int, max_tokens: int
 ) -> Iterator[Prompt | None]:
-    """Yield a prompt for every head; None for a head that has no prompt between the limits."""
+    """Yield a prompt for every head, or None if the head has no prompt between the limits."""
 
     def num_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
@@ -84,10 +104,13 @@ def _shuffled_prompts(
 
 
 def _heads(text: str, lines: list[str]) -> dict[int, int]:
-    """Return where heads begin and end, as indices of lines; not those of bodies on one line."""
+    """Return the line index of each head's first line, mapped to the line index after its last.
+
+    Heads whose body is on the same line are left out.
+    """
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # kept in the library as data for other tools
+    except SyntaxError:  # some files of the library are data for other tools
         return {}
     heads = {}
     for node in ast.walk(tree):

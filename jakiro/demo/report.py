@@ -1,4 +1,4 @@
-"""What the demo shows: coloured text, a table, and one line of JSON."""
+"""Output of the demo: coloured text, a table of figures, and one line of JSON."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.autotune.search import PlanChoice
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.method_names import PLAIN
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from inference.generation.streaming import TextStream
 from inference.outputs import GenerateOutput
 from inference.trees.shape import TreeShape
 
-JAKIRO = "jakiro"  # what the demo calls its drafter
+JAKIRO = "jakiro"  # method name of the demo's drafter
 
-# How a token was won: by the target itself, or as a draft accepted at depth 1, 2, ...
+# Colour of a token from the target itself, and of drafts accepted at depth 1, 2, ...
 _COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
 _COLUMNS = {
     "method": "{method}",
@@ -25,56 +25,75 @@ _COLUMNS = {
     "tau": "{tau:.2f}",
     "tokens/s": "{tokens_per_second:.0f}",
     "speed-up": "{speedup:.2f}",
-    "vs plain": "{speedup_over_plain:.2f}",
+    "vs AR": "{speedup_over_autoregressive:.2f}",
     "ceiling": "{ceiling}",
     "same": "{same}",
 }
-_KEPT = ("temperature", "tau", "tokens_per_second", "speedup", "speedup_low", "speedup_high")
+_COPIED = ("temperature", "tau", "tokens_per_second", "speedup", "speedup_low", "speedup_high")
 
 
 def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[str, Any]]:
     """Return one row of figures per method and temperature.
 
-    Speed-ups are ratios of tokens per second at the same temperature, reading the prompt included.
-    `identical_to_target` is None where tokens are sampled.
+    Speed-ups are ratios of tokens per second at the same temperature, prefill included.
+    `identical_to_target` is None if tokens are sampled.
+
+    Args:
+        document: measured figures of all methods.
+        choice: selected draft trees, and the measured costs they were selected by.
     """
     rows = []
-    for one in document.methods:
-        plain = document.figures(PLAIN, one.temperature)
-        shapes = {PLAIN: None, JAKIRO: _shape(one.temperature, choice)}
-        is_timed = one.name in shapes
+    for method in document.methods:
+        baseline = document.figures(AUTOREGRESSIVE, method.temperature)
+        shapes = {AUTOREGRESSIVE: None, JAKIRO: _shape(method.temperature, choice)}
+        is_timed = method.name in shapes
         row = {
-            "speedup_over_plain": one.tokens_per_second / plain.tokens_per_second,
-            "identical_to_target": one.identical_to_target,
-            "ceiling": choice.costs.ceiling(shapes[one.name], one.tau) if is_timed else None,
-            "acceptance_by_depth": list(one.acceptance_by_depth),
+            "speedup_over_autoregressive": method.tokens_per_second / baseline.tokens_per_second,
+            "identical_to_target": method.identical_to_target,
+            "ceiling": choice.costs.ceiling(shapes[method.name], method.tau) if is_timed else None,
+            "acceptance_by_depth": list(method.acceptance_by_depth),
         }
-        rows.append({"method": one.name} | {name: getattr(one, name) for name in _KEPT} | row)
+        copied = {name: getattr(method, name) for name in _COPIED}
+        rows.append({"method": method.name} | copied | row)
     return rows
 
 
 def show_text(
     console: Console, output: GenerateOutput, prompt: list[int], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Print a continuation; the colour of a token says how it was won."""
+    """Print a continuation; the colour of a token shows the depth at which it was drafted, if any.
+
+    Args:
+        console: console to print on.
+        output: generated tokens with their depths.
+        prompt: token ids of the prompt.
+        tokenizer: the target's tokenizer.
+    """
     text = Text(str(tokenizer.decode(prompt)), style="dim")
-    stream = TextStream(tokenizer)  # a token may hold a part of a character only
+    stream = TextStream(tokenizer)  # a token may hold only a part of a character
     for token, depth in zip(output.new_token_ids, output.depths, strict=True):
         text.append(stream.push([token]), style=_colour(depth))
-    legend = Text("\nwon by: ")
+    legend = Text("\ntokens from: ")
     legend.append("the target itself", style=_colour(0))
     for depth in sorted(set(output.depths) - {0}):
         legend.append(f"  draft at depth {depth}", style=_colour(depth))
-    console.rule("what the target says, and how each token was won")
+    console.rule("the target's continuation, and the origin of each token")
     console.print(text, legend)
 
 
 def show_results(
     console: Console, results: list[dict[str, Any]], target: dict[str, Any], choice: PlanChoice
 ) -> None:
-    """Print the table of figures, how easy the text was, and where drafting did not pay."""
+    """Print the table of figures, how repetitive the text was, and where drafting was slower.
+
+    Args:
+        console: console to print on.
+        results: rows from `results_of`.
+        target: facts about the target: "held_out_loss" and "repeated_4gram_share".
+        choice: selected draft trees, and the measured costs they were selected by.
+    """
     table = Table(
-        title="tokens/s, reading the prompt included; all methods taking turns",
+        title="tokens/s, prefill included; methods measured in interleaved order",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -89,27 +108,33 @@ def show_results(
     loss = target["held_out_loss"]
     console.print(table)
     console.print(
-        "tau: tokens per target forward. speed-up: over transformers' generate(). vs plain: over "
-        "our loop without a drafter. ceiling: tokens/s if only the timed forwards took time. "
-        "same: greedy tokens equal those of transformers.\n"
+        "tau: mean acceptance length (tokens per target forward). speed-up: over transformers' "
+        "generate(). vs AR: over autoregressive decoding by our loop. ceiling: tokens/s if only "
+        "the timed forwards took time. same: greedy tokens equal those of transformers.\n"
         f"The target's held-out loss is {'unknown' if loss is None else f'{loss:.2f}'} nats per "
         f"token; {target['repeated_4gram_share']:.0%} of the 4-grams in its greedy text are "
         "repeats, which makes greedy text easy to draft.",
-        *losses_explained(results, choice),
+        *explain_slowdowns(results, choice),
         sep="\n",
         highlight=False,
     )
 
 
-def losses_explained(results: list[dict[str, Any]], choice: PlanChoice) -> list[str]:
-    """Return, for each temperature at which plain decoding was faster, a sentence why."""
-    plain = choice.costs.ceiling(None, 1.0)
+def explain_slowdowns(results: list[dict[str, Any]], choice: PlanChoice) -> list[str]:
+    """Return one sentence for each temperature at which autoregressive decoding was faster.
+
+    Args:
+        results: rows from `results_of`.
+        choice: selected draft trees, and the measured costs they were selected by.
+    """
+    autoregressive = choice.costs.ceiling(None, 1.0)
     return [
-        f"At T = {row['temperature']:g} plain decoding was faster: a drafted round takes at least "
-        f"{plain / choice.costs.ceiling(_shape(row['temperature'], choice), 1.0):.2f} plain "
-        f"steps and won {row['tau']:.2f} tokens."
+        f"At T = {row['temperature']:g} autoregressive decoding was faster: a decoding step with "
+        "drafts takes at least as long as "
+        f"{autoregressive / choice.costs.ceiling(_shape(row['temperature'], choice), 1.0):.2f} "
+        f"autoregressive steps and gave {row['tau']:.2f} tokens."
         for row in results
-        if row["method"] == JAKIRO and row["speedup_over_plain"] < 1
+        if row["method"] == JAKIRO and row["speedup_over_autoregressive"] < 1
     ]
 
 

@@ -1,4 +1,4 @@
-"""The demo's embedded target: trained once, kept in a cache, and never used half-written."""
+"""The demo's toy target: trained once, kept in a cache, and checked for damage before use."""
 
 import hashlib
 import shutil
@@ -27,24 +27,33 @@ from jakiro.utils.settings import Settings
 END_OF_TEXT = "<|endoftext|>"
 RECORD_NAME = "target.json"
 
-# What merges may not cross. A line break takes the indentation that follows it along, so that the
-# layout of a line is one token; a word takes one blank before it; digits come in threes at most.
+# Pieces that merges never cross. A line break includes the indentation after it, so that both can
+# become one token; a word includes one blank before it; there are at most three digits.
 _PIECES = r" ?\p{L}+|\p{N}{1,3}|_+| ?[^\s\p{L}\p{N}_]+|\n+[ \t]*|\s+(?!\S)|\s+"
-# Part of the fingerprint: to be raised whenever the same recipe would train another target.
+# Part of the fingerprint; raise it whenever the same recipe would train another target.
 _REVISION = 1
 
 _logger = get_logger(__name__)
 
 
 class TrainedTarget(Settings):
-    """What is known of a target, recorded beside its weights."""
+    """Record of a trained target, stored with its weights.
+
+    Attributes:
+        recipe: recipe of the target.
+        corpus_fingerprint: hash of the source files.
+        held_out_loss: loss in nats per token on the corpus's test files.
+        tokens: number of tokens predicted in training, repetitions included.
+        seconds: duration of the training, without work lost to an interruption.
+        sha256: hash of each other file in the folder, by name.
+    """
 
     recipe: TargetRecipe
     corpus_fingerprint: str
-    held_out_loss: float  # nats per token on the corpus's test files
-    tokens: int  # that training predicted, counted again when read again
-    seconds: float  # of training, without what an interruption lost
-    sha256: dict[str, str]  # of the other files in the folder, by name
+    held_out_loss: float
+    tokens: int
+    seconds: float
+    sha256: dict[str, str]
 
 
 def train_target(
@@ -58,8 +67,16 @@ def train_target(
 ) -> Path:
     """Return a folder with the preset's target and tokenizer; train them unless they are cached.
 
-    An interrupted training goes on from its last checkpoint, to the same weights. Of two processes
-    that want the same target, one trains and the other waits for it.
+    An interrupted training resumes from its last checkpoint and ends with the same weights. If two
+    processes need the same target, the first trains it and the second waits.
+
+    Args:
+        preset: size of the demo.
+        corpus: source files.
+        folder: folder of the cache.
+        progress: progress display.
+        device: device to train on.
+        seconds_between_checkpoints: seconds between two checkpoints.
 
     Raises:
         ConfigError: the cache cannot be written to.
@@ -67,8 +84,8 @@ def train_target(
     """
     cache = ensure_writable_folder(folder)
     recipe = preset.target
-    identity = fingerprint(_REVISION, recipe.model_dump(), corpus.fingerprint)
-    home = cache / f"target-{preset.name}-{identity[:16]}"
+    key = fingerprint(_REVISION, recipe.model_dump(), corpus.fingerprint)
+    home = cache / f"target-{preset.name}-{key[:16]}"
     with _locked(cache / f".{home.name}.lock"):
         if not is_intact(home):
             partial = cache / f".{home.name}.partial"
@@ -79,17 +96,17 @@ def train_target(
             run = Pretraining(recipe, stream, device=device, checkpoint=checkpoint)
             run.finish(progress, "Training the target", seconds_between=seconds_between_checkpoints)
             _write(run, corpus, tokenizer, partial / "target")
-            shutil.rmtree(home, ignore_errors=True)  # damaged, if it is there at all
+            shutil.rmtree(home, ignore_errors=True)  # damaged, if it exists
             (partial / "target").rename(home)
             shutil.rmtree(partial)
     return home
 
 
 def read_record(target: Path) -> TrainedTarget:
-    """Read what is known of the target in a folder.
+    """Return the record of the target in a folder.
 
     Raises:
-        CheckpointError: there is no such record, or it is damaged.
+        CheckpointError: the record is missing or damaged.
     """
     path = target / RECORD_NAME
     try:
@@ -99,7 +116,7 @@ def read_record(target: Path) -> TrainedTarget:
 
 
 def is_intact(target: Path) -> bool:
-    """Whether the folder holds a target, all of whose files are as they were written."""
+    """Return whether a folder holds a target whose files all match the hashes in its record."""
     try:
         return read_record(target).sha256 == _hash_files(target)
     except CheckpointError:
@@ -107,10 +124,14 @@ def is_intact(target: Path) -> bool:
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a byte-level BPE vocabulary, in which `END_OF_TEXT` has the id 0 and also pads.
+    """Return a byte-level BPE tokenizer in which `END_OF_TEXT` has the id 0 and is also padding.
 
-    Its pieces follow the layout of Python source. Any text survives encoding and decoding
-    unchanged, and the same texts give the same tokenizer.
+    Its pieces follow the layout of Python source. Encoding and decoding return any text unchanged,
+    and the same texts give the same tokenizer.
+
+    Args:
+        texts: training text.
+        vocab_size: size of the vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_PIECES), "isolated")
@@ -135,7 +156,12 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedToken
 def encode_documents(
     tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]
 ) -> Int[Tensor, " tokens"]:
-    """Encode texts one after another, each followed by the end-of-text token."""
+    """Return the token ids of all texts in one stream, each text followed by `END_OF_TEXT`.
+
+    Args:
+        tokenizer: tokenizer with the token `END_OF_TEXT`.
+        texts: texts to encode.
+    """
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     encoded = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return torch.tensor([token for ids in encoded for token in [*ids, end]], dtype=torch.int64)
@@ -161,7 +187,7 @@ def _write(
 
 
 def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
-    """Return all texts, or the first of a fixed shuffle that keep to the limit."""
+    """Return all training texts, or those in a fixed random order that fit into the limit."""
     limit = recipe.max_training_characters
     if limit is None:
         return [file.text for file in corpus.train]
@@ -171,12 +197,12 @@ def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
-    """Let one process at a time pass; the system frees the lock of a process that was killed."""
+    """Return a lock that one process at a time holds; the system frees it if the process dies."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        _logger.info("another process trains the same target; waiting for it")
+        _logger.info("waiting for another process that trains the same target")
         return lock.acquire()
 
 

@@ -1,4 +1,4 @@
-"""Files that measurements begin with: training texts, prompts, and a small model to draft.
+"""Input files for measurements: training texts, prompts, and a small model that drafts.
 
 `python -m jakiro.demo.write {texts,prompts,small-lm} --help`
 """
@@ -20,11 +20,11 @@ from jakiro.demo.corpus import (
     SourceFile,
     load_corpus,
     texts_for,
-    write_rows,
+    write_records,
 )
 from jakiro.demo.presets import TargetRecipe, TextRecipe
 from jakiro.demo.pretraining import Pretraining
-from jakiro.demo.prompts import prompts_of
+from jakiro.demo.prompts import prompts_from_file
 from jakiro.errors import DataError, JakiroError
 from jakiro.utils.files import ensure_new_file
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
@@ -32,13 +32,26 @@ from training.distributed.processes import choose_device
 
 EXIT_CODE_BAD_INPUT = 2
 
-_LEAVE_OUT = "prompt files to be measured on: what they were cut from is left out"
+_LEAVE_OUT = "prompt files to measure on; the source files of their prompts are left out"
 
 
 def write_texts(
     target: str, out: Path, *, files: int = 200, batches: int = 8, leave_out: Sequence[Path] = ()
 ) -> None:
-    """Write training text for any target: its continuations of library source, and the source."""
+    """Write training text for any target: its continuations of library source, and the source.
+
+    Args:
+        target: folder or hub id of the target.
+        out: JSONL file to write.
+        files: number of source files.
+        batches: number of batches of 64 continuations.
+        leave_out: prompt files; the source files of their prompts are left out.
+
+    Raises:
+        ConfigError: `out` exists.
+        CheckpointError: the target cannot be loaded.
+        DataError: a prompt file cannot be read, or the source of the standard library is missing.
+    """
     ensure_new_file(out, "the texts")
     corpus = without_files(load_corpus(), leave_out)
     model = load_causal_lm(target, "the target", dtype=torch.float32).eval()
@@ -46,7 +59,7 @@ def write_texts(
     recipe = TextRecipe(num_files=files, num_batches=batches)
     with Progress(console=Console(stderr=True)) as progress:
         texts = texts_for(recipe, corpus, model, load_tokenizer(target), progress)
-    write_rows(out, ({"text": text} for text in texts))
+    write_records(out, ({"text": text} for text in texts))
 
 
 def write_prompts(
@@ -58,32 +71,60 @@ def write_prompts(
     max_tokens: int = 96,
     library: Path = STANDARD_LIBRARY,
 ) -> None:
-    """Write prompts to measure on: heads of functions and classes of files below `library`."""
+    """Write prompts to measure on: heads of functions and classes from source files.
+
+    Args:
+        files: paths below `library`.
+        tokenizer: folder or hub id of the target's tokenizer, to count tokens.
+        out: JSONL file to write.
+        per_file: greatest number of prompts per file.
+        max_tokens: greatest number of tokens per prompt.
+        library: folder of the source files.
+
+    Raises:
+        ConfigError: `out` exists.
+        CheckpointError: the tokenizer cannot be loaded.
+        DataError: a file cannot be read, or there are no prompts.
+    """
     ensure_new_file(out, "the prompts")
     sources = [SourceFile(name, _read(library / name, "a source file")) for name in files]
-    counted_by = load_tokenizer(tokenizer)
-    rows = [
+    counter = load_tokenizer(tokenizer)
+    records = [
         {"prompt": prompt.text, "category": prompt.path, "file": prompt.path}
         for source in sources
-        for prompt in prompts_of(source, counted_by, count=per_file, max_tokens=max_tokens)
+        for prompt in prompts_from_file(source, counter, count=per_file, max_tokens=max_tokens)
     ]
-    if not rows:
+    if not records:
         raise DataError(
             "the files hold no prompt",
             expected="Python source with heads of functions or classes",
             got=", ".join(files),
             remedy="choose other files, or raise --max-tokens",
         )
-    write_rows(out, rows)
+    write_records(out, records)
 
 
 def write_small_lm(
     tokenizer: str, texts: Path, out: Path, *, layers: int = 2, hidden: int = 128, steps: int = 600
 ) -> None:
-    """Train a small language model with a target's tokenizer, to draft for it."""
+    """Train a small language model with a target's tokenizer, to draft for that target.
+
+    Args:
+        tokenizer: folder or hub id of the target's tokenizer.
+        texts: JSONL file of `{"text"}` to train on.
+        out: folder to write.
+        layers: number of layers.
+        hidden: width of the hidden states.
+        steps: number of optimizer steps of 2,048 tokens each.
+
+    Raises:
+        ConfigError: `out` exists.
+        CheckpointError: the tokenizer cannot be loaded.
+        DataError: the texts cannot be read, or are shorter than one batch.
+    """
     ensure_new_file(out, "the model")
     encoder = load_tokenizer(tokenizer)
-    rows = (encoder.encode(text, add_special_tokens=False) for text in _fields(texts, "text"))
+    documents = (encoder.encode(text, add_special_tokens=False) for text in _fields(texts, "text"))
     recipe = TargetRecipe(
         vocab_size=len(encoder),
         num_layers=layers,
@@ -95,7 +136,7 @@ def write_small_lm(
         rows_per_step=8,
         num_steps=steps,
     )
-    stream = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+    stream = torch.tensor([token for ids in documents for token in ids], dtype=torch.int64)
     run = Pretraining(recipe, stream)
     with Progress(console=Console(stderr=True)) as progress:
         run.finish(progress, "Training")
@@ -104,7 +145,11 @@ def write_small_lm(
 
 
 def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
-    """Return the corpus without the training files that rows of prompt files name as `file`.
+    """Return the corpus without the training files that records of prompt files name as `file`.
+
+    Args:
+        corpus: source files.
+        prompts: JSONL files of prompts.
 
     Raises:
         DataError: a prompt file cannot be read.
@@ -117,8 +162,8 @@ def _fields(path: Path, key: str, *, is_needed: bool = True) -> list[str]:
     expected = f'a JSONL file of {{"{key}"}}' if is_needed else "a JSONL file"
     lines = _read(path, expected).splitlines()
     try:
-        rows = [json.loads(line) for line in lines if line]
-        return [str(row[key]) for row in rows if is_needed or key in row]
+        records = [json.loads(line) for line in lines if line]
+        return [str(record[key]) for record in records if is_needed or key in record]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read {path}", expected=expected, got=error) from error
 
@@ -131,7 +176,7 @@ def _read(path: Path, expected: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what the command line says; return 0 when done, 2 on bad input."""
+    """Run the command line and return its exit code: 0 when done, 2 on bad input."""
     options = vars(_parser().parse_args(arguments))
     write = options.pop("write")
     try:
@@ -149,25 +194,25 @@ def _parser() -> ArgumentParser:
     texts.set_defaults(write=write_texts)
     texts.add_argument("--target", required=True, help="folder or hub id of a causal LM")
     texts.add_argument("--out", type=Path, required=True, help="a new JSONL file")
-    texts.add_argument("--files", type=int, default=200, help="source files to take")
-    texts.add_argument("--batches", type=int, default=8, help="of 64 continuations by the target")
+    texts.add_argument("--files", type=int, default=200, help="number of source files")
+    texts.add_argument("--batches", type=int, default=8, help="batches of 64 continuations")
     texts.add_argument("--leave-out", type=Path, nargs="*", default=[], help=_LEAVE_OUT)
     prompts = commands.add_parser("prompts", description="Write prompts to measure on.")
     prompts.set_defaults(write=write_prompts)
-    prompts.add_argument("files", nargs="+", metavar="FILE", help="below --library")
-    prompts.add_argument("--tokenizer", required=True, help="where the target's tokenizer is")
+    prompts.add_argument("files", nargs="+", metavar="FILE", help="path below --library")
+    prompts.add_argument("--tokenizer", required=True, help="folder or hub id of the tokenizer")
     prompts.add_argument("--out", type=Path, required=True, help="a new JSONL file")
-    prompts.add_argument("--per-file", type=int, default=6, help="prompts of each file, at most")
-    prompts.add_argument("--max-tokens", type=int, default=96, help="of a prompt")
-    prompts.add_argument("--library", type=Path, default=STANDARD_LIBRARY, help="where files are")
+    prompts.add_argument("--per-file", type=int, default=6, help="most prompts per file")
+    prompts.add_argument("--max-tokens", type=int, default=96, help="most tokens per prompt")
+    prompts.add_argument("--library", type=Path, default=STANDARD_LIBRARY, help="folder of files")
     small = commands.add_parser("small-lm", description="Train a small language model.")
     small.set_defaults(write=write_small_lm)
-    small.add_argument("--tokenizer", required=True, help="where the target's tokenizer is")
+    small.add_argument("--tokenizer", required=True, help="folder or hub id of the tokenizer")
     small.add_argument("--texts", type=Path, required=True, help='a JSONL file of {"text"}')
     small.add_argument("--out", type=Path, required=True, help="a new folder")
-    small.add_argument("--layers", type=int, default=2)
-    small.add_argument("--hidden", type=int, default=128, help="size of its hidden states")
-    small.add_argument("--steps", type=int, default=600, help="of 2,048 tokens each")
+    small.add_argument("--layers", type=int, default=2, help="number of layers")
+    small.add_argument("--hidden", type=int, default=128, help="width of the hidden states")
+    small.add_argument("--steps", type=int, default=600, help="steps of 2,048 tokens each")
     return parser
 
 

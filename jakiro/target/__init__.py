@@ -1,1 +1,1 @@
-"""The frozen target model: adapter, support checks, masks, cache, identifying record."""
+"""The frozen target model: adapter, support checks, masks, cache, tail layers and record."""

@@ -1,4 +1,4 @@
-"""The frozen target: one adapter through which everything else sees a Hugging Face causal LM."""
+"""Adapter of the frozen target: the only access to the Hugging Face causal LM."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,64 +34,107 @@ from jakiro.utils.files import fingerprint
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What a drafter must know about a target."""
+    """Facts about a target that drafters depend on.
+
+    Attributes:
+        hidden_size: width of embeddings and features.
+        vocab_size: number of logits.
+        head_shapes: geometry of the keys and values of each layer that stores its own.
+        layer_kinds: attention kind of each layer.
+        window: number of positions that a sliding layer sees, the query's own included; None if no
+            layer has a window.
+        chunk: number of positions per block of a chunked layer, which sees only its own block;
+            None if no layer is chunked.
+        max_position: number of positions that the target can read.
+        fingerprint: hash of geometry and some weights, the same in every dtype.
+        num_hidden_states: number of hidden states (the embedding and one per layer); None if they
+            are not one vector of the hidden size per token.
+        attention: geometry of the last layer's attention.
+    """
 
     hidden_size: int
     vocab_size: int
-    head_shapes: tuple[HeadShape, ...]  # of the layers that keep keys and values of their own
+    head_shapes: tuple[HeadShape, ...]
     layer_kinds: tuple[str, ...]
-    window: int | None  # positions that a sliding layer sees, its own included
-    chunk: int | None  # positions per block of a chunked layer, which sees its own block only
+    window: int | None
+    chunk: int | None
     max_position: int
     fingerprint: str
-    num_hidden_states: int | None  # the embedding, one behind each layer; None: there are others
-    attention: AttentionShape  # of the last layer
+    num_hidden_states: int | None
+    attention: AttentionShape
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that keep keys and values, all but those that reuse another's."""
+        """The number of layers with keys and values of their own, which reuse no other layer's."""
         return len(self.head_shapes)
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
-        """Size of keys plus values of one token, per layer."""
+        """The size of keys plus values of one token, for each layer."""
         return tuple(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.head_shapes)
 
 
-class Written(NamedTuple):
-    """Rows of a tree that is read level by level, those of the step included."""
+class WrittenNodes(NamedTuple):
+    """Cached nodes of a tree that is read level by level, including the queries of this step.
+
+    Attributes:
+        slots: cache slot of each node.
+        positions: absolute position of each node.
+        seen: True where a query may see a node.
+    """
 
     slots: Int[Tensor, "batch written"]
     positions: Int[Tensor, "batch written"]
-    seen: Bool[Tensor, "batch queries written"]  # which of them each query may see
+    seen: Bool[Tensor, "batch queries written"]
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """Tokens for one target forward: a prompt, a single token, or a root with its draft tree."""
+    """Tokens for one target forward: a prompt, a single token, or a root with its draft tree.
+
+    Attributes:
+        token_ids: ids of the queries.
+        positions: absolute positions of the queries.
+        slots: cache slots that the queries are written to.
+        lengths: number of committed tokens per sequence; every query sees all of them.
+        highest_slot: highest slot of the batch, known on the host.
+        parents: index of each query's parent among the queries, -1 if it has none; None for a
+            chain.
+        max_depth: number of nodes on the longest path among the queries; unused for a chain.
+        documents: document of each query in packed sequences, which are isolated from each other;
+            None for one document.
+        written: all nodes of a tree that earlier steps have read in part; replaces `parents`. None
+            for a tree that this step reads whole.
+    """
 
     token_ids: Int[Tensor, "batch queries"]
     positions: Int[Tensor, "batch queries"]
     slots: Int[Tensor, "batch queries"]
-    lengths: Int[Tensor, " batch"]  # committed rows, all of which every query sees
-    highest_slot: int  # over the batch, known on the host
-    parents: Int[Tensor, "batch queries"] | None = None  # index into queries, -1: none; None: chain
-    max_depth: int = 1  # longest path among the queries; unused for a chain
-    documents: Int[Tensor, "batch queries"] | None = None  # packed chains, isolated by document
-    written: Written | None = None  # where parts of the tree were read before; replaces `parents`
+    lengths: Int[Tensor, " batch"]
+    highest_slot: int
+    parents: Int[Tensor, "batch queries"] | None = None
+    max_depth: int = 1
+    documents: Int[Tensor, "batch queries"] | None = None
+    written: WrittenNodes | None = None
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a target forward leaves: features, and rows in the cache at `step.slots`."""
+    """Result of a target forward: features (after the final norm) and the updated cache.
 
-    features: Float[Tensor, "batch queries hidden"]  # after the final norm
+    Attributes:
+        features: feature of each query.
+        step: input of the forward.
+        cache: cache that holds the queries' keys and values at `step.slots`.
+    """
+
+    features: Float[Tensor, "batch queries hidden"]
     step: StepInput
     cache: SlotCache
 
 
 def compile_mode(device: torch.device) -> str | None:
-    """Return how to compile small steps: on a GPU they are replayed as CUDA graphs."""
+    """Return the `torch.compile` mode for small steps: CUDA graphs on a GPU, else the default."""
     return "reduce-overhead" if device.type == "cuda" else None
 
 
@@ -100,17 +143,17 @@ class TargetAdapter:
 
     Args:
         model: any Hugging Face decoder-only causal LM whose layers all attend over positions, with
-            or without a PEFT adapter inside its layers; on the meta device it has shapes alone, and
-            what it computes is not checked.
+            or without a PEFT adapter inside its layers; a model on the meta device has only shapes,
+            and its logits are not checked.
 
     Raises:
-        TargetNotSupported: a layer keeps a recurrent state, positions cannot be given to the
-            forward, or the adapter does not reproduce the model's own logits.
+        TargetNotSupported: a layer has a recurrent state, the forward does not take positions, or
+            the adapter does not reproduce the model's own logits.
     """
 
     def __init__(self, model: CausalLM) -> None:
         check_adapter(model)
-        self.model = cast(PreTrainedModel, model)  # a PEFT model answers like the one it wraps
+        self.model = cast(PreTrainedModel, model)  # a PEFT model acts like the model it wraps
         self.config = model.config.get_text_config()
         self.decoder = _decoder_of(model)
         self.head = model.get_output_embeddings()
@@ -121,12 +164,12 @@ class TargetAdapter:
 
     @property
     def device(self) -> torch.device:
-        """Device of the embeddings."""
+        """The device of the embeddings."""
         return self._table.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of features and cache."""
+        """The dtype of features and cache."""
         return self._table.dtype
 
     def new_cache(
@@ -136,8 +179,8 @@ class TargetAdapter:
 
         Args:
             batch: number of sequences.
-            capacity: tokens of the longest one.
-            hidden_states: which hidden states it keeps of every token, see `StateSource`.
+            capacity: number of slots per sequence.
+            hidden_states: indices of the hidden states that are cached for every token.
         """
         return SlotCache(
             self.spec.head_shapes,
@@ -154,11 +197,11 @@ class TargetAdapter:
         return self._embeddings(token_ids)
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
-        """Return the target's logits of features, with its family's scaling and soft-capping."""
+        """Return the target's logits for features, with its family's scaling and soft-capping."""
         return self.adjusted(self.head(features))
 
     def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
-        """Return what the head computed with its family's scaling and soft-capping."""
+        """Return raw logits of the head with the family's scaling and soft-capping applied."""
         if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
             logits = logits / divisor
         if (factor := getattr(self.config, "logit_scale", None)) is not None:
@@ -168,21 +211,26 @@ class TargetAdapter:
         return logits
 
     def forward(self, step: StepInput, cache: SlotCache) -> StepOutput:
-        """Read the tokens of `step`, write their rows to the cache, and return their features."""
+        """Run the target on tokens and return their features.
+
+        Args:
+            step: tokens to read.
+            cache: cache of the sequences; keys and values of the tokens are written to it.
+        """
         num_visible = cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible)
-        # A prompt has no parents; compiling for each length of prompt would never pay.
+        # A prompt has no parents; compiling for each prompt length would never pay off.
         is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
         return StepOutput(read(step, cache, num_visible), step, cache)
 
     def compile(self) -> None:
-        """Compile steps of decoding; the first of each kind then takes long (about a minute)."""
+        """Compile decoding steps; the first step of each shape then takes about a minute."""
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
     @property
     def is_compiled(self) -> bool:
-        """Whether steps of decoding are compiled."""
+        """Whether decoding steps are compiled."""
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
@@ -200,14 +248,14 @@ class TargetAdapter:
         return features
 
     def _attention_masks(self, step: StepInput, num_visible: int) -> Masks:
-        own = step.written or Written(step.slots, step.positions, _ancestors(step))
+        own = step.written or WrittenNodes(step.slots, step.positions, _ancestors(step))
         visible = slot_mask(step.lengths, own.slots, own.seen, num_visible)
         seen_positions = positions_in_slots(own.slots, own.positions, num_visible)
         return self._masks(visible, step.positions, seen_positions)
 
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
-        """Read the geometry off a short forward and check that the adapter reproduces it."""
+        """Read the geometry from a short forward; check that the adapter reproduces its logits."""
         token_ids = torch.arange(3, device=self.device)[None]
         kinds = layer_kinds_of(self.config, self.decoder, token_ids)
         check_positions(self.config, self.decoder)
@@ -238,7 +286,10 @@ class TargetAdapter:
         return spec
 
     def _probe_tree(self, cache: SlotCache) -> None:
-        """Check that siblings do not see each other: token 1 has children 2 and 3, 2 has 4."""
+        """Check that siblings do not see each other.
+
+        Token 1 has the children 2 and 3, and token 2 has the child 4.
+        """
         slots = torch.arange(5, device=self.device)[None]
         ids = slots % self.spec.vocab_size
         step = StepInput(
@@ -256,7 +307,7 @@ class TargetAdapter:
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
-        """Return what makes the attention masks of layers of these kinds."""
+        """Return a builder of attention masks for layers of these kinds."""
         return TargetMasks(
             layer_kinds,
             self.spec.window,
@@ -265,10 +316,10 @@ class TargetAdapter:
         )
 
     def _fingerprint(self, vocab_size: int) -> str:
-        """Hash the geometry and the signs of some weights, which no load dtype changes."""
+        """Hash the geometry and the signs of some weights, which are the same in every dtype."""
         matrices = [p for name, p in self.decoder.named_parameters() if _is_own_matrix(name, p)]
-        chosen = [matrices[place] for place in (0, len(matrices) // 2, -1)]
-        known = [matrix for matrix in chosen if not matrix.is_meta]
+        sample = [matrices[index] for index in (0, len(matrices) // 2, -1)]
+        known = [matrix for matrix in sample if not matrix.is_meta]
         signs = [(matrix[:32, :32] > 0).int().tolist() for matrix in known]
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
@@ -276,19 +327,24 @@ class TargetAdapter:
 
 
 def _count_states(states: tuple[Tensor, ...] | None, hidden_size: int) -> int | None:
-    """Return how many hidden states there are, if each is one vector per token."""
-    if not states or any(one.dim() != 3 or one.shape[-1] != hidden_size for one in states):
+    """Return the number of hidden states, or None if some are not one vector per token."""
+    if not states or any(state.dim() != 3 or state.shape[-1] != hidden_size for state in states):
         return None
     return len(states)
 
 
 def _is_own_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix of the model itself, not of an adapter beside it."""
+    """Return whether a parameter is a matrix of the model itself, not of a LoRA adapter."""
     return parameter.ndim == 2 and "lora_" not in name
 
 
 def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput:
-    """Return the step that reads consecutive tokens at positions `start`, `start + 1`, ..."""
+    """Return a step that reads consecutive tokens.
+
+    Args:
+        token_ids: ids of the tokens.
+        start: position of the first token.
+    """
     batch, count = token_ids.shape
     positions = torch.arange(start, start + count, device=token_ids.device).expand(batch, -1)
     lengths = torch.full((batch,), start, device=token_ids.device)
@@ -306,7 +362,7 @@ def _ancestors(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
 
 
 def _decoder_of(model: CausalLM) -> nn.Module:
-    """Return the part of a model that ends in features, below the head."""
+    """Return the part of a model below the head; its output is the feature."""
     decoder = model.get_decoder()
-    # Llama 4 answers with the text model that holds the head.
+    # Llama 4 returns the text model, which includes the head.
     return decoder if decoder.get_output_embeddings() is None else decoder.model

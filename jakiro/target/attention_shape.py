@@ -1,4 +1,4 @@
-"""The heads of a target's attention, which a drafter's trunk has, too, unless told otherwise."""
+"""Attention geometry (heads, KV heads, head size); the trunk inherits the target's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ class AttentionShape(Settings):
     Attributes:
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: size of each.
-        rope_theta: wavelength base of the rotation.
+        head_dim: size of one head, even.
+        rope_theta: wavelength base of the rotary embedding.
     """
 
     num_heads: int = Field(ge=1)
@@ -29,7 +29,7 @@ class AttentionShape(Settings):
 
 
 def usual_shape(hidden_size: int) -> AttentionShape:
-    """Return as many heads of 64 as the hidden size has room for."""
+    """Return a geometry with as many heads of size 64 as fit into the hidden size."""
     heads = max(1, hidden_size // _USUAL_HEAD_DIM)
     return AttentionShape(
         num_heads=heads, num_kv_heads=heads, head_dim=_USUAL_HEAD_DIM, rope_theta=_USUAL_BASE
@@ -37,12 +37,12 @@ def usual_shape(hidden_size: int) -> AttentionShape:
 
 
 def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> AttentionShape:
-    """Return the geometry of a target's last layer; a usual one where a trunk cannot have that.
+    """Return the geometry of a target's last layer, or `usual_shape` if a trunk cannot have it.
 
     Args:
-        config: of the target's text model.
-        last: what that layer keeps of every token.
-        hidden_size: of the target.
+        config: config of the target's text model.
+        last: geometry of the last layer's keys and values.
+        hidden_size: hidden size of the target.
     """
     heads = getattr(config, "num_attention_heads", None)
     is_usable = isinstance(heads, int) and heads % last.num_kv_heads == 0
@@ -57,7 +57,7 @@ def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> Attent
 
 
 def _rope_base(config: Any) -> float:
-    """Return the base of the last layer's rotation, as far as the config says it."""
+    """Return the wavelength base of the last layer, or the usual base if the config has none."""
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
     if kinds and isinstance(parameters.get(kinds[-1]), Mapping):  # one rotation per kind of layer

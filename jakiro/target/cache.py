@@ -1,4 +1,4 @@
-"""The target's key/value cache: preallocated slots that hold a tree and are pruned in place."""
+"""The target's key/value cache: preallocated slots that hold a draft tree, pruned in place."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -13,14 +13,14 @@ BUCKET = 64  # attention reads whole buckets of slots, so shapes change rarely
 
 
 def bucketed(count: int) -> int:
-    """Return `count` rounded up to whole buckets."""
+    """Return a number of slots, rounded up to whole buckets."""
     return -(-count // BUCKET) * BUCKET
 
 
 def in_place(buffer: Tensor) -> Tensor:
-    """Return a buffer that compiled code writes to, told that it stays where it is.
+    """Return the buffer, marked as having a fixed address, so that compiled code can write to it.
 
-    CUDA graphs would otherwise copy what they change, or not be used at all.
+    CUDA graphs would otherwise copy the buffer, or not be used at all.
     """
     if buffer.is_cuda:
         torch._dynamo.mark_static_address(buffer, guard=False)
@@ -29,40 +29,51 @@ def in_place(buffer: Tensor) -> Tensor:
 
 def write_kv(
     buffer: Float[Tensor, "batch heads slots dim"],
-    rows: Float[Tensor, "batch heads rows dim"],
-    slots: Int[Tensor, "batch rows"],
+    kv: Float[Tensor, "batch heads tokens dim"],
+    slots: Int[Tensor, "batch tokens"],
 ) -> None:
-    """Store rows of each sequence at its slots, in place."""
-    if torch.compiler.is_compiling():  # a compiled scatter would copy the whole buffer
-        sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
-        buffer[sequence, :, slots] = rows.transpose(1, 2)
-    else:
-        buffer.scatter_(2, slots[:, None, :, None].expand_as(rows), rows)
-
-
-def selected(buffer: Tensor, places: Sequence[int], dim: int) -> Tensor:
-    """Return the part of a buffer that holds these sequences, moved together in place.
+    """Store keys or values of each sequence at its slots, in place.
 
     Args:
-        buffer: with the sequences along `dim`.
-        places: of the sequences to keep, ascending.
-        dim: of the sequences.
+        buffer: cached keys or values.
+        kv: new keys or values.
+        slots: slot of each token.
     """
-    for destination, place in enumerate(places):
-        if destination != place:
-            buffer.select(dim, destination).copy_(buffer.select(dim, place))
-    return buffer.narrow(dim, 0, len(places))
+    if torch.compiler.is_compiling():  # a compiled scatter would copy the whole buffer
+        sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
+        buffer[sequence, :, slots] = kv.transpose(1, 2)
+    else:
+        buffer.scatter_(2, slots[:, None, :, None].expand_as(kv), kv)
+
+
+def selected(buffer: Tensor, indices: Sequence[int], dim: int) -> Tensor:
+    """Return a view of the buffer that holds only some sequences, moved to its start in place.
+
+    Args:
+        buffer: tensor with one entry per sequence along `dim`.
+        indices: batch indices of the sequences to keep, ascending.
+        dim: dimension of the batch.
+    """
+    for destination, index in enumerate(indices):
+        if destination != index:
+            buffer.select(dim, destination).copy_(buffer.select(dim, index))
+    return buffer.narrow(dim, 0, len(indices))
 
 
 def grown(buffer: Float[Tensor, "*batch slots dim"], capacity: int) -> Tensor:
-    """Return a copy of a buffer with room for more slots."""
+    """Return a copy of a buffer with more slots.
+
+    Args:
+        buffer: cached keys, values or hidden states.
+        capacity: number of slots of the copy; at least that of the buffer.
+    """
     larger = buffer.new_zeros((*buffer.shape[:-2], capacity, buffer.shape[-1]))
     larger[..., : buffer.shape[-2], :] = buffer
     return larger
 
 
 class HeadShape(NamedTuple):
-    """Geometry of one layer's keys and values; sizes may differ between the two."""
+    """Geometry of one layer's keys and values; keys and values may differ in size."""
 
     num_kv_heads: int
     key_dim: int
@@ -70,12 +81,12 @@ class HeadShape(NamedTuple):
 
 
 class StateSource(NamedTuple):
-    """What of the target's state a drafter's memory is made of.
+    """Target states that feed the drafter's memory, or its features.
 
     Attributes:
-        kind: keys and values as cached, or hidden states.
-        layers: which; hidden state 0 is the embedding, k comes out of layer k, and the last is the
-            feature behind the final norm.
+        kind: "kv" for keys and values as cached, "hidden" for hidden states.
+        layers: indices of the layers or hidden states; hidden state 0 is the embedding, k is the
+            output of layer k, and the last is the feature after the final norm.
     """
 
     kind: Literal["kv", "hidden"]
@@ -83,15 +94,19 @@ class StateSource(NamedTuple):
 
     @property
     def hidden_states(self) -> tuple[int, ...]:
-        """The hidden states that a cache must keep for it."""
+        """The indices of the hidden states that a cache must hold for this source."""
         return self.layers if self.kind == "hidden" else ()
 
 
 class SlotLayer(CacheLayerMixin):
     """One layer's view of a `SlotCache`: writes go to given slots, reads see a prefix of slots.
 
-    Committed tokens live at the slot equal to their position. Masks decide what is visible, so
+    The slot of a committed token equals its position. Masks determine which slots are visible, so
     there is no counter, nothing grows, and nothing is dropped when a window slides.
+
+    Args:
+        keys: preallocated keys [batch, heads, slots, dim].
+        values: preallocated values [batch, heads, slots, dim].
     """
 
     is_sliding = False
@@ -106,23 +121,40 @@ class SlotLayer(CacheLayerMixin):
         self.num_visible = 0
 
     def set_slots(self, slots: Tensor, num_visible: int) -> None:
-        """Send the next update to `slots` [batch, queries]; it will return `num_visible` slots."""
+        """Set the slots of the next update.
+
+        Args:
+            slots: slots to write [batch, queries].
+            num_visible: number of slots, from 0, that the update returns.
+        """
         self.slots, self.num_visible = slots, num_visible
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Scatter new keys and values [batch, heads, queries, dim]; return the visible prefix."""
+        """Write new keys and values to the slots and return those of all visible slots.
+
+        Args:
+            key_states: new keys [batch, heads, queries, dim].
+            value_states: new values [batch, heads, queries, dim].
+            *args: ignored.
+            **kwargs: ignored.
+        """
         assert self.slots is not None
         write_kv(self.keys, key_states, self.slots)
         write_kv(self.values, value_states, self.slots)
         return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: storage exists from the start."""
+        """Do nothing: storage exists from the start.
+
+        Args:
+            key_states: ignored.
+            value_states: ignored.
+        """
 
     def get_seq_length(self) -> int:
-        """Return 0: lengths are kept per row by the engine, not per layer."""
+        """Return 0: the engine keeps lengths per sequence, not per layer."""
         return 0
 
     def get_max_length(self) -> int:
@@ -135,17 +167,17 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """All layers' slots, in one block of memory per head shape, and perhaps hidden states beside.
+    """Slots of all layers, in one block of memory per head shape, and cached hidden states, if any.
 
     Args:
         shapes: head shape of each layer.
         batch: number of sequences.
-        capacity: slots per sequence; rounded up to whole buckets.
-        dtype: of keys and values.
-        device: where they live.
-        hidden_states: which hidden states are kept, too.
-        hidden_size: of a hidden state.
-        first_layer: index of the first of these layers in the model that reads the cache.
+        capacity: number of slots per sequence; rounded up to whole buckets.
+        dtype: dtype of keys, values and hidden states.
+        device: device of the blocks.
+        hidden_states: indices of the hidden states that are cached, too.
+        hidden_size: width of a hidden state.
+        first_layer: index, in the model that reads the cache, of the first layer in `shapes`.
     """
 
     def __init__(
@@ -161,7 +193,7 @@ class SlotCache(Cache):
     ) -> None:
         self.capacity = bucketed(capacity)
         self.hidden_states = hidden_states
-        self._members: list[list[int]] = []  # layers of each pair of blocks
+        self._members: list[list[int]] = []  # layer indices of each pair of blocks
         self._blocks: list[Tensor] = []
         for shape in dict.fromkeys(shapes):
             members = [index for index, other in enumerate(shapes) if other == shape]
@@ -178,27 +210,32 @@ class SlotCache(Cache):
         self._hidden = torch.zeros(hidden_shape, dtype=dtype, device=device)
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
-        absent = self.slot_layers[:1] * first_layer  # are never written
+        absent = self.slot_layers[:1] * first_layer  # never written
         super().__init__(layers=[*absent, *self.slot_layers])
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one cached token takes over all layers."""
+        """The number of bytes that one cached token takes in all layers."""
         total = sum(block.numel() * block.element_size() for block in self._all_blocks)
         return total // (self._blocks[0].shape[1] * self.capacity)
 
-    def select_sequences(self, places: Sequence[int]) -> None:
-        """Drop all sequences but those at these places, which are ascending."""
-        self._replace([selected(block, places, dim=1) for block in self._all_blocks])
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Drop all sequences except those with these batch indices, which are ascending."""
+        self._replace([selected(block, indices, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots, keeping what is there."""
+        """Make room for `capacity` slots, keeping the contents."""
         if capacity > self.capacity:
             self.capacity = bucketed(capacity)
             self._replace([grown(block, self.capacity) for block in self._all_blocks])
 
     def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
-        """Prepare every layer for a forward that writes `slots` and reads `num_visible` slots."""
+        """Prepare every layer for a forward.
+
+        Args:
+            slots: slots that the forward writes.
+            num_visible: number of slots, from 0, that the forward reads.
+        """
         for layer in self.slot_layers:
             layer.set_slots(slots, num_visible)
 
@@ -210,9 +247,9 @@ class SlotCache(Cache):
         """Return each layer's keys and values."""
         pairs = zip(self._members, self._blocks[::2], self._blocks[1::2], strict=True)
         return {
-            index: (in_place(keys[place]), in_place(values[place]))
+            layer: (in_place(keys[index]), in_place(values[index]))
             for members, keys, values in pairs
-            for place, index in enumerate(members)
+            for index, layer in enumerate(members)
         }
 
     @property
@@ -225,9 +262,14 @@ class SlotCache(Cache):
             self.slot_layers[index].keys, self.slot_layers[index].values = keys, values
 
     def move(
-        self, source: Int[Tensor, "batch rows"], destination: Int[Tensor, "batch rows"]
+        self, source: Int[Tensor, "batch tokens"], destination: Int[Tensor, "batch tokens"]
     ) -> None:
-        """Copy rows between slots in all layers; costs O(rows), independent of the context."""
+        """Copy tokens between slots in all layers, at a cost independent of the context length.
+
+        Args:
+            source: slots to read.
+            destination: slots to write.
+        """
         for block in self._all_blocks:
             shape = (block.shape[0], -1, block.shape[2], -1, block.shape[4])
             taken = block.gather(3, source[None, :, None, :, None].expand(shape))
@@ -238,25 +280,39 @@ class SlotCache(Cache):
         hidden: Sequence[Float[Tensor, "batch queries hidden"]],
         slots: Int[Tensor, "batch queries"],
     ) -> None:
-        """Store the kept hidden states of the tokens at `slots`."""
+        """Store hidden states.
+
+        Args:
+            hidden: the cached hidden states, in the order of `hidden_states`.
+            slots: slot of each token.
+        """
         for block, states in zip(self._hidden, hidden, strict=True):
             write_kv(in_place(block), states.unsqueeze(1), slots)
 
     def state(
-        self, slots: Int[Tensor, "batch rows"], source: StateSource
-    ) -> Float[Tensor, "batch rows layers width"]:
-        """Return what memory is made of, for the tokens at `slots`."""
+        self, slots: Int[Tensor, "batch tokens"], source: StateSource
+    ) -> Float[Tensor, "batch tokens layers width"]:
+        """Return the target's state of some tokens.
+
+        Args:
+            slots: slots of the tokens.
+            source: layers to read, and whether keys and values or hidden states.
+        """
         if source.kind == "kv":
             return self.kv(slots, source.layers)
-        places = tuple(self.hidden_states.index(layer) for layer in source.layers)
-        return _kv_of(self._hidden, slots, places)
+        indices = tuple(self.hidden_states.index(layer) for layer in source.layers)
+        return _kv_of(self._hidden, slots, indices)
 
     def kv(
-        self, slots: Int[Tensor, "batch rows"], layers: tuple[int, ...]
-    ) -> Float[Tensor, "batch rows layers width"]:
-        """Return keys and values of `layers` at `slots`, flattened to one width per layer.
+        self, slots: Int[Tensor, "batch tokens"], layers: tuple[int, ...]
+    ) -> Float[Tensor, "batch tokens layers width"]:
+        """Return keys and values, concatenated and flattened to one vector per layer.
 
-        Layers that are narrower than the widest one are filled up with zeros.
+        Layers narrower than the widest layer are padded with zeros.
+
+        Args:
+            slots: slots of the tokens.
+            layers: indices of the layers.
         """
         if len(self._blocks) == 2:
             gathered = [_kv_of(block, slots, layers) for block in self._blocks]
@@ -271,16 +327,21 @@ class SlotCache(Cache):
 
 
 def _kv_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """Gather [layer, batch, head, slot, dim] at slots into [batch, row, layer, head * dim]."""
+    """Gather [layer, batch, head, slot, dim] at slots into [batch, token, layer, head * dim]."""
     is_all = layers == tuple(range(block.shape[0]))
-    chosen = block if is_all else block[list(layers)]
-    shape = (chosen.shape[0], -1, chosen.shape[2], -1, chosen.shape[4])
-    taken = chosen.gather(3, slots[None, :, None, :, None].expand(shape))
+    part = block if is_all else block[list(layers)]
+    shape = (part.shape[0], -1, part.shape[2], -1, part.shape[4])
+    taken = part.gather(3, slots[None, :, None, :, None].expand(shape))
     return taken.permute(1, 3, 0, 2, 4).flatten(start_dim=3)
 
 
 class TargetState(NamedTuple):
-    """Raw state of some tokens, layer by layer; None where a drafter reads none."""
+    """Raw target state of some tokens, layer by layer.
+
+    Attributes:
+        memory: states that memory is made from; None if the drafter has no memory.
+        features: hidden states that features are made from; None if the drafter reads none.
+    """
 
     memory: Float[Tensor, "batch tokens layers width"] | None
     features: Float[Tensor, "batch tokens states hidden"] | None
@@ -291,17 +352,23 @@ class TargetState(NamedTuple):
 
 
 class StateSources(NamedTuple):
-    """What memory is made of, and what the features that a drafter reads are made of."""
+    """Target states that a drafter's memory and features are made from; None for an unused part."""
 
     memory: StateSource | None
     features: StateSource | None
 
     @property
     def hidden_states(self) -> tuple[int, ...]:
-        """The hidden states that a cache must keep, ascending."""
+        """The indices of the hidden states that a cache must hold, ascending."""
         several = [source.hidden_states for source in self if source is not None]
         return tuple(sorted({state for states in several for state in states}))
 
-    def read(self, cache: SlotCache, slots: Int[Tensor, "batch rows"]) -> TargetState:
-        """Return the state of the tokens at some slots of a cache that keeps `hidden_states`."""
-        return TargetState(*(None if one is None else cache.state(slots, one) for one in self))
+    def read(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TargetState:
+        """Return the target's state of some tokens.
+
+        Args:
+            cache: the target's cache, which holds `hidden_states`.
+            slots: slots of the tokens.
+        """
+        parts = (None if source is None else cache.state(slots, source) for source in self)
+        return TargetState(*parts)

@@ -1,4 +1,4 @@
-"""Who may see whom: ancestry inside a draft tree, and visibility of cache slots."""
+"""Attention masks: ancestry inside a draft tree, and visibility of cache slots."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,11 +10,11 @@ from jakiro.target.checks import CHUNKED, SLIDING
 def ancestor_matrix(
     parents: Int[Tensor, "batch nodes"], max_depth: int
 ) -> Bool[Tensor, "batch nodes nodes"]:
-    """Return for each node (row) which nodes lie on its path, itself included.
+    """Return a matrix whose row for each node is True at the nodes of its path, itself included.
 
     Args:
         parents: index of each node's parent, or -1 for a node whose parent is not in the list.
-        max_depth: an upper bound on the number of nodes on any path.
+        max_depth: upper bound of the number of nodes on any path.
     """
     count = parents.shape[1]
     if count == 1:
@@ -29,9 +29,9 @@ def ancestor_matrix(
 
 
 def same_document(
-    documents: Int[Tensor, "batch rows"],
-) -> Bool[Tensor, "batch rows rows"]:
-    """Return which rows of a packed sequence belong to the same document."""
+    documents: Int[Tensor, "batch tokens"],
+) -> Bool[Tensor, "batch tokens tokens"]:
+    """Return True for each pair of tokens of a packed sequence that share a document."""
     return documents[:, :, None] == documents[:, None, :]
 
 
@@ -41,16 +41,16 @@ def slot_mask(
     seen: Bool[Tensor, "batch queries written"],
     num_slots: int,
 ) -> Bool[Tensor, "batch queries slots"]:
-    """Return which slots each query may attend to (True: may see).
+    """Return True for each slot that a query may attend to.
 
-    A query sees every committed slot (below its sequence's length) and, among the slots written
-    since, those that `seen` grants it.
+    A query sees every committed slot (below its sequence's length) and those slots written since
+    then that `seen` marks.
 
     Args:
-        lengths: committed rows of each sequence; a committed row's slot is its position.
-        slots: slots written since.
-        seen: which of them each query may see; its ancestors and itself.
-        num_slots: how many slots, from 0, the mask covers.
+        lengths: number of committed tokens per sequence; a committed token's slot is its position.
+        slots: slots of the nodes written since then.
+        seen: True where a query may see a node: its ancestors and itself.
+        num_slots: number of slots, from 0, that the mask covers.
     """
     committed = torch.arange(num_slots, device=slots.device) < lengths[:, None]
     mask = committed[:, None, :].expand(-1, seen.shape[1], -1).clone()
@@ -61,13 +61,15 @@ Masks = Float[Tensor, "batch 1 queries slots"] | dict[str, Float[Tensor, "batch 
 
 
 class TargetMasks:
-    """Makes the masks of some layers of a target.
+    """Builds the attention masks of some layers of a target.
 
     Args:
-        layer_kinds: of these layers.
-        window: positions that a sliding layer sees, its own included.
-        chunk: positions per block of a chunked layer, which sees its own block only.
-        like: a tensor with the dtype and device to use.
+        layer_kinds: attention kind of each layer.
+        window: number of positions that a sliding layer sees, the query's own included; None if
+            the target has no window.
+        chunk: number of positions per block of a chunked layer, which sees only its own block;
+            None if the target has no chunks.
+        like: tensor with the dtype and device of the masks.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class TargetMasks:
         self.kinds = sorted(set(layer_kinds))
         self._reach = {SLIDING: window, CHUNKED: chunk}
         extremes = like.new_tensor([0.0, torch.finfo(like.dtype).min])
-        self._values = extremes.unbind()  # what a mask adds where a query may look, or not
+        self._values = extremes.unbind()  # added to scores of visible and of hidden slots
 
     def __call__(
         self,
@@ -84,12 +86,13 @@ class TargetMasks:
         positions: Int[Tensor, "batch queries"],
         seen_positions: Int[Tensor, "batch slots"],
     ) -> Masks:
-        """Return the mask of the only kind of layer, or one for each kind.
+        """Return the mask of the only kind of layer, or a mask for each kind.
 
         Args:
-            visible: which slots each query may see in a layer without window.
-            positions: of the queries.
-            seen_positions: of the tokens in the slots: a node's slot lies beyond its position.
+            visible: True where a query may see a slot in a layer without window.
+            positions: absolute positions of the queries.
+            seen_positions: absolute position of the token in each slot; the slot of a draft node
+                differs from its position.
         """
         masks = {
             kind: self._additive(kind, visible, positions, seen_positions) for kind in self.kinds
@@ -100,18 +103,24 @@ class TargetMasks:
         reach = self._reach.get(kind)
         if reach is not None:
             visible = visible & _within(reach, kind, positions[:, :, None], seen[:, None, :])
-        looks, blocked = self._values
-        return torch.where(visible, looks, blocked).unsqueeze(1)
+        shown, hidden = self._values
+        return torch.where(visible, shown, hidden).unsqueeze(1)
 
 
 def positions_in_slots(
     slots: Int[Tensor, "batch written"], positions: Int[Tensor, "batch written"], num_slots: int
 ) -> Int[Tensor, "batch slots"]:
-    """Return the position of the token in each slot: the slot itself, but for what was written."""
+    """Return the absolute position of the token in each slot.
+
+    Args:
+        slots: slots of nodes of a draft tree.
+        positions: absolute positions of these nodes; that of any other token equals its slot.
+        num_slots: number of slots, from 0, to cover.
+    """
     seen = torch.arange(num_slots, device=slots.device).expand(len(slots), -1)
     return seen.scatter(1, slots, positions)
 
 
 def _within(reach: int, kind: str, own: Tensor, seen: Tensor) -> Tensor:
-    """Return which slots lie within each query's window or chunk."""
+    """Return True for each slot within a query's window or chunk."""
     return own // reach == seen // reach if kind == CHUNKED else own - seen < reach

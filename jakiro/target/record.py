@@ -1,4 +1,4 @@
-"""What a drafter remembers of its target, and the check that it meets the same one again."""
+"""The record of a target that its drafters keep, and the check against a loaded target."""
 
 import hashlib
 from typing import Any
@@ -18,14 +18,27 @@ _logger = get_logger(__name__)
 
 
 class TargetRecord(Settings):
-    """Identity of the target and tokenizer that a drafter was made for."""
+    """Facts that identify the target and tokenizer that a drafter was made for.
+
+    Attributes:
+        name_or_path: folder or hub id that the target was loaded from.
+        hidden_size: width of embeddings and features.
+        vocab_size: number of logits.
+        kv_widths: size of keys plus values of one token, for each layer.
+        fingerprint: hash of geometry and some weights, the same in every dtype.
+        num_hidden_states: number of hidden states (the embedding and one per layer); None if they
+            are not one vector of the hidden size per token.
+        attention: geometry of the last layer's attention.
+        tokenizer_fingerprint: hash of the vocabulary; None if no tokenizer was given.
+        template_fingerprint: hash of the chat template; None if there is none.
+    """
 
     name_or_path: str
     hidden_size: int
     vocab_size: int
     kv_widths: tuple[int, ...]
     fingerprint: str
-    num_hidden_states: int | None  # None: what its layers pass on is not one vector per token
+    num_hidden_states: int | None
     attention: AttentionShape
     tokenizer_fingerprint: str | None = None
     template_fingerprint: str | None = None
@@ -34,7 +47,13 @@ class TargetRecord(Settings):
 def record_target(
     spec: TargetSpec, name_or_path: str, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> TargetRecord:
-    """Return the record of a target, to be stored in its drafters."""
+    """Return the record of a target, to be stored in its drafters.
+
+    Args:
+        spec: facts about the target.
+        name_or_path: folder or hub id that the target was loaded from.
+        tokenizer: the target's tokenizer; None to leave it out of the record.
+    """
     return TargetRecord(
         name_or_path=name_or_path,
         hidden_size=spec.hidden_size,
@@ -49,20 +68,20 @@ def record_target(
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash the vocabulary: the ids that every token string maps to."""
+    """Return a hash of the vocabulary: all token strings and their ids."""
     return fingerprint(sorted(tokenizer.get_vocab().items()))
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Hash the chat template, or return None where there is none."""
+    """Return a hash of the chat template, or None if there is none."""
     template = getattr(tokenizer, "chat_template", None)
     return None if template is None else fingerprint(template)
 
 
 def hash_weights(model: nn.Module) -> str:
-    """Hash names, types, shapes and bytes of all weights, those of adapters included.
+    """Return a hash of names, dtypes, shapes and bytes of all weights, including adapters.
 
-    The fingerprint in a record knows a target in every dtype; this knows what it computes.
+    Unlike the fingerprint in a record, it changes with the dtype and with every weight.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
@@ -72,10 +91,14 @@ def hash_weights(model: nn.Module) -> str:
 
 
 def check_target(record: TargetRecord, spec: TargetSpec) -> None:
-    """Refuse a target that is not the one in the record.
+    """Refuse a target that differs from the record.
+
+    Args:
+        record: target that the drafter was made for.
+        spec: facts about the loaded target.
 
     Raises:
-        TargetMismatch: naming the first property that differs.
+        TargetMismatch: a property differs; the message names the first such property.
     """
     for name, expected, got in (
         ("hidden size", record.hidden_size, spec.hidden_size),
@@ -94,7 +117,11 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
 
 
 def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer whose ids differ from those of training; warn of another chat template.
+    """Refuse a tokenizer with another vocabulary than the record's; warn of another chat template.
+
+    Args:
+        record: target that the drafter was made for.
+        tokenizer: the loaded tokenizer.
 
     Raises:
         TargetMismatch: the vocabularies differ.
@@ -102,10 +129,10 @@ def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) ->
     got: Any = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint not in (None, got):
         raise TargetMismatch(
-            "the tokenizer is not the one that the drafter was trained with",
+            "the drafter was trained with another tokenizer",
             expected=f"the tokenizer of {record.name_or_path}",
             got=f"{len(tokenizer)} tokens with another vocabulary hash",
             remedy="load the tokenizer from the target's own folder",
         )
     if record.template_fingerprint not in (None, template_fingerprint(tokenizer)):
-        _logger.warning("the chat template is not the one that the drafter was trained with")
+        _logger.warning("the drafter was trained with another chat template")

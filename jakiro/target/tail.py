@@ -1,4 +1,4 @@
-"""The target's last layers by themselves, for target layer inference (arXiv 2410.03804)."""
+"""The target's last layers, run by themselves for target layer inference (arXiv 2410.03804)."""
 
 from copy import copy
 from typing import Any
@@ -12,21 +12,22 @@ from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache, write_kv
 
-TailKV = tuple[Float[Tensor, "batch heads rows dim"], ...]  # keys, values of each layer in turn
+TailKV = tuple[Float[Tensor, "batch heads tokens dim"], ...]  # layer by layer: keys, then values
 
 
 class TargetTail:
-    """The last layers of a frozen target and its final norm, run on states that stand for inputs.
+    """The last layers and final norm of a frozen target, run on predicted input states.
 
-    They attend to rows of their own, which the caller keeps: the target's for verified tokens, and
-    those of the states for tokens that are drafted.
+    The caller keeps their keys and values: those of the target for verified tokens, and those
+    computed from predicted states for drafted tokens.
 
     Args:
-        target: whose layers these are; no weight is copied.
-        num_layers: how many.
+        target: adapter of the target; the layers share its weights.
+        num_layers: number of layers.
 
     Raises:
-        TargetNotSupported: they do not reproduce the target's features from its hidden states.
+        TargetNotSupported: the layers do not reproduce the target's features from its hidden
+            states.
     """
 
     def __init__(self, target: TargetAdapter, num_layers: int) -> None:
@@ -39,7 +40,12 @@ class TargetTail:
         self._check()
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
-        """Return an empty cache of these layers for sequences of up to `capacity` tokens."""
+        """Return an empty cache of these layers.
+
+        Args:
+            batch: number of sequences.
+            capacity: number of slots per sequence.
+        """
         return SlotCache(
             self.shapes,
             batch,
@@ -49,8 +55,13 @@ class TargetTail:
             first_layer=self.input_state,
         )
 
-    def kv(self, cache: SlotCache, slots: Int[Tensor, "batch rows"]) -> TailKV:
-        """Return the target's own rows of these layers at some slots of its cache."""
+    def kv(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TailKV:
+        """Return the target's own keys and values of these layers for some tokens.
+
+        Args:
+            cache: cache of the whole target.
+            slots: slots of the tokens.
+        """
         layers = cache.slot_layers[self.input_state :]
         return tuple(
             part.gather(2, slots[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))
@@ -58,10 +69,16 @@ class TargetTail:
             for part in (layer.keys, layer.values)
         )
 
-    def store(self, cache: SlotCache, rows: TailKV, slots: Int[Tensor, "batch rows"]) -> None:
-        """Store rows at slots of a cache from `new_cache`."""
+    def store(self, cache: SlotCache, kv: TailKV, slots: Int[Tensor, "batch tokens"]) -> None:
+        """Store keys and values of some tokens.
+
+        Args:
+            cache: cache from `new_cache`.
+            kv: keys and values to store.
+            slots: slots of the tokens.
+        """
         buffers = [part for layer in cache.slot_layers for part in (layer.keys, layer.values)]
-        for buffer, new in zip(buffers, rows, strict=True):
+        for buffer, new in zip(buffers, kv, strict=True):
             write_kv(buffer, new.to(buffer.dtype), slots)
 
     def forward(
@@ -72,14 +89,14 @@ class TargetTail:
         seen_positions: Int[Tensor, "batch slots"],
         cache: Cache,
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return the features that follow from states at the input of the first of these layers.
+        """Return the features that these layers compute from states at the input of the first.
 
         Args:
-            states: of the queries.
-            positions: where they stand.
-            visible: which rows each query may see, of those that the cache then shows.
-            seen_positions: of the tokens of these rows.
-            cache: takes the states' rows and shows all; it is aimed at the right slots.
+            states: hidden states of the queries, as input of the first layer.
+            positions: absolute positions of the queries.
+            visible: True where a query may see an entry of the cache.
+            seen_positions: absolute position of the token in each entry of the cache.
+            cache: cache for the queries' keys and values, with the slots already set.
         """
         output = self._decoder(
             inputs_embeds=states.to(self.target.dtype),
@@ -93,11 +110,11 @@ class TargetTail:
 
     @torch.no_grad()
     def _check(self) -> None:
-        if self.target.device.type == "meta":  # shapes without numbers
+        if self.target.device.type == "meta":  # tensors have only shapes
             return
         token_ids = torch.arange(4, device=self.target.device)[None]
-        told = self.target.model(input_ids=token_ids, output_hidden_states=True, use_cache=False)
-        states = told.hidden_states
+        output = self.target.model(input_ids=token_ids, output_hidden_states=True, use_cache=False)
+        states = output.hidden_states
         chain = torch.ones(1, 4, 4, dtype=torch.bool, device=token_ids.device).tril()
         cache = self.new_cache(1, 4)
         cache.set_slots(token_ids, num_visible=4)
@@ -113,15 +130,15 @@ class TargetTail:
 
 
 class JoinedCache(Cache):
-    """Shows given rows before all those that forwards write; gradients pass through both.
+    """Cache that starts with given keys and values; forwards append theirs, with gradients.
 
     Args:
-        rows: keys and values of each layer.
-        first_layer: index of the first of these layers in the model that reads the cache.
+        kv: keys and values of each layer.
+        first_layer: index, in the model that reads the cache, of the first layer in `kv`.
     """
 
-    def __init__(self, rows: TailKV, first_layer: int) -> None:
-        layers = [_JoinedLayer(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
+    def __init__(self, kv: TailKV, first_layer: int) -> None:
+        layers = [_JoinedLayer(*pair) for pair in zip(kv[::2], kv[1::2], strict=True)]
         super().__init__(layers=[*layers[:1] * first_layer, *layers])
 
 
@@ -138,29 +155,29 @@ class _JoinedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Add rows and return all of them; nothing is overwritten."""
+        """Append keys and values and return all of them; nothing is overwritten."""
         self.keys = torch.cat((self.keys.to(key_states.dtype), key_states), dim=2)
         self.values = torch.cat((self.values.to(value_states.dtype), value_states), dim=2)
         return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the rows are given."""
+        """Do nothing: the first keys and values are given."""
 
     def get_seq_length(self) -> int:
-        """Return 0: positions are told with each forward."""
+        """Return 0: each forward gets positions as an argument."""
         return 0
 
     def get_max_length(self) -> int:
-        """Return that there is no limit."""
+        """Return -1: there is no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (rows that are shown, offset), for models that size a mask by the cache."""
+        """Return (number of keys, offset), for models that size a mask by the cache."""
         return self.keys.shape[2] + query_length, 0
 
 
 def _last_layers(target: TargetAdapter, num_layers: int) -> Any:
-    """Return the target's decoder as it would be with its last layers only, on the same weights."""
+    """Return a copy of the target's decoder with only its last layers, sharing the weights."""
     layers: Any = getattr(target.decoder, "layers", None)
     spec = target.spec
     whole = isinstance(layers, nn.ModuleList) and len(layers) == spec.num_layers
@@ -179,7 +196,7 @@ def _last_layers(target: TargetAdapter, num_layers: int) -> Any:
 def _unsupported(target: TargetAdapter, got: str) -> TargetNotSupported:
     return TargetNotSupported(
         "the target's last layers cannot be run by themselves",
-        expected="a decoder whose last layers and norm make its features of its hidden states",
+        expected="a decoder whose last layers and norm compute its features from a hidden state",
         got=f"{type(target.model).__name__}: {got}",
         remedy="set drafter.tail_layers to 0",
     )

@@ -28,6 +28,18 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """YAML that is read back as it was: a next-line character is escaped, not folded."""
+
+
+def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if "\x85" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
 def read_layered_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, laid over the file that its `extends` key names.
 
@@ -150,7 +162,9 @@ Location = Sequence[int | str]
 class Settings(BaseModel):
     """Base of every group of settings: it cannot change, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+    )
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -190,7 +204,8 @@ def validate_settings(cls: type[SettingsT], values: Mapping[str, Any], *, source
 
 def dump_settings(settings: Settings) -> str:
     """Return the settings as YAML that `load_settings` reads back to equal ones."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    values = settings.model_dump(mode="json")
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -28,14 +28,14 @@ levels = {"autoregressive_levels": 2, "parallel_levels": parallel}
 tree = TreeShape(**levels, children=2, breadth=2, num_nodes=6)
 plain = SpeculativeDecoder(model, drafter, tree=tree)
 expected = [plain.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
-drawn = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
+sampled = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
 assert sum(one.stats.accepted.total() for one in expected) > 0
 
 compiled = SpeculativeDecoder(model, drafter, tree=tree, compiled=True)
 got = [compiled.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
 assert [one.new_token_ids for one in got] == [one.new_token_ids for one in expected]
 again = compiled.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
-assert again.new_token_ids == drawn.new_token_ids
+assert again.new_token_ids == sampled.new_token_ids
 
 import torch._dynamo.utils
 assert compiled.target.is_compiled

@@ -16,7 +16,7 @@ RESULT_KEYS = {
     "tau",
     "tokens_per_second",
     "speedup",
-    "speedup_over_plain",
+    "speedup_over_autoregressive",
     "identical_to_target",
 }
 

@@ -1,4 +1,4 @@
-"""Does a sampler follow a law? The law from transformers' own scores, and a chi-square test."""
+"""Exact distributions from transformers' own scores, and a chi-square test of samples."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ Probabilities = dict[tuple[int, ...], float]
 def probs_of_continuations(
     model: PreTrainedModel, prompt: Sequence[int], length: int, **sampling: Any
 ) -> Probabilities:
-    """Return the exact law of continuations, from transformers' own processed scores."""
-    law: Probabilities = {(): 1.0}
+    """Return the exact distribution of continuations, from transformers' own processed scores."""
+    probs: Probabilities = {(): 1.0}
     for _ in range(length):
         longer = {}
-        prefixes = list(law)
+        prefixes = list(probs)
         ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
         step = model.generate(
             ids,
@@ -32,17 +32,21 @@ def probs_of_continuations(
         )
         for prefix, scores in zip(prefixes, step.scores[0], strict=True):
             shares = scores.double().softmax(-1).tolist()
-            longer |= {(*prefix, t): law[prefix] * p for t, p in enumerate(shares) if p > 0}
-        law = longer
-    return law
+            longer |= {
+                (*prefix, token): probs[prefix] * share
+                for token, share in enumerate(shares)
+                if share > 0
+            }
+        probs = longer
+    return probs
 
 
-def p_value(counts: Counter[tuple[int, ...]], law: Probabilities) -> float:
-    """Return the p-value of counts; cells that expect fewer than 5 are joined."""
+def p_value(counts: Counter[tuple[int, ...]], probs: Probabilities) -> float:
+    """Return the p-value of counts; cells with expected counts below 5 are joined."""
     runs = counts.total()
-    common = [key for key, probability in law.items() if probability * runs >= 5]
+    common = [key for key, probability in probs.items() if probability * runs >= 5]
     observed = [counts[key] for key in common]
-    expected = [law[key] * runs for key in common]
+    expected = [probs[key] * runs for key in common]
     rest = runs - sum(expected)
     if rest > 1e-6 * runs:
         observed.append(runs - sum(observed))

@@ -1,4 +1,4 @@
-"""Made-up documents of a comparison, plausible in every figure."""
+"""Synthetic documents of a comparison with plausible figures."""
 
 import random
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ WORDS = (
 
 
 def make_document(
-    methods: Sequence[str] = ("plain", "drafter=bank"),
+    methods: Sequence[str] = ("autoregressive", "drafter=mine"),
     temperatures: Sequence[float] = (0.0,),
     categories: Sequence[str] = (),
     experts: Sequence[int] = (2,),
@@ -49,14 +49,14 @@ def make_document(
     """Return a document with everything that a report can show.
 
     Args:
-        methods: names; `plain` and `transformers` do not draft; the first one is the baseline.
-        temperatures: 0 is greedy.
-        categories: of prompts; none: no figures by category.
-        experts: how many there are, for each drafting method in turn.
-        tree_sizes: candidates of the example tree, for each drafting method in turn.
-        depth: of the trees.
-        prompts: how many there are.
-        seed: of all numbers.
+        methods: names; `autoregressive` and `transformers` do not draft; the first is the baseline.
+        temperatures: sampling temperatures; 0 is greedy.
+        categories: categories of prompts; empty for no figures by category.
+        experts: numbers of experts, which the drafting methods take cyclically.
+        tree_sizes: candidates of example trees, which the drafting methods take cyclically.
+        depth: depth of the trees.
+        prompts: number of prompts.
+        seed: seed of all numbers.
     """
     randomness = random.Random(seed)
     drafting = [name for name in methods if _drafts(name)]
@@ -91,10 +91,10 @@ def make_document(
 
 
 def make_environment() -> Environment:
-    """Return an environment."""
+    """Return a synthetic environment."""
     return Environment(
         time="2026-11-21T12:00:00+00:00",
-        argv=("jakiro", "bench", "plain", "drafter=bank", "--prompts", "prompts.jsonl"),
+        argv=("jakiro", "bench", "autoregressive", "drafter=mine", "--prompts", "prompts.jsonl"),
         commit="0123456789abcdef0123456789abcdef01234567",
         is_dirty=True,
         versions={"jakiro": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "cuda": None},
@@ -126,7 +126,7 @@ def make_figures(
     categories: Sequence[str] = (),
     prompts: int = 4,
 ) -> MethodFigures:
-    """Return the figures of one method at one temperature."""
+    """Return the figures of a method at a temperature."""
     drafts = _drafts(name)
     speeds = _speeds(drafts, is_baseline, randomness)
     tau, rate, tokens = speeds["tau"], speeds["tokens_per_second"], 96 * prompts
@@ -155,7 +155,9 @@ def make_figures(
         tree=TreeShape() if drafts else None,
         parameters=231_014_400 if drafts else None,
         notes=("trained on other text than these prompts",) if drafts else (),
-        categories={one: _category(speeds, drafts, prompts, randomness) for one in categories},
+        categories={
+            category: _category(speeds, drafts, prompts, randomness) for category in categories
+        },
         samples=_samples(prompts, rate, tau, categories or ("all",), randomness),
     )
 
@@ -168,11 +170,11 @@ def make_tree(
     experts: int,
     randomness: random.Random,
 ) -> ExampleTree:
-    """Return a tree as deep as asked for if it has the nodes, half of its first chain accepted."""
+    """Return a tree, as deep as its nodes allow, with half of its first chain accepted."""
     nodes: list[TreeNode] = []
-    for place in range(num_nodes):
-        in_chain = place < depth
-        parent = place - 1 if in_chain else randomness.randrange(-1, place)
+    for index in range(num_nodes):
+        in_chain = index < depth
+        parent = index - 1 if in_chain else randomness.randrange(-1, index)
         while parent >= 0 and nodes[parent].depth == depth:
             parent = nodes[parent].parent
         nodes.append(
@@ -181,7 +183,7 @@ def make_tree(
                 parent=parent,
                 depth=1 + (nodes[parent].depth if parent >= 0 else 0),
                 expert=randomness.randrange(experts),
-                accepted=in_chain and place < (depth + 1) // 2,
+                accepted=in_chain and index < (depth + 1) // 2,
             )
         )
     return ExampleTree(
@@ -195,7 +197,7 @@ def make_tree(
 
 
 def _drafts(name: str) -> bool:
-    return name not in ("plain", "transformers")
+    return name not in ("autoregressive", "transformers")
 
 
 def _speeds(drafts: bool, is_baseline: bool, randomness: random.Random) -> dict[str, float]:

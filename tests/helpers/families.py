@@ -139,7 +139,7 @@ EVERY_FAMILY = [
 
 
 def tiny_model(model_class: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A random model of a class, whose laws are far from uniform."""
+    """A random model of a class, whose distributions are far from uniform."""
     torch.manual_seed(seed)
     kind = getattr(transformers, model_class)
     return kind(kind.config_class(**{**_COMMON, **changes})).eval()

@@ -1,4 +1,4 @@
-"""A run that dies right after one of its checkpoints, in this process."""
+"""Interruption of a run right after one of its checkpoints, in this process."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ class PowerCutError(Exception):
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the run die as soon as the checkpoint of a step is written."""
+    """Stop the run as soon as the checkpoint of a step is written."""
     save = Checkpoints.save
 
     def save_and_die(self: Checkpoints, engine: Any, state: Any) -> None:

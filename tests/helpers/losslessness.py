@@ -1,4 +1,4 @@
-"""Whatever drafts, a decoder says what the target would: checks for any drafter."""
+"""Checks for any drafter: a decoder's output is that of its target."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ LEAST_P_VALUE = 0.0005
 
 
 def greedy_by_transformers(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    """Return prompt and greedy tokens of the model's own `generate()`."""
+    """Return the prompt and the greedy tokens of the model's own `generate()`."""
     ids = torch.tensor([list(prompt)])
     greedy = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     tokens: list[int] = model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
     return tokens
 
 
-def assert_follows_law(
+def assert_follows_distribution(
     decoder: SpeculativeDecoder,
     model: PreTrainedModel,
     temperature: float,
     samples: int = SAMPLES,
     batch: int = SAMPLES // 2,
 ) -> DecodeStats:
-    """Check sampled sequences against the target's own law, and return what decoding counted."""
+    """Check sampled sequences against the target's distribution; return the decoding statistics."""
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": temperature, "top_p": 0.9}
     outputs = [
         output
@@ -40,14 +40,14 @@ def assert_follows_law(
         )
     ]
     counts = Counter(tuple(output.new_token_ids) for output in outputs)
-    law = probs_of_continuations(model, prompt, LENGTH, **sampling)
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > LEAST_P_VALUE
+    probs = probs_of_continuations(model, prompt, LENGTH, **sampling)
+    assert set(counts) <= set(probs)
+    assert p_value(counts, probs) > LEAST_P_VALUE
     return DecodeStats.pooled(output.stats for output in outputs)
 
 
 def assert_conversation_goes_on(decoder: SpeculativeDecoder, model: PreTrainedModel) -> None:
-    """Check greedy tokens where a conversation grows, and where another one takes its place."""
+    """Check greedy tokens where a conversation grows, and where another replaces it."""
     with Conversation() as conversation:
         first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
         longer = [*first.sequences[0].tolist(), 5, 5]

@@ -1,6 +1,6 @@
-"""Real processes that train, forked from one that has imported everything, so that they start fast.
+"""Real processes that train, forked from a process that has imported everything, to start fast.
 
-They meet as those of a launcher do, may be killed, and may be refused large files.
+They join each other like the processes of a launcher, can be killed, and can have limits on files.
 """
 
 import os
@@ -32,18 +32,18 @@ class Trainee:
     output: Path
 
     def end(self) -> int:
-        """Wait for its end and return its exit code; that of a killed one is negative."""
+        """Wait for its end and return its exit code, which is negative if it was killed."""
         self.process.join(_SECONDS)
         assert self.process.exitcode is not None, f"it hangs: {self.errors}"
         return self.process.exitcode
 
     @property
     def errors(self) -> str:
-        """All that it printed."""
+        """Everything that the process printed."""
         return self.output.read_text()
 
     def kill_when(self, is_time: Callable[[], bool]) -> bool:
-        """Send it SIGKILL as soon as it is time; return False if it came to its end before."""
+        """Send it SIGKILL as soon as `is_time` is true; return False if it ended before."""
         while self.process.is_alive():
             if is_time():
                 assert self.process.pid is not None
@@ -60,17 +60,17 @@ def start_training(
     num_processes: int = 1,
     file_limit: int | None = None,
 ) -> list[Trainee]:
-    """Start the processes of a run, of which the first one writes.
+    """Start the processes of a run, whose first process writes.
 
     Args:
-        settings: of the run.
-        workshop: takes a config and what the processes print.
-        num_processes: how many.
-        file_limit: bytes that a file may have.
+        settings: settings of the run.
+        workshop: folder for a config and the output of the processes.
+        num_processes: number of processes.
+        file_limit: largest size of a file in bytes; None for no limit.
     """
     config = workshop / "processes.yaml"
     config.write_text(dump_settings(settings))
-    # The one that forks starts with the first process, and reads this when it imports DeepSpeed.
+    # The server that forks starts with the first process, and then imports DeepSpeed.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     port = str(free_port())
     trainees = []
@@ -87,7 +87,7 @@ def start_training(
 
 
 def train_in_processes(settings: TrainSettings, workshop: Path, num_processes: int = 1) -> None:
-    """Train to the end in so many processes."""
+    """Train to the end in `num_processes` processes."""
     for trainee in start_training(settings, workshop, num_processes=num_processes):
         assert trainee.end() == 0, trainee.errors
 

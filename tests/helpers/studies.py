@@ -1,4 +1,4 @@
-"""Made-up studies whose truth is known."""
+"""Made-up studies with known effects."""
 
 from collections.abc import Mapping
 
@@ -21,16 +21,16 @@ def made_up_rate(
     cell_noise: float = 0.02,
     seeds: int = 3,
 ) -> Rate:
-    """Return a rate of exp(effect), and noise on its logarithm.
+    """Return a rate of exp(effect) with noise on its logarithm.
 
     Args:
-        random: source of the noise.
-        prompts: how easy each prompt is, for every arm.
-        effect: of the arm.
-        seed_noise: the arm's own, of each seed on all prompts.
-        prompt_noise: the arm's own, of each prompt with all seeds.
-        cell_noise: the arm's own, of each seed on each prompt.
-        seeds: how many.
+        random: generator of the noise.
+        prompts: logarithm of the easiness of each prompt, the same for every arm.
+        effect: logarithm of the arm's rate.
+        seed_noise: standard deviation of the noise of each seed on all prompts.
+        prompt_noise: standard deviation of the noise of each prompt with all seeds.
+        cell_noise: standard deviation of the noise of each seed on each prompt.
+        seeds: number of seeds.
     """
     count = len(prompts)
     logs = (
@@ -52,15 +52,15 @@ def made_up_documents(
     repeats: int = 1,
     number: int = 0,
 ) -> dict[int, ComparisonDocument]:
-    """Return the documents of a study: tau of an arm is 2 exp(effect), and noise.
+    """Return the documents of a study by seed: tau of an arm is 2 exp(effect), with noise.
 
     Args:
-        effects: of every arm.
-        temperatures: all with the same effects.
-        seeds: documents.
-        prompts: some of them much easier than others.
-        repeats: samples of each prompt.
-        number: of the study; another one has other noise.
+        effects: effect of every arm.
+        temperatures: temperatures, all with the same effects.
+        seeds: number of documents.
+        prompts: number of prompts, some of them much easier than others.
+        repeats: number of samples of each prompt.
+        number: seed of the noise.
     """
     random = np.random.default_rng(number)
     easiness = random.normal(0, 0.4, prompts)
@@ -69,15 +69,15 @@ def made_up_documents(
         for temperature in temperatures
         for name, effect in effects.items()
     }
-    template = make_document(["plain", *effects], temperatures)
+    template = make_document(["autoregressive", *effects], temperatures)
     return {
         seed: template.model_copy(
             update={
                 "methods": tuple(
-                    _with_samples(one, arms.get((one.name, one.temperature)), seed, repeats)
-                    if one.name != "plain"
-                    else _with_samples(one, _plain(seeds, prompts), seed, repeats)
-                    for one in template.methods
+                    _with_samples(each, arms.get((each.name, each.temperature)), seed, repeats)
+                    if each.name != "autoregressive"
+                    else _with_samples(each, _autoregressive(seeds, prompts), seed, repeats)
+                    for each in template.methods
                 )
             }
         )
@@ -86,18 +86,23 @@ def made_up_documents(
 
 
 def made_up_arm(name: str, **changes: object) -> ArmFacts:
-    """Return an arm with changes to the settings, as nested mappings."""
+    """Return the facts of an arm.
+
+    Args:
+        name: name of the arm.
+        changes: changes to the settings, as nested mappings.
+    """
     needed = {"target": {"name_or_path": "target"}, "data": {"paths": ["texts.jsonl"]}}
     settings = validate_settings(TrainSettings, {**needed, **changes}, source="the test")
     return ArmFacts(name, settings, 1_234_567, (1000, 1001, 1002), (0.5, 0.6, 0.7))
 
 
-def _plain(seeds: int, prompts: int) -> Rate:
+def _autoregressive(seeds: int, prompts: int) -> Rate:
     return Rate(np.full((seeds, prompts), 50.0), np.full((seeds, prompts), 50.0))
 
 
 def _with_samples(figures: MethodFigures, rate: Rate | None, seed: int, repeats: int) -> object:
-    """Return figures whose samples have a rate; every target forward takes 10 ms."""
+    """Return figures whose samples have the given rate; every target forward takes 10 ms."""
     assert rate is not None
     samples = [
         SampleRecord(

@@ -1,4 +1,4 @@
-"""Chat templates that behave as published ones do, in a condensed form."""
+"""Chat templates that behave like published templates, in a condensed form."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ LLAMA3 = (
     "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
 
-# Thoughts stay only after the last question, where even an answer without any gets an empty one.
+# Reasoning stays only after the last question, where an answer without reasoning gets an empty tag.
 QWEN3 = (
     "{%- set ns = namespace(asked=-1) %}{%- for m in messages %}"
     "{%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}{%- endfor %}"
@@ -46,7 +46,7 @@ GEMMA = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
-# The system turn stands in the last turn of the user, wherever that is.
+# The system turn is part of the last turn of the user, wherever that is.
 MISTRAL = (
     "{%- set ns = namespace(asked=-1) %}{%- for m in messages %}"
     "{%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}{%- endfor %}"
@@ -57,10 +57,10 @@ MISTRAL = (
     "{%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}{%- endif %}{%- endfor %}"
 )
 
-# As some releases do: only where the user's turn is the last one, so that no answer has it before.
+# As in some releases: only if the user's turn is the last turn, so that it is before no answer.
 MISTRAL_LAST = MISTRAL.replace("loop.index0 == ns.asked", "loop.last")
 
-# The question already opens the thought, which the answer loses.
+# The generation prompt opens the reasoning tag, which is removed from the answer.
 R1 = (
     "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}"
     "{{- '<|Assistant|>' + m.content.split('</think>')[-1] + eos_token }}"

@@ -9,11 +9,11 @@ TEXT = "def main(argument):\n    return argument + 1\n\nprint(main(41), 'naïve'
 
 
 class SlowTokenizer(PreTrainedTokenizer):
-    """One in Python, which gives no offsets: characters, or those that follow each other in groups.
+    """A tokenizer in Python, without offsets, whose tokens are groups of characters.
 
     Args:
-        chat_template: for conversations.
-        group: characters of a token.
+        chat_template: template of conversations; None for none.
+        group: number of characters of a token.
     """
 
     def __init__(self, chat_template: str | None = None, group: int = 1) -> None:
@@ -23,11 +23,11 @@ class SlowTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens met so far."""
+        """The number of tokens met so far."""
         return len(self._tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Ids of the tokens met so far."""
+        """Return the ids of the tokens met so far."""
         return {token: number for number, token in enumerate(self._tokens)}
 
     def _tokenize(self, text: str, **_: object) -> list[str]:
@@ -49,7 +49,12 @@ class SlowTokenizer(PreTrainedTokenizer):
 def tiny_tokenizer(
     chat_template: str | None = None, texts: Iterable[str] = (TEXT,) * 4
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 300 tokens."""
+    """Return a tokenizer with byte-level BPE and 300 tokens.
+
+    Args:
+        chat_template: template of conversations; None for none.
+        texts: texts that the tokenizer is trained on.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -16,10 +16,10 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import merge, validate_settings
 from training.config import TrainSettings
-from training.data.packing import PackedRow, collate
+from training.data.packing import PackedSequence, collate
 from training.data.token_store import TokenStore
 from training.evaluation.metrics import read_metrics
-from training.loss.anchors import AnchorRule, draw_anchors
+from training.loss.anchors import AnchorRule, sample_anchors
 from training.loss.batch import Batch
 from training.loss.objectives import LossTerms, ObjectiveSettings
 from training.loss.views import TargetView
@@ -36,17 +36,17 @@ CHAT_TEMPLATE = (
 )
 
 
-ROLLED_OUT = 3  # steps of a rollout in `batch_for`
+ROLLED_OUT = 3  # passes of a rollout in `batch_for`
 
 
-def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
-    """Write rows, one per line."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_jsonl(path: Path, records: Iterable[Any]) -> Path:
+    """Write one record per line."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
-    """Settings of a run of a few steps on the target and the texts that lie in a folder."""
+    """Return the settings of a run of a few steps, on the target and the texts in a folder."""
     base = {
         "target": {"name_or_path": str(folder / "target")},
         "data": {
@@ -74,52 +74,57 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
 
 
 def curve(settings: TrainSettings) -> list[float]:
-    """The recorded loss of each step."""
+    """Return the recorded loss of each step."""
     return [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
 
 
 def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
-    """Documents whose token ids are all different."""
+    """Return a store of documents whose token ids are all different."""
     starts = np.cumsum([0, *lengths])
     token_ids = np.arange(starts[-1], dtype=np.int32)
     return TokenStore(token_ids, np.ones(len(token_ids), np.bool_), starts, "any")
 
 
 def random_batch(
-    *rows: Sequence[int], sequence_length: int = 24, draws: int = 1, vocab: int = 61, seed: int = 0
+    *sequences: Sequence[int],
+    sequence_length: int = 24,
+    samples: int = 1,
+    vocab: int = 61,
+    seed: int = 0,
 ) -> Batch:
-    """Rows of documents of the given lengths with random tokens; all tokens are responses."""
+    """Return random tokens packed as documents of the given lengths; all tokens are responses."""
     random = np.random.default_rng(seed)
     batch = []
-    for number, lengths in enumerate(rows):
+    for number, lengths in enumerate(sequences):
         padding = sequence_length - sum(lengths)
         documents = np.repeat([*range(len(lengths)), -1], [*lengths, padding])
         positions = np.concatenate([np.arange(length) for length in (*lengths, padding)])
         tokens = random.integers(0, vocab, sequence_length)
-        row = PackedRow(tokens, positions, documents, documents >= 0)
-        keys = [(seed, number, draw) for draw in range(draws)]
-        batch.append((row, np.stack([draw_anchors(row.document_starts, 2, key) for key in keys])))
+        packed = PackedSequence(tokens, positions, documents, documents >= 0)
+        starts = packed.document_starts
+        keys = [(seed, number, sample) for sample in range(samples)]
+        batch.append((packed, np.stack([sample_anchors(starts, 2, key) for key in keys])))
     return collate(batch)
 
 
 def batch_for(
-    settings: DrafterSettings, *rows: Sequence[int], sequence_length: int = 24, seed: int = 0
+    settings: DrafterSettings, *sequences: Sequence[int], sequence_length: int = 24, seed: int = 0
 ) -> Batch:
-    """Packed documents with the anchors that training draws for such a drafter."""
-    batch = random_batch(*rows, sequence_length=sequence_length, seed=seed)
-    kind, draws = "drafting", 2
+    """Return packed documents with the anchors that training samples for such a drafter."""
+    batch = random_batch(*sequences, sequence_length=sequence_length, seed=seed)
+    kind, samples = "drafting", 2
     if settings.trunk.reads_features:
-        kind, draws = "rollout", ROLLED_OUT
+        kind, samples = "rollout", ROLLED_OUT
     elif settings.tail_layers:
         kind = "blocks"
-    rule = AnchorRule(kind, num_levels=3, draws=draws)
+    rule = AnchorRule(kind, num_levels=3, num_samples=samples)
     starts = (torch.arange(sequence_length) - batch.positions).numpy()
-    anchors = [torch.from_numpy(rule.anchors(one, (seed, n))) for n, one in enumerate(starts)]
+    anchors = [torch.from_numpy(rule.anchors(own, (seed, n))) for n, own in enumerate(starts)]
     return Batch(**(vars(batch) | {"anchors": torch.stack(anchors)}))
 
 
 def one_document(tokens: Tensor, anchors: Tensor) -> Batch:
-    """One row that is a single document, all of it a response; anchors are [draws, rows]."""
+    """Return a sequence of a single document of responses; anchors are [samples, length]."""
     count = tokens.shape[1]
     return Batch(
         token_ids=tokens,
@@ -132,7 +137,7 @@ def one_document(tokens: Tensor, anchors: Tensor) -> Batch:
 
 
 def cropped(batch: Batch, begin: int, end: int) -> Batch:
-    """The columns from `begin` to `end` of a batch's rows."""
+    """Return the positions from `begin` to `end` of a batch's sequences."""
     columns = vars(batch) | {
         name: column[..., begin:end] for name, column in vars(batch).items() if column.ndim > 1
     }
@@ -148,26 +153,26 @@ class TinyTraining:
     objective: ObjectiveSettings
 
     def view(self, batch: Batch) -> TargetView:
-        """What the target says of a batch."""
+        """Return the target's outputs for a batch."""
         return self.reader(batch.token_ids.shape[1]).view(batch)
 
     def reader(self, sequence_length: int) -> TargetReader:
-        """What reads the target for the drafter."""
+        """Return the reader of the target for the drafter."""
         return TargetReader(self.target, self.drafter, sequence_length, torch.float32)
 
     def loss(self, batch: Batch, **changes: object) -> LossTerms:
-        """The loss terms of a batch, with changes to the objective."""
+        """Return the loss terms of a batch, with changes to the objective."""
         module = TrainingModule(self.drafter, self.objective.model_copy(update=changes))
         reader = self.reader(batch.token_ids.shape[1])
         return module(reader.view(batch), batch, reader)
 
     def gradients(self, total: Tensor) -> list[Tensor]:
-        """The gradient of each parameter."""
+        """Return the gradient of each parameter."""
         return list(torch.autograd.grad(total, list(self.drafter.parameters()), allow_unused=True))
 
 
 def tiny_training(settings: DrafterSettings | None = None) -> TinyTraining:
-    """A random target and drafter."""
+    """Return a random target and drafter."""
     target = TargetAdapter(tiny_llama().requires_grad_(False))
     objective = ObjectiveSettings(feature_weight=0.3, distance_decay=0.9)
     return TinyTraining(tiny_drafter(target, settings), target, objective)

@@ -1,4 +1,4 @@
-"""Drafters of every kind that settings offer, as small as can be."""
+"""Settings of tiny drafters of every kind."""
 
 import itertools
 from collections.abc import Iterator
@@ -46,12 +46,12 @@ VARIANTS = {
 }
 
 
-def _banks() -> Iterator[dict[str, Any]]:
-    """Arguments of every bank and every number of parallel levels."""
+def _experts() -> Iterator[dict[str, Any]]:
+    """Yield arguments for every kind of experts and every number of parallel levels."""
     for experts, combine, contrast, parallel in itertools.product(
         (1, 2, 4), ("sum", "mixture"), (False, True), (0, 1, 2, 3)
     ):
-        if contrast or (experts > 1 and parallel > 0):  # else it has no effect
+        if contrast or (experts > 1 and parallel > 0):  # otherwise there is no difference
             yield {
                 "num_experts": experts,
                 "combine": combine,
@@ -62,11 +62,11 @@ def _banks() -> Iterator[dict[str, Any]]:
 
 def _grid() -> Iterator[tuple[str, DrafterSettings]]:
     trunks = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
-    for (name, trunk), bank in itertools.product(trunks.items(), _banks()):
-        experts, combine, contrast, parallel = bank.values()
-        contrasting = "contrast" if contrast else "plain"
+    for (name, trunk), arguments in itertools.product(trunks.items(), _experts()):
+        experts, combine, contrast, parallel = arguments.values()
+        contrasting = "contrast" if contrast else "no-contrast"
         label = f"{name}-E{experts}-{combine}-{contrasting}-P{parallel}"
-        yield label, tiny_settings(**bank, trunk=trunk)
+        yield label, tiny_settings(**arguments, trunk=trunk)
     for experts, tail, source in itertools.product((1, 2, 4), (1, 2), ("kv", "hidden")):
         tailed = {"combine": "sum", "parallel_levels": 0, "tail_layers": tail, "source": source}
         yield f"tail-{tail}-E{experts}-{source}", tiny_settings(experts, **tailed)
@@ -84,5 +84,5 @@ def _grid() -> Iterator[tuple[str, DrafterSettings]]:
     yield "published-P2", tiny_settings(combine="sum", parallel_levels=2, trunk=PUBLISHED)
 
 
-# All that may differ in what is proven, each with each where they touch.
+# All values of the settings that tests distinguish, combined where they interact.
 GRID = VARIANTS | dict(_grid())

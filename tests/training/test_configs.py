@@ -1,4 +1,4 @@
-"""Every config in the repository loads, and says what its comments say."""
+"""Every config in the repository loads, and agrees with its comments."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_the_base_lists_every_setting_with_its_default() -> None:
     ids=lambda path: path.stem,
 )
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_config_loads_as_it_is_and_its_batch_can_be_shared_out(
+def test_a_config_loads_and_its_batch_can_be_shared_between_processes(
     path: Path, num_processes: int
 ) -> None:
     settings = load_settings(TrainSettings, path)
@@ -51,27 +51,27 @@ def test_a_config_loads_as_it_is_and_its_batch_can_be_shared_out(
     )
 
 
-def test_the_drafters_that_have_names_are_these() -> None:
+def test_named_drafters_are_these() -> None:
     names = [path.stem for path in DRAFTERS]
     assert names == ["eagle2", "eagle3", "jakiro-published", "moa", "recommended"]
 
 
 @pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
-def test_a_drafter_with_a_name_is_whole_whatever_it_is_laid_over(path: Path) -> None:
+def test_a_named_drafter_is_the_same_over_any_base(path: Path) -> None:
     first, second = path.read_text().splitlines()[:2]
     assert first.startswith("# ")
     assert "arXiv" in first
     assert not second.startswith("#")
-    below = [CONFIGS / "base.yaml", CONFIGS / "study.yaml"]
-    plain, studied = (_laid_over(base, path) for base in below)
+    bases = [CONFIGS / "base.yaml", CONFIGS / "study.yaml"]
+    default, studied = (_merged(base, path) for base in bases)
     heads = studied.drafter.trunk.model_dump(include=set(AttentionShape.model_fields))
-    trunk = plain.drafter.trunk.model_copy(update=heads)
-    assert studied.drafter == plain.drafter.model_copy(update={"trunk": trunk})
-    assert studied.initialize == plain.initialize
-    assert studied.objective == plain.objective
+    trunk = default.drafter.trunk.model_copy(update=heads)
+    assert studied.drafter == default.drafter.model_copy(update={"trunk": trunk})
+    assert studied.initialize == default.initialize
+    assert studied.objective == default.objective
 
 
-def _laid_over(base: Path, path: Path) -> TrainSettings:
+def _merged(base: Path, path: Path) -> TrainSettings:
     layers = merge(read_layered_yaml(base), read_layered_yaml(path))
     return TrainSettings.model_validate(apply_overrides(layers, REQUIRED))
 

@@ -1,11 +1,11 @@
-"""What a user gets who sets nothing but target, data and folder: it trains, and it is lossless."""
+"""Settings of target, data and folder alone give a drafter that trains and decodes losslessly."""
 
 from pathlib import Path
 
 import pytest
 from helpers.losslessness import (
     assert_conversation_goes_on,
-    assert_follows_law,
+    assert_follows_distribution,
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
@@ -16,7 +16,7 @@ from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings
 from training.train import train
 
-# Only what makes it small, and the cache, which else would be the user's.
+# Settings that make the run small.
 _SMALL = {
     "steps": 4,
     "optimizer": {"warmup_steps": 2},
@@ -26,14 +26,14 @@ _SMALL = {
 
 @pytest.fixture
 def settings(workshop: Path) -> TrainSettings:
-    """Of a run on tokens of a target whose vocabulary is small enough to count its laws."""
+    """Return a run on a target whose vocabulary is small enough to count its distributions."""
     tiny_llama().save_pretrained(workshop / "target")
     tokens = [[(n * k) % 60 + 1 for k in range(40)] for n in range(1, 9)]
-    rows = [{"input_ids": ids, "loss_mask": [0] * 4 + [1] * 36} for ids in tokens]
+    records = [{"input_ids": ids, "loss_mask": [0] * 4 + [1] * 36} for ids in tokens]
     values = {
         "target": {"name_or_path": str(workshop / "target")},
         "data": {
-            "paths": [str(write_jsonl(workshop / "tokens.jsonl", rows))],
+            "paths": [str(write_jsonl(workshop / "tokens.jsonl", records))],
             "sequence_length": 64,
             "cache_folder": str(workshop / "cache"),
         },
@@ -51,5 +51,5 @@ def test_a_drafter_of_bare_defaults_trains_and_decodes_losslessly(settings: Trai
         assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 40)
         assert output.stats.proposed_by_proposer.total() > 0
     assert_conversation_goes_on(decoder, model)
-    stats = assert_follows_law(decoder, model, temperature=0.8)
+    stats = assert_follows_distribution(decoder, model, temperature=0.8)
     assert stats.accepted.total() > 0

@@ -1,4 +1,4 @@
-"""Settings that contradict each other are refused at once, in the words of the settings."""
+"""Settings that contradict each other are refused at once, with the names of the settings."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,10 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
         ({"trunk": FEEDBACK | {"ttt_steps": 9}}, r"'trunk\.ttt_steps'"),
         (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
-        ({"tail_layers": 1}, "tail_layers needs experts.combine sum and schedule.parallel_levels 0"),
+        (
+            {"tail_layers": 1},
+            "tail_layers needs experts.combine sum and schedule.parallel_levels 0",
+        ),
         (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine sum"),
         (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels 0"),
         ({"experts": {"num_experts": 3}}, r"'experts\.num_experts'"),
@@ -45,12 +48,12 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         ({"draft_vocab_size": 0}, "'draft_vocab_size'"),
     ],
 )
-def test_drafters_that_cannot_be_are_refused(drafter: dict[str, Any], message: str) -> None:
+def test_impossible_drafters_are_refused(drafter: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validate_settings(DrafterSettings, drafter, source="the test")
 
 
-def test_those_that_can_be_are_not() -> None:
+def test_possible_drafters_are_not_refused() -> None:
     fused = FEEDBACK | {"fusion_layers": [1], "ttt_steps": 8, "input_norms": False}
     for drafter in ({"trunk": fused}, SUMMED | {"tail_layers": 2}, {"draft_vocab_size": 1}):
         validate_settings(DrafterSettings, drafter, source="the test")
@@ -74,7 +77,7 @@ TAIL = {"combine": "sum", "parallel_levels": 0}
         (tiny_settings(draft_vocab_size=62), r"at most 61; got: 62; remedy: lower it"),
     ],
 )
-def test_what_the_target_does_not_have_is_refused(
+def test_settings_beyond_the_target_are_refused(
     record: TargetRecord, settings: DrafterSettings, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -95,7 +98,7 @@ def test_a_tail_leaves_at_least_one_layer_before_it(tail_layers: int) -> None:
 @pytest.mark.parametrize(
     "settings", [tiny_settings(trunk=FEEDBACK), tiny_settings(**TAIL, tail_layers=1)]
 )
-def test_a_target_without_hidden_states_is_refused_with_what_it_can_have(
+def test_a_target_without_hidden_states_is_refused_with_possible_settings(
     record: TargetRecord, settings: DrafterSettings
 ) -> None:
     other = record.model_copy(update={"num_hidden_states": None})
@@ -108,13 +111,15 @@ def _run(**changes: Any) -> TrainSettings:
 
 
 def _fed_back(**changes: Any) -> TrainSettings:
-    plain = _run(**changes).model_dump()
-    plain["drafter"] = {"trunk": FEEDBACK | {"ttt_steps": 3}}
-    return validate_settings(TrainSettings, plain, source="the test")
+    values = _run(**changes).model_dump()
+    values["drafter"] = {"trunk": FEEDBACK | {"ttt_steps": 3}}
+    return validate_settings(TrainSettings, values, source="the test")
 
 
-@pytest.mark.parametrize("batch", [{"anchor_samples": 2}, {"anchors": "blocks"}, {"curriculum_fraction": 0.1}])
-def test_a_feedback_trunk_has_steps_of_rollout_instead_of_anchors(batch: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "batch", [{"anchor_samples": 2}, {"anchors": "blocks"}, {"curriculum_fraction": 0.1}]
+)
+def test_a_feedback_trunk_has_ttt_steps_instead_of_anchors(batch: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=rf"no batch\.{next(iter(batch))} with drafter.trunk.kind feedback"
     ):
@@ -123,9 +128,13 @@ def test_a_feedback_trunk_has_steps_of_rollout_instead_of_anchors(batch: dict[st
 
 @pytest.mark.parametrize(
     ("batch", "key"),
-    [({"curriculum_fraction": 1.5}, "curriculum_fraction"), ({"anchors": "rollout"}, "anchors"), ({"anchor_samples": 9}, "anchor_samples")],
+    [
+        ({"curriculum_fraction": 1.5}, "curriculum_fraction"),
+        ({"anchors": "rollout"}, "anchors"),
+        ({"anchor_samples": 9}, "anchor_samples"),
+    ],
 )
-def test_unknown_ways_to_draw_anchors_are_refused(batch: dict[str, Any], key: str) -> None:
+def test_unusable_settings_of_anchors_are_refused(batch: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=rf"'batch\.{key}"):
         _run(batch=batch)
 

@@ -1,4 +1,4 @@
-"""A run from data to drafter in this process: it learns, resumes, and refuses what is unusable."""
+"""A run from data to drafter in this process: it learns, resumes, and refuses bad input."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     assert list((settings.run_folder / "tensorboard").iterdir())
 
 
-def test_nothing_but_our_own_bar_is_shown_while_steps_are_taken(
+def test_only_our_own_progress_bar_is_shown_during_training(
     workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_run(workshop, steps=2, evaluation={"every": 1}))
@@ -84,7 +84,7 @@ def test_half_precision_follows_the_curve_of_single_precision(
     assert curve(half) == pytest.approx(curve(single), abs=0.01)
 
 
-def test_a_given_target_is_used_and_left_as_it_was(workshop: Path) -> None:
+def test_a_given_target_is_used_and_not_changed(workshop: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(workshop / "target")
     before = {name: part.clone() for name, part in model.state_dict().items()}
     tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
@@ -94,7 +94,7 @@ def test_a_given_target_is_used_and_left_as_it_was(workshop: Path) -> None:
     assert not dist.is_initialized()
 
 
-def test_the_evaluation_before_the_first_step_is_there_once_and_only_if_there_are_several(
+def test_the_evaluation_before_the_first_step_is_done_once_and_only_with_several(
     workshop: Path,
 ) -> None:
     alone = tiny_run(workshop, steps=2, run_folder=str(workshop / "alone"))
@@ -104,7 +104,7 @@ def test_the_evaluation_before_the_first_step_is_there_once_and_only_if_there_ar
     train(settings)
     whole = read_evaluations(settings.run_folder)
     assert [step for step, _ in whole] == [0, 1, 2]
-    # As if it had died before its first checkpoint.
+    # As if the run had stopped before its first checkpoint.
     for lost in ("drafter", "checkpoints"):
         shutil.rmtree(settings.run_folder / lost)
     train(settings)
@@ -158,7 +158,7 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
         ({"data": {"paths": []}}, r"'data\.paths'"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
+def test_contradictory_settings_are_refused(
     workshop: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -174,7 +174,7 @@ def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("record", "message"),
     [
         ({"prompt": "def " * 200}, "prompt 1 and its new tokens do not fit"),
         ({"turns": ["def"]}, "the tokenizer has no chat template"),
@@ -182,9 +182,9 @@ def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
     ],
 )
 def test_prompts_that_cannot_be_decoded_are_refused_before_the_first_step(
-    workshop: Path, row: dict[str, Any], message: str
+    workshop: Path, record: dict[str, Any], message: str
 ) -> None:
-    write_jsonl(workshop / "prompts.jsonl", [row])
+    write_jsonl(workshop / "prompts.jsonl", [record])
     settings = tiny_run(workshop, evaluation={"prompts": str(workshop / "prompts.jsonl")})
     with pytest.raises(PromptError, match=message):
         train(settings)

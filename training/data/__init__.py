@@ -1,1 +1,1 @@
-"""From files of texts and conversations to packed batches that every process agrees on."""
+"""Training data: files of texts and conversations, read into tokens, packed and batched."""

@@ -1,24 +1,24 @@
-"""What became of the data on its way to the drafter; nothing is left out silently."""
+"""Counts of what was read, packed and dropped, so that nothing is left out silently."""
 
 from collections.abc import Iterator
 from typing import Literal
 
 from jakiro.utils.settings import Settings
 
-Fill = Literal["texts", "all"]  # kinds of documents that are split to fill rows
+Fill = Literal["texts", "all"]  # kinds of documents that are split to fill sequences
 
 
 class ReadCounts(Settings):
-    """What was read.
+    """Counts of what was read.
 
     Attributes:
-        rows: of the data.
-        skipped: rows that cannot be used, left out as wished.
-        dropped: documents without a second token: nothing follows anything.
-        documents: that were kept; conversations can have one for each answer.
-        tokens: in them.
-        responses: tokens that the drafter learns to guess.
-        highest_id: the largest token id.
+        rows: number of records of the data, unusable records included.
+        skipped: number of unusable records, which were left out because the user asked for it.
+        dropped: number of documents of fewer than two tokens, which have nothing to predict.
+        documents: number of documents kept; a conversation can have one for each answer.
+        tokens: number of tokens in the documents.
+        responses: number of tokens that the drafter learns to predict.
+        highest_id: largest token id.
     """
 
     rows: int
@@ -31,17 +31,20 @@ class ReadCounts(Settings):
 
 
 class PackCounts(Settings):
-    """What was packed.
+    """Counts of what was packed.
 
     Attributes:
-        documents: that were to be packed.
-        split: into several pieces, because they are longer than a row, or to fill rows.
-        left_out: pieces of these without a response, or of one token.
-        left_out_tokens: in such pieces.
-        rows: packed ones.
-        padding: share of their tokens.
-        filled_with: which documents that fit into a row were split to fill rows; None for none.
-        wider_split: a setting by which more would be split, looked for where there is much padding.
+        documents: number of documents that were to be packed.
+        split: number of documents in several pieces, because they are longer than a sequence, or to
+            fill sequences.
+        left_out: number of pieces dropped, which have no response or a single token.
+        left_out_tokens: number of tokens in the dropped pieces.
+        rows: number of packed sequences.
+        padding: fraction of the packed tokens that is padding.
+        filled_with: kind of the documents that were split to fill sequences though they are shorter
+            than a sequence; None if no document was.
+        wider_split: value of the setting that would split more documents; None if there is little
+            padding, or no such value.
     """
 
     documents: int
@@ -55,23 +58,23 @@ class PackCounts(Settings):
 
 
 class DataCounts(Settings):
-    """From rows of data to packed rows."""
+    """Counts from the records of the data to the packed sequences."""
 
     read: ReadCounts
     packed: PackCounts
 
     def lines(self) -> Iterator[str]:
-        """Yield what to tell the user."""
+        """Yield the lines that the user sees."""
         read, packed = self.read, self.packed
         yield (
-            f"{read.rows:,} rows read, {read.skipped:,} skipped; {read.documents:,} documents, "
-            f"{read.dropped:,} more dropped that have no second token"
+            f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents, "
+            f"{read.dropped:,} more dropped because they have fewer than two tokens"
         )
-        share = read.responses / read.tokens
-        yield f"{read.tokens:,} tokens, {read.responses:,} of them of responses ({share:.0%})"
+        fraction = read.responses / read.tokens
+        yield f"{read.tokens:,} tokens, {read.responses:,} of them in responses ({fraction:.0%})"
         yield (
-            f"{packed.documents:,} documents packed into {packed.rows:,} rows with "
-            f"{packed.padding:.1%} padding; {packed.split:,} were split, {packed.left_out:,} of "
-            "their pieces left out for want of a response or of a second token "
+            f"{packed.documents:,} documents packed into {packed.rows:,} sequences with "
+            f"{packed.padding:.1%} padding; {packed.split:,} were split, {packed.left_out:,} "
+            "pieces dropped: no response, or fewer than two tokens "
             f"({packed.left_out_tokens:,} tokens)"
         )

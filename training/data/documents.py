@@ -1,4 +1,4 @@
-"""From a row of data to tokens, and which of them the drafter shall learn to guess."""
+"""Documents: the tokens of the records of the data, with a mask of the tokens to be predicted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
@@ -10,17 +10,17 @@ from transformers import PreTrainedTokenizerBase
 
 from training.data.chat import CUT, parse_chat
 from training.data.rendering import Rendered, encode_by_prefixes, gives_offsets, render_chat
-from training.data.sources import Intake, Record, RowError
+from training.data.sources import Intake, Record, RecordError
 
 FORMS = ("text", "messages", "conversations", "input_ids")
 
 
 def form_of(record: Record) -> str:
-    """Return the key that says which form a row has.
+    """Return the key that determines the form of a record.
 
     Raises:
-        RowError: it has none of them, or nothing but null under it, or several, of which one would
-            be taken silently; or half a character, which no tokenizer takes.
+        RecordError: the record has none of the keys, or several of them, or only null under them,
+            or text with half a character, which no tokenizer accepts.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
@@ -28,49 +28,52 @@ def form_of(record: Record) -> str:
         return given[0]
     what = "has several forms at once" if given else "is neither a text nor a conversation"
     shown = (f"{key}: null" if value is None else key for key, value in record.fields.items())
-    raise RowError(
-        f"{record.place} {what}",
+    raise RecordError(
+        f"{record.location} {what}",
         expected=f"one of the keys {', '.join(FORMS)}, and not null",
         got=", ".join(given or shown) or "no keys",
-        remedy="leave one of them" if given else None,
+        remedy="keep one of them" if given else None,
     )
 
 
-def check_mask(is_response: npt.NDArray[np.bool_], place: str) -> None:
-    """Refuse a row of which nothing is learnt, or in which nothing asks for what is.
+def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
+    """Refuse a record without a response, or without a prompt before the response.
 
     Args:
-        is_response: of each token.
-        place: of the row, for messages.
+        is_response: whether each token belongs to a response.
+        location: file and line of the record, for messages.
 
     Raises:
-        RowError: the mask is the same everywhere.
+        RecordError: the mask is the same everywhere.
     """
     num_inside = int(is_response.sum())
     if not 0 < num_inside < len(is_response):
-        raise RowError(
-            f"the response mask of {place} is the same everywhere",
+        raise RecordError(
+            f"the response mask of {location} is the same everywhere",
             expected="a prompt and a response",
             got="no response" if num_inside == 0 else "nothing but response",
-            remedy="check the row and the chat template; a text without prompts has the key text",
+            remedy="check the record and the chat template; use the key text for a text without a "
+            "prompt",
         )
 
 
-def check_vocabulary(token_ids: npt.NDArray[np.int32], place: str, vocab_size: int | None) -> None:
-    """Refuse a row with tokens that the target does not have.
+def check_vocabulary(
+    token_ids: npt.NDArray[np.int32], location: str, vocab_size: int | None
+) -> None:
+    """Refuse a record with tokens that the target does not have.
 
     Args:
-        token_ids: of the row.
-        place: of the row, for messages.
-        vocab_size: of the target, if it is known.
+        token_ids: token ids of the record.
+        location: file and line of the record, for messages.
+        vocab_size: size of the target's vocabulary; None if it is unknown.
 
     Raises:
-        RowError: an id is too large.
+        RecordError: an id is not smaller than `vocab_size`.
     """
     highest = int(token_ids.max(initial=0))
     if vocab_size is not None and highest >= vocab_size:
-        raise RowError(
-            f"{place} has a token that the target does not have",
+        raise RecordError(
+            f"{location} has a token that the target does not have",
             expected=f"ids from 0 to {vocab_size - 1}",
             got=highest,
             remedy="use the target's own tokenizer",
@@ -83,8 +86,8 @@ def _check_text(record: Record, key: str) -> None:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise RowError(
-                    f"{record.place} holds half a character",
+                raise RecordError(
+                    f"{record.location} holds half a character",
                     expected="text that can be written as UTF-8",
                     got=f"a lone surrogate in {text[max(0, error.start - 20) : error.end]!r}",
                 ) from error
@@ -99,25 +102,25 @@ def _strings_in(value: Any) -> Iterator[str]:
         yield from chain.from_iterable(map(_strings_in, value))
 
 
-BATCH = 256  # rows that the tokenizer reads at once, on several threads
+BATCH_SIZE = 256  # records that the tokenizer reads at once, on several threads
 
 
 class Document(NamedTuple):
-    """Tokens of one row of data; `is_response` marks those that the drafter learns to guess."""
+    """Tokens of one record; `is_response` marks the tokens that the drafter learns to predict."""
 
     token_ids: npt.NDArray[np.int32]
     is_response: npt.NDArray[np.bool_]
 
 
 class _Text(NamedTuple):
-    """A text that is all response, perhaps without its end."""
+    """A text that counts as response from beginning to end; its own end may be missing."""
 
     text: str
     is_cut: bool
 
 
 _Part = _Text | Rendered | Document  # a text, a text with its responses, or tokens
-_Parts = tuple[Record, list[_Part]]  # with their row
+_Parts = tuple[Record, list[_Part]]  # a record and its parts
 
 
 def encode_documents(
@@ -127,68 +130,80 @@ def encode_documents(
     vocab_size: int | None = None,
     any_mask: bool = False,
 ) -> Iterator[Document]:
-    """Yield the tokens of all rows, one document after another; see `encode_rows`."""
-    for _, documents in encode_rows(tokenizer, records, intake, vocab_size, any_mask):
+    """Yield the documents of all records.
+
+    Args:
+        tokenizer: the target's tokenizer.
+        records: records of the data.
+        intake: counter of records, which may skip unusable records; None to count nothing.
+        vocab_size: size of the target's vocabulary; None if it is unknown.
+        any_mask: whether a record may consist of prompt alone or of response alone.
+
+    Raises:
+        DataError: as `encode_records`.
+    """
+    for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
 
 
-def encode_rows(
+def encode_records(
     tokenizer: PreTrainedTokenizerBase,
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
     any_mask: bool = False,
 ) -> Iterator[tuple[Record, list[Document]]]:
-    """Yield the tokens of each row; of a conversation there may be several documents.
+    """Yield each record with its documents; a conversation may have several.
 
-    Rows are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
+    Records are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
     "value"}]}` or `{"input_ids", "loss_mask"}`. A text counts as response from beginning to end and
-    is closed by the end-of-sequence token; of a conversation the assistant's turns count, of tokens
-    those whose mask is 1. A text or turn with `"is_cut": true` has no end that is to be learnt.
+    is closed by the end-of-sequence token. The responses of a conversation are the assistant's
+    turns, and the responses of tokens are those with mask 1. The end of a text or turn with
+    `"is_cut": true` is not learnt.
 
     Args:
-        tokenizer: the target's.
-        records: the rows.
-        intake: counts rows, and may pass over unusable ones.
-        vocab_size: of the target, if it is known.
-        any_mask: whether a row may be without a response, or nothing but response: for those who
-            look at tokens only.
+        tokenizer: the target's tokenizer.
+        records: records of the data.
+        intake: counter of records, which may skip unusable records; None to count nothing.
+        vocab_size: size of the target's vocabulary; None if it is unknown.
+        any_mask: whether a record may consist of prompt alone or of response alone, for callers
+            that read the tokens only.
 
     Raises:
-        DataError: a row has none of these forms or several, no response or nothing but response, or
-            tokens that the target does not have; or conversations meet no template, or a tokenizer
-            that does not tell where their responses are.
+        DataError: a record has none of these forms or several, no response or nothing but response,
+            or tokens that the target does not have. Or the tokenizer has no chat template for
+            conversations, or cannot locate their responses.
     """
     intake, remaining = intake or Intake(), iter(records)
-    while group := list(islice(remaining, BATCH)):
-        rows = [row for record in group for row in _read(tokenizer, record, intake)]
-        documents = _encode(tokenizer, [part for _, parts in rows for part in parts])
-        for record, parts in rows:
+    while group := list(islice(remaining, BATCH_SIZE)):
+        usable = [pair for record in group for pair in _read(tokenizer, record, intake)]
+        documents = _encode(tokenizer, [part for _, parts in usable for part in parts])
+        for record, parts in usable:
             own = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, own, strict=True):
                     if not (any_mask or isinstance(part, _Text)):
-                        check_mask(document.is_response, record.place)
-                    check_vocabulary(document.token_ids, record.place, vocab_size)
+                        check_mask(document.is_response, record.location)
+                    check_vocabulary(document.token_ids, record.location, vocab_size)
                 yield record, own
 
 
 def read_tokens(record: Record) -> Document:
-    """Return the tokens of a row that is tokenised already.
+    """Return the document of a record that holds token ids.
 
     Raises:
-        RowError: `input_ids` and `loss_mask` are no numbers, or do not fit together.
+        RecordError: `input_ids` or `loss_mask` are not integers, or do not fit together.
     """
     ids, mask = (_numbers(record, key) for key in ("input_ids", "loss_mask"))
     if len(ids) != len(mask) or not np.isin(mask, (0, 1)).all():
-        raise RowError(
-            f"{record.place} has a mask that does not fit its tokens",
+        raise RecordError(
+            f"{record.location} has a mask that does not fit its tokens",
             expected=f"a loss_mask of {len(ids)} numbers, each 0 or 1",
             got=f"{len(mask)} from {mask.min(initial=0)} to {mask.max(initial=0)}",
         )
     if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
-        raise RowError(
-            f"{record.place} has impossible token ids",
+        raise RecordError(
+            f"{record.location} has impossible token ids",
             expected="ids of the target's vocabulary",
             got=f"ids from {ids.min()} to {ids.max()}",
         )
@@ -203,8 +218,8 @@ def _numbers(record: Record, key: str) -> npt.NDArray[np.int64]:
         numbers = np.empty((0, 0))
     is_empty = isinstance(value, list) and not value
     if not is_empty and (numbers.ndim != 1 or numbers.dtype.kind not in "bi"):
-        raise RowError(
-            f"{record.place} has unusable {key}",
+        raise RecordError(
+            f"{record.location} has unusable {key}",
             expected="a list of integers under input_ids, and one of 0 and 1 under loss_mask",
             got=repr(value)[:80],
         )
@@ -219,20 +234,22 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
         elif key == "text":
             parts = [_text(record)]
         else:
-            chat = parse_chat(record.fields[key], record.fields.get("tools"), record.place)
+            chat = parse_chat(record.fields[key], record.fields.get("tools"), record.location)
             rendered = render_chat(tokenizer, chat)
             parts = [*rendered]
             if not gives_offsets(tokenizer):
-                encoded = (encode_by_prefixes(tokenizer, one, record.place) for one in rendered)
-                parts = [Document(*one) for one in encoded]
+                parts = [
+                    Document(*encode_by_prefixes(tokenizer, text, record.location))
+                    for text in rendered
+                ]
         yield record, parts
 
 
 def _text(record: Record) -> _Text:
     text = record.fields["text"]
     if not isinstance(text, str):
-        raise RowError(
-            f"{record.place} holds no text", expected="a string", got=type(text).__name__
+        raise RecordError(
+            f"{record.location} holds no text", expected="a string", got=type(text).__name__
         )
     return _Text(text, is_cut=record.fields.get(CUT) is True)
 
@@ -244,7 +261,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Itera
 
 def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text]) -> Iterator[Document]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    encoded = tokenizer([one.text for one in texts], verbose=False)["input_ids"]
+    encoded = tokenizer([text.text for text in texts], verbose=False)["input_ids"]
     for ids, (_, is_cut) in zip(encoded, texts, strict=True):
         closed = ids if is_cut or ids[-1:] == end else ids + end
         yield Document(np.array(closed, np.int32), np.ones(len(closed), np.bool_))

@@ -1,4 +1,4 @@
-"""Which tokens a drafter with a vocabulary of its own drafts: the most frequent ones."""
+"""The draft vocabulary: the most frequent tokens of the responses."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -12,7 +12,7 @@ from torch import Tensor
 from jakiro.errors import DataError
 from training.data.token_store import TokenStore
 
-_TOGETHER = 1024  # documents; each count passes over the whole vocabulary
+_GROUP_SIZE = 1024  # documents that are counted at once; each count passes over the vocabulary
 
 
 def choose_draft_ids(
@@ -20,28 +20,29 @@ def choose_draft_ids(
 ) -> Int[Tensor, " drafted"]:
     """Return the ids of the most frequent tokens of the responses, ascending.
 
-    Of equally frequent ones the smaller ids are taken, so the choice depends on the data alone.
+    Of equally frequent tokens the smaller ids are taken, so the result depends on the data alone.
 
     Args:
-        store: the tokens.
-        documents: that are trained on.
-        size: how many ids.
-        vocab_size: of the target.
+        store: store of the documents.
+        documents: indices of the documents that are trained on.
+        size: number of ids to return.
+        vocab_size: size of the target's vocabulary.
 
     Raises:
-        DataError: there are fewer different tokens than that.
+        DataError: the responses have fewer different tokens than `size`.
     """
     counts = np.zeros(vocab_size, np.int64)
     remaining = iter(documents)
-    while several := list(islice(remaining, _TOGETHER)):
-        responses = [one.token_ids[one.is_response] for one in map(store.document, several)]
+    while group := list(islice(remaining, _GROUP_SIZE)):
+        read = map(store.document, group)
+        responses = [document.token_ids[document.is_response] for document in read]
         counts += np.bincount(np.concatenate(responses), minlength=vocab_size)
     if (known := int((counts > 0).sum())) < size:
         raise DataError(
-            "drafter.draft_vocab_size is larger than what the responses are written in",
+            "drafter.draft_vocab_size is larger than the number of tokens used in the responses",
             expected=f"at most {known}, the number of different tokens in them",
             got=size,
-            remedy="lower it, or leave it out to draft all tokens",
+            remedy="lower drafter.draft_vocab_size, or leave it out to draft all tokens",
         )
-    chosen = np.argsort(-counts, kind="stable")[:size]
-    return torch.from_numpy(np.sort(chosen))
+    most_frequent = np.argsort(-counts, kind="stable")[:size]
+    return torch.from_numpy(np.sort(most_frequent))

@@ -1,4 +1,4 @@
-"""What is kept out of training, to measure on: packed rows, and prompts to be continued."""
+"""Validation data: documents that are kept out of training, and prompts made of them."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -16,18 +16,19 @@ from training.data.token_store import TokenStore
 Documents = npt.NDArray[np.int64]
 
 
-def choose_held_out(
-    store: TokenStore, count: int, share: float = 1.0
+def split_validation(
+    store: TokenStore, count: int, fraction: float = 1.0
 ) -> tuple[Documents, Documents]:
-    """Return the documents to train on and those to hold out, chosen by a hash of their tokens.
+    """Return the training documents and the validation documents, selected by token hashes.
 
-    So neither the order of the data nor what else is in it decides about a document. Those of one
-    row of data, such as the answers of a conversation, stay together.
+    The selection therefore depends neither on the order of the data nor on the other documents. The
+    documents of one record, such as the answers of a conversation, stay together.
 
     Args:
-        store: the tokens.
-        count: rows of data to hold out.
-        share: of the others, those to train on, at least one; smaller shares lie inside larger.
+        store: store of the documents.
+        count: number of records to hold out.
+        fraction: fraction of the other records to train on, at least one record; a smaller fraction
+            is a subset of a larger one.
 
     Raises:
         DataError: nothing would remain to train on.
@@ -36,43 +37,47 @@ def choose_held_out(
     if count >= len(firsts):
         raise DataError(
             "data.validation_size leaves nothing to train on",
-            expected=f"fewer than all {len(firsts)} rows of data",
+            expected=f"fewer than all {len(firsts)} records",
             got=count,
             remedy="lower data.validation_size, or add data",
         )
-    if count == 0 and share == 1:
+    if count == 0 and fraction == 1:
         return np.arange(store.num_documents), np.arange(0)
     by_hash = np.argsort(store.hashes[firsts], kind="stable")
-    end = count + max(1, round(share * (len(by_hash) - count)))
-    trained, held_out = (
+    end = count + max(1, round(fraction * (len(by_hash) - count)))
+    train, validation = (
         _documents_of(store, by_hash[part]) for part in (slice(count, end), slice(count))
     )
-    return np.sort(trained), held_out
+    return np.sort(train), validation
 
 
-def _documents_of(store: TokenStore, rows: Documents) -> Documents:
-    """Return all documents of some rows of data, row after row."""
+def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Documents:
+    """Return all documents of some records, record after record."""
     ends = np.append(store.first_documents[1:], store.num_documents)
-    counts = (ends - store.first_documents)[rows]
-    begins = np.repeat(store.first_documents[rows], counts)
+    counts = (ends - store.first_documents)[records]
+    begins = np.repeat(store.first_documents[records], counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return begins + within
 
 
 def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
-    """Return the first prompts of a file as `jakiro bench` reads it; of dialogues, the first turns.
+    """Return the first prompts of a file as `jakiro bench` reads them, of dialogues the first turn.
 
-    Rows of training data are prompts, too: `text` is read like `prompt`, and a conversation that
+    Records of training data are prompts, too: `text` is read like `prompt`, and a conversation that
     ends with the assistant is cut before that turn.
+
+    Args:
+        path: prompt file.
+        max_prompts: largest number of prompts.
 
     Raises:
         PromptError: the file is missing, unreadable or empty, or a line is malformed.
     """
     rows = read_rows(path)[:max_prompts]
-    return [bench_prompt_of(_to_be_answered(row)).first for row in rows]
+    return [bench_prompt_of(_without_answer(row)).first for row in rows]
 
 
-def _to_be_answered(row: Row) -> Row:
+def _without_answer(row: Row) -> Row:
     fields = dict(row.fields)
     if "text" in fields:
         fields.setdefault("prompt", fields.pop("text"))
@@ -91,14 +96,15 @@ def prompts_of(
     longest: int,
     count: int,
 ) -> list[Prompt]:
-    """Return prompts made of the starts of documents.
+    """Return prompts made of the beginnings of documents.
 
     Args:
-        store: the tokens.
-        documents: in order of preference.
-        prompt_tokens: start of a text; a conversation is cut before the first answer.
-        longest: tokens of the longest usable prompt.
-        count: how many prompts at most.
+        store: store of the documents.
+        documents: indices of the documents, in order of preference.
+        prompt_tokens: number of tokens taken from a text; a conversation is cut before the first
+            answer.
+        longest: number of tokens of the longest usable prompt.
+        count: largest number of prompts.
     """
     starts = (_start_of(store, index, prompt_tokens) for index in documents)
     return list(islice((start for start in starts if 0 < len(start) <= longest), count))

@@ -1,4 +1,4 @@
-"""Packing: which pieces of which documents share a row."""
+"""Packed sequences: pieces of documents, joined to sequences of one length, and batches of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,8 +15,16 @@ from training.loss.batch import Batch
 
 
 @dataclass(frozen=True)
-class PackedRow:
-    """One row: token ids, positions, documents and responses as in `Batch`, and document starts."""
+class PackedSequence:
+    """One sequence of packed documents, with arrays as in `Batch`.
+
+    Attributes:
+        token_ids: token ids, 0 for padding, [sequence].
+        positions: position of each token in its document, [sequence].
+        documents: index of the document of each token within the sequence, -1 for padding,
+            [sequence].
+        is_response: whether the drafter learns to predict each token, [sequence].
+    """
 
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -25,26 +33,27 @@ class PackedRow:
 
     @property
     def document_starts(self) -> npt.NDArray[np.int64]:
-        """Row index of the first token of each position's document."""
+        """The index in the sequence of the first token of each position's document."""
         return np.arange(len(self.positions)) - self.positions
 
 
-RowWithAnchors = tuple[PackedRow, npt.NDArray[np.int64]]  # anchors: [draws, rows]
+SequenceWithAnchors = tuple[PackedSequence, npt.NDArray[np.int64]]  # anchors: [samples, sequence]
 
 
-class PackedRows:
-    """Rows of documents, which are split where they are longer than a row, or to fill rows.
+class PackedSequences:
+    """All packed sequences of some documents.
 
-    A piece is a document of its own, with its part of the responses; see `lay_out`.
+    Documents are split if they are longer than a sequence, or to fill sequences. A piece counts as
+    a document of its own, with its part of the responses; see `lay_out`.
 
     Args:
-        store: the tokens.
-        documents: which of its documents to pack.
-        sequence_length: tokens of a row.
-        split: which of them are split to fill rows.
+        store: store of the documents.
+        documents: indices of the documents to pack.
+        sequence_length: number of tokens of a sequence.
+        split: kind of the documents that may be split to fill sequences, as for `lay_out`.
 
     Attributes:
-        counts: of what was packed, split and left out.
+        counts: counts of what was packed, split and dropped.
     """
 
     def __init__(
@@ -56,11 +65,11 @@ class PackedRows:
     ) -> None:
         self.store = store
         self.sequence_length = sequence_length
-        chosen = np.fromiter(documents, np.int64)
-        layout = lay_out(store, chosen, sequence_length, split)
+        indices = np.fromiter(documents, np.int64)
+        layout = lay_out(store, indices, sequence_length, split)
         self._pieces, self._ends = layout.pieces, layout.ends
         self.counts = PackCounts(
-            documents=len(chosen),
+            documents=len(indices),
             split=layout.num_split,
             left_out=len(layout.left_out),
             left_out_tokens=int(layout.left_out.sum()),
@@ -73,38 +82,43 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def row(self, index: int) -> PackedRow:
-        """Return one row; padding has document -1 and is no response."""
-        row = PackedRow(
+    def sequence(self, index: int) -> PackedSequence:
+        """Return one sequence; padding has document -1 and is not part of a response."""
+        sequence = PackedSequence(
             token_ids=np.zeros(self.sequence_length, np.int64),
             positions=np.arange(self.sequence_length),
             documents=np.full(self.sequence_length, -1),
             is_response=np.zeros(self.sequence_length, np.bool_),
         )
         begin = 0
-        own = self._pieces.chosen(np.arange(self._ends[index], self._ends[index + 1]))
+        own = self._pieces.select(np.arange(self._ends[index], self._ends[index + 1]))
         for number, (start, length) in enumerate(zip(*own, strict=True)):
             end, source = begin + length, slice(start, start + length)
-            row.token_ids[begin:end] = self.store.token_ids[source]
-            row.is_response[begin:end] = self.store.is_response[source]
-            row.documents[begin:end] = number
-            row.positions[begin:end] -= begin
+            sequence.token_ids[begin:end] = self.store.token_ids[source]
+            sequence.is_response[begin:end] = self.store.is_response[source]
+            sequence.documents[begin:end] = number
+            sequence.positions[begin:end] -= begin
             begin = end
-        row.positions[begin:] -= begin
-        return row
+        sequence.positions[begin:] -= begin
+        return sequence
 
     def describe(self, index: int) -> str:
-        """Return where the documents of a row stand in the data."""
+        """Return the locations in the data of the documents of a sequence."""
         begins = self._pieces.starts[self._ends[index] : self._ends[index + 1]]
         after = np.searchsorted(self.store.starts, begins, "right")
-        return self.store.describe([int(one) - 1 for one in after])
+        return self.store.describe([int(document) - 1 for document in after])
 
 
-def collate(rows: Iterable[RowWithAnchors], is_narrow: bool = False) -> Batch:
-    """Return rows and their anchors as one batch."""
-    packed, anchors = zip(*rows, strict=True)
+def collate(sequences: Iterable[SequenceWithAnchors], is_narrow: bool = False) -> Batch:
+    """Return sequences and their anchors as one batch.
+
+    Args:
+        sequences: sequences of one length with their anchors.
+        is_narrow: whether self-attention sees drafted tokens only.
+    """
+    packed, anchors = zip(*sequences, strict=True)
     columns = (
-        [getattr(row, name) for row in packed]
+        [getattr(sequence, name) for sequence in packed]
         for name in ("token_ids", "positions", "documents", "is_response")
     )
     tensors = [torch.from_numpy(np.stack(column)) for column in (*columns, anchors)]

@@ -1,6 +1,7 @@
-"""Text of conversations by the tokenizer's template, and where the responses stand in it.
+"""Conversations as text: the tokenizer's chat template, and the spans of the responses.
 
-Templates rarely mark what the assistant said. What they add when a turn is appended shows it.
+Templates rarely mark the responses. The text that a template adds when an assistant turn is
+appended is the response.
 """
 
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
 from training.data.chat import CUT, Chat
-from training.data.sources import RowError
+from training.data.sources import RecordError
 
-# What templates raise on purpose, and what their expressions do on turns they were not made for.
+# Errors that templates raise on purpose, and those of expressions on turns of another shape.
 _FAULTS = (TemplateError, AttributeError, LookupError, TypeError, ValueError)
 
-# Some templates write today's date, so that the same data would become other tokens tomorrow.
+# Some templates write today's date, and the same data would be encoded differently tomorrow.
 _CLOCK = "strftime_now"
 _STOPPED_CLOCK = (
     "{%- macro strftime_now(format) -%}{{- format"
@@ -30,23 +31,24 @@ _STOPPED_CLOCK = (
 
 
 class Span(NamedTuple):
-    """A part of a text: the index of its first character, and of the first one behind it."""
+    """A part of a text: the indices of its first character and of the first character after it."""
 
     begin: int
     end: int
 
 
 class Rendered(NamedTuple):
-    """A text that decoding may meet, and its responses."""
+    """A text as decoding sees it, with the spans of its responses."""
 
     text: str
     responses: tuple[Span, ...]
 
 
 class _Turn(NamedTuple):
-    """The text that asks for a turn, generation prompt included, and the one that ends with it.
+    """The text before an assistant turn, generation prompt included, and the text up to its end.
 
-    `num_unsaid` characters at the end are those of an end that a cut answer never came to.
+    The last `num_unsaid` characters belong to the end marker, which an answer that was cut off
+    never reached.
     """
 
     number: int
@@ -58,25 +60,29 @@ class _Turn(NamedTuple):
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
     """Return the conversation as the template writes it, with the spans of the assistant's turns.
 
-    A span is what a turn adds to the text that asks for it, thoughts included, and without the end
-    that the template sets behind an answer that was cut. That is one text, unless the template
-    rewrites earlier turns when later ones follow, as those that forget earlier thoughts do: then
-    each turn gets a text of its own, which is what decoding sees.
+    A span is the text that a turn adds to the text before it, reasoning included, but without the
+    end marker after an answer that was cut off. The result is a single text, unless the template
+    rewrites earlier turns when later turns follow, as templates do that drop earlier reasoning. In
+    that case each turn gets a text of its own, which is the text that decoding sees.
+
+    Args:
+        tokenizer: tokenizer with a chat template.
+        chat: conversation with at least one answer.
 
     Raises:
         DataError: the tokenizer has no template.
-        RowError: the template refuses the conversation.
+        RecordError: the template refuses the conversation.
     """
     template = template_of(tokenizer, chat)
     try:
         whole = _apply(tokenizer, template, chat, len(chat.messages))
         turns = [_ask(tokenizer, template, chat, index) for index in chat.answers]
-        if all(one.answered.startswith(one.asked) for one in turns) and all(
-            whole.startswith(one.answered) for one in turns
+        if all(turn.answered.startswith(turn.asked) for turn in turns) and all(
+            whole.startswith(turn.answered) for turn in turns
         ):
-            spans = tuple(Span(len(one.asked), len(one.answered) - one.num_unsaid) for one in turns)
-            return [Rendered(whole, spans)]
-        return [_alone(tokenizer, template, chat, one) for one in turns]
+            spans = (Span(len(turn.asked), len(turn.answered) - turn.num_unsaid) for turn in turns)
+            return [Rendered(whole, tuple(spans))]
+        return [_alone(tokenizer, template, chat, turn) for turn in turns]
     except _FAULTS as error:
         raise _refusal(chat, error) from error
 
@@ -84,9 +90,13 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
 def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     """Return the text that asks the assistant for the next turn.
 
+    Args:
+        tokenizer: tokenizer with a chat template.
+        chat: conversation so far.
+
     Raises:
         DataError: the tokenizer has no template.
-        RowError: the template refuses the conversation.
+        RecordError: the template refuses the conversation.
     """
     template = template_of(tokenizer, chat)
     try:
@@ -96,15 +106,19 @@ def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the template for a conversation; its clock stands still.
+    """Return the chat template for a conversation, with a fixed date.
+
+    Args:
+        tokenizer: tokenizer with a chat template.
+        chat: conversation; its tools may select one of several templates.
 
     Raises:
-        DataError: the tokenizer has none.
+        DataError: the tokenizer has no template.
     """
     if tokenizer.chat_template is None:
         raise DataError(
-            f"{chat.place} is a conversation, but the tokenizer has no chat template",
-            expected="a tokenizer with a chat template, or rows with the key text",
+            f"{chat.location} is a conversation, but the tokenizer has no chat template",
+            expected="a tokenizer with a chat template, or records with the key text",
             got=type(tokenizer).__name__,
             remedy="set tokenizer.chat_template and save the tokenizer again",
         )
@@ -137,19 +151,19 @@ def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: 
 def _begin_of_answer(
     tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn
 ) -> int:
-    """Return where the text with an answer would go on otherwise, had the answer been another."""
+    """Return the index of the first character that depends on the content of the answer."""
     others = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
     begin = min(_count_shared(turn.answered, other) for other in others)
     before = turn.answered[:begin]
-    # White space that the template sets before an answer is part of it, unless it was asked with.
+    # White space before an answer belongs to the answer, unless the generation prompt ends with it.
     space = before[len(before.rstrip()) :]
     return begin - len(space.removeprefix(turn.asked[len(turn.asked.rstrip()) :]))
 
 
-def _count_shared(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _count_shared(first: str, second: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _with_other_answers(
@@ -159,8 +173,13 @@ def _with_other_answers(
     index: int,
     contents: tuple[str, str],
 ) -> list[str]:
-    """Return the texts that end with a turn, had it said this; one of two ends or begins unlike."""
-    others = ([*chat.messages[:index], chat.messages[index] | {"content": one}] for one in contents)
+    """Return the texts up to the end of a turn with other contents of this turn.
+
+    The two contents begin and end with different characters, so that at least one of them differs
+    from the real content.
+    """
+    turn = chat.messages[index]
+    others = ([*chat.messages[:index], turn | {"content": content}] for content in contents)
     return [
         _apply(tokenizer, template, chat._replace(messages=messages), index + 1)
         for messages in others
@@ -186,54 +205,55 @@ def _apply(
     return str(text)
 
 
-def _refusal(chat: Chat, error: Exception) -> RowError:
-    return RowError(
-        f"the chat template refuses {chat.place}",
-        expected="roles in the order that the template knows",
+def _refusal(chat: Chat, error: Exception) -> RecordError:
+    return RecordError(
+        f"the chat template refuses {chat.location}",
+        expected="roles in an order that the template accepts",
         got=f"{error} (roles: {', '.join(turn['role'] for turn in chat.messages[:6])})",
-        remedy="change the row; where there is no system role, its text can open the first turn",
+        remedy="change the record; if the template has no system role, put the system text at the "
+        "beginning of the first turn",
     )
 
 
 def gives_offsets(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer says where in a text its tokens stand."""
+    """Return whether a tokenizer reports the character offsets of its tokens."""
     return bool(getattr(tokenizer, "is_fast", False))
 
 
 def encode_by_prefixes(
-    tokenizer: PreTrainedTokenizerBase, chat: Rendered, place: str
+    tokenizer: PreTrainedTokenizerBase, chat: Rendered, location: str
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Return the tokens of a conversation, and which of them are of responses.
+    """Return the tokens of a conversation, and whether each token belongs to a response.
 
     Args:
-        tokenizer: any; every border of a response is encoded by itself.
-        chat: the text with its responses.
-        place: of the row, for messages.
+        tokenizer: any tokenizer; the text up to every border of a response is encoded separately.
+        chat: text of the conversation with the spans of its responses.
+        location: file and line of the record, for messages.
 
     Raises:
-        RowError: a token lies across the border of a response.
+        RecordError: a token lies across the border of a response.
     """
     borders = [border for span in chat.responses for border in span]
     texts = [chat.text, *(chat.text[:border] for border in borders)]
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     ids, *prefixes = encoded
-    places = [_length(prefix, ids, tokenizer, place) for prefix in prefixes]
+    indices = [_length(prefix, ids, tokenizer, location) for prefix in prefixes]
     is_response = np.zeros(len(ids), np.bool_)
-    for begin, end in zip(places[::2], places[1::2], strict=True):
+    for begin, end in zip(indices[::2], indices[1::2], strict=True):
         is_response[begin:end] = True
     return np.array(ids, np.int32), is_response
 
 
 def _length(
-    prefix: Sequence[int], ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, place: str
+    prefix: Sequence[int], ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, location: str
 ) -> int:
     if list(ids[: len(prefix)]) == list(prefix):
         return len(prefix)
-    raise RowError(
-        f"cannot tell which tokens of {place} are of responses",
-        expected="a tokenizer that says where its tokens stand, or that never joins the end of a "
-        "turn with what follows",
-        got=f"{type(tokenizer).__name__}, which does neither",
-        remedy="put the tokenizer.json of its fast version beside the target, or give rows as "
-        "input_ids with loss_mask; data.skip_bad_rows leaves such rows out",
+    raise RecordError(
+        f"cannot determine which tokens of {location} belong to responses",
+        expected="a tokenizer that reports the offsets of its tokens, or that has no token across "
+        "the end of a turn",
+        got=f"{type(tokenizer).__name__}, which is neither",
+        remedy="put the tokenizer.json of its fast version beside the target, or give records as "
+        "input_ids with loss_mask; data.skip_bad_rows leaves such records out",
     )

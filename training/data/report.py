@@ -1,4 +1,4 @@
-"""Telling what became of the data; a study of many runs on the same data hears it once."""
+"""Log messages about the data, printed once in a study of many runs, and previews of documents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,24 +15,24 @@ from training.data.row_layout import TOLERATED_PADDING
 from training.data.token_store import TokenStore
 
 _logger = get_logger(__name__)
-_said: ContextVar[set[str] | None] = ContextVar("what was said of the data", default=None)
+_logged: ContextVar[set[str] | None] = ContextVar("logged lines about the data", default=None)
 
 
 @contextmanager
-def said_once() -> Iterator[None]:
-    """Inside, nothing is said of the data that was said inside before, whichever run says it."""
-    token = _said.set(set())
+def report_once() -> Iterator[None]:
+    """Log each line about the data only once inside this context, over all runs."""
+    token = _logged.set(set())
     try:
         yield
     finally:
-        _said.reset(token)
+        _logged.reset(token)
 
 
 def report(counts: DataCounts) -> None:
-    """Log what became of the data, and advice if there is any."""
-    said = advice(counts.packed)
-    if said is not None and _is_new(said):
-        _logger.warning(said)
+    """Log the counts of the data, and advice if there is any."""
+    text = advice(counts.packed)
+    if text is not None and _is_new(text):
+        _logger.warning(text)
     for line in filter(_is_new, counts.lines()):
         _logger.info(line)
 
@@ -40,54 +40,54 @@ def report(counts: DataCounts) -> None:
 def advice(
     packed: PackCounts, split: str = "data.split", sequence_length: str = "data.sequence_length"
 ) -> str | None:
-    """Return what to do about padding, if it is a waste.
+    """Return advice on how to waste less on padding; None if there is little padding.
 
     Args:
-        packed: what was packed.
-        split: name of the setting that splits documents, where the user is.
-        sequence_length: name of that of a row's length.
+        packed: counts of the packed sequences.
+        split: name of the setting that splits documents, as the user knows it.
+        sequence_length: name of the setting of the sequence length, as the user knows it.
     """
     if packed.padding <= TOLERATED_PADDING:
         return None
     wider = "" if packed.wider_split is None else f"{split} {packed.wider_split}, or "
     return (
-        f"{packed.padding:.0%} of what is read is padding: {wider}another {sequence_length}, such as "
-        "twice this one, may waste less"
+        f"{packed.padding:.0%} of all packed tokens are padding: {wider}another {sequence_length}, "
+        "such as twice this one, may waste less"
     )
 
 
 def _is_new(line: str) -> bool:
-    said = _said.get()
-    if said is None:
+    logged = _logged.get()
+    if logged is None:
         return True
-    is_new = line not in said
-    said.add(line)
+    is_new = line not in logged
+    logged.add(line)
     return is_new
 
 
-SHOWN = 600  # tokens of a document; a longer one is cut
+SHOWN = 600  # tokens of a document that are shown
 
 _RESPONSE = "bold green"
 _PROMPT = "dim"
 
 
 def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -> list[Text]:
-    """Return documents, evenly spread over the data, in colours.
+    """Return coloured documents that are spread evenly over the data.
 
     Responses also stand between ⟦ and ⟧, for terminals without colours.
 
     Args:
-        store: the documents.
-        tokenizer: decodes them, special tokens included.
-        count: how many at most.
+        store: store of the documents.
+        tokenizer: tokenizer that decodes the documents, special tokens included.
+        count: largest number of documents.
     """
-    places = np.linspace(0, store.num_documents - 1, min(count, store.num_documents))
-    return [_show(store, tokenizer, int(place)) for place in places]
+    indices = np.linspace(0, store.num_documents - 1, min(count, store.num_documents))
+    return [_show(store, tokenizer, int(index)) for index in indices]
 
 
-def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, place: int) -> Text:
-    ids, mask = store.document(place)
-    title = f"document {place + 1:,} of {store.num_documents:,}, {store.describe([place])}: "
+def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, index: int) -> Text:
+    ids, mask = store.document(index)
+    title = f"document {index + 1:,} of {store.num_documents:,}, {store.describe([index])}: "
     counts = f"{len(ids):,} tokens, {int(mask.sum()):,} of responses\n"
     text = Text.assemble((title + counts, "bold"))
     shown, mask = ids[:SHOWN], mask[:SHOWN]

@@ -1,4 +1,4 @@
-"""Which pieces of which documents share a row: whole documents, or split ones that fill rows."""
+"""Layout of packed sequences: whole documents, or documents split to fill the sequences."""
 
 from array import array
 from bisect import bisect_left, insort
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from training.data.counts import Fill
 from training.data.token_store import TokenStore
 
-_PARTS = 40  # of a row, each the shortest piece that a document is split into
+_PARTS = 40  # the shortest piece of a split document is this part of a sequence
 
 
 class Piece(NamedTuple):
@@ -23,28 +23,29 @@ class Piece(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next piece may start."""
+        """The index after the last token of the piece."""
         return self.start + self.length
 
 
-class RowFilling:
-    """Rows that documents are laid into one after another, split where that fills a row.
+class SequenceFilling:
+    """Sequences that documents are put into one after another, split if that fills a sequence.
 
-    A document goes whole where it leaves the least space; where there is no space for it, its
-    beginning fills the row with the most, or begins another one if it would hold no response. Of
-    texts, so all but one of the rows that are begun here have less than a twentieth of padding.
+    A document stays whole if it fits, in the sequence where it leaves the least space. Otherwise
+    its beginning fills the sequence with the most space, or begins another sequence if the
+    beginning would hold no response. With texts, all but one of the sequences that are begun here
+    have less than a twentieth of padding.
 
     Args:
-        sequence_length: tokens of a row.
-        free: tokens that are left in the rows to begin with.
-        is_useful: tells whether a piece has a response.
+        sequence_length: number of tokens of a sequence.
+        free: number of free tokens of each sequence that exists already.
+        is_useful: predicate of the pieces that have a response.
 
     Attributes:
-        starts: of all pieces that were laid into rows.
-        lengths: of them.
-        rows: number of the row of each, those to begin with first.
-        left_out: pieces without a response, or of one token, which nothing follows.
-        num_split: documents of several pieces.
+        starts: index of the first token of each piece in a sequence.
+        lengths: number of tokens of each piece.
+        sequences: index of the sequence of each piece; existing sequences come first.
+        left_out: pieces without a response, or of a single token.
+        num_split: number of documents in several pieces.
     """
 
     def __init__(
@@ -53,41 +54,42 @@ class RowFilling:
         free: Iterable[int] = (),
         is_useful: Callable[[Piece], bool] = lambda _: True,
     ) -> None:
-        self.starts, self.lengths, self.rows = array("q"), array("q"), array("q")
+        self.starts, self.lengths, self.sequences = array("q"), array("q"), array("q")
         self.left_out: list[Piece] = []
         self.num_split = 0
-        self._row_length = sequence_length
+        self._sequence_length = sequence_length
         self._shortest = max(2, sequence_length // _PARTS)
         self._is_useful = is_useful
-        # Free tokens and number of each row that is not full, in this order.
+        # Free tokens and index of each sequence that is not full, in the order of free tokens.
         self._open: list[tuple[int, int]] = []
-        self._num_rows = 0
+        self._num_sequences = 0
         for tokens in free:
             self._begin(tokens)
 
     def add(self, document: Piece) -> None:
-        """Lay a document into rows, its beginning first."""
+        """Put a document into sequences, its beginning first."""
         rest, num_pieces = document, 0
         while rest.length:
             head = self._head(rest)
             rest, num_pieces = Piece(head.end, rest.end - head.end), num_pieces + 1
             if self._is_kept(head):
-                self._place(head)
+                self._put(head)
             else:
                 self.left_out.append(head)
         self.num_split += num_pieces > 1
 
     def _head(self, rest: Piece) -> Piece:
-        """Return what of the rest of a document goes into one row, or is left out."""
+        """Return the beginning of a document's rest that goes into one sequence or is dropped."""
         most = self._open[-1][0] if self._open else 0
         within_most = Piece(rest.start, self._length_within(most, rest.length))
         if self._is_kept(within_most):
             return within_most
-        length = self._length_within(self._row_length, rest.length)
-        return Piece(rest.start, length or min(rest.length, self._row_length))  # rows of few tokens
+        length = self._length_within(self._sequence_length, rest.length)
+        # The length is 0 for very short sequences.
+        return Piece(rest.start, length or min(rest.length, self._sequence_length))
 
     def _length_within(self, free: int, length: int) -> int:
-        """Return how many of a document's last tokens go into a row with free ones; 0 for none."""
+        """Return how many of the remaining tokens go into a sequence with `free` free tokens."""
         if length <= free:
             return length
         head = min(free, length - self._shortest)
@@ -96,51 +98,54 @@ class RowFilling:
     def _is_kept(self, piece: Piece) -> bool:
         return piece.length > 1 and self._is_useful(piece)
 
-    def _place(self, piece: Piece) -> None:
+    def _put(self, piece: Piece) -> None:
         if not self._open or piece.length > self._open[-1][0]:
-            self._begin(self._row_length)
-        free, row = self._open.pop(bisect_left(self._open, (piece.length, -1)))
+            self._begin(self._sequence_length)
+        free, index = self._open.pop(bisect_left(self._open, (piece.length, -1)))
         self.starts.append(piece.start)
         self.lengths.append(piece.length)
-        self.rows.append(row)
-        self._keep_open(free - piece.length, row)
+        self.sequences.append(index)
+        self._keep_open(free - piece.length, index)
 
     def _begin(self, free: int) -> None:
-        self._keep_open(free, self._num_rows)
-        self._num_rows += 1
+        self._keep_open(free, self._num_sequences)
+        self._num_sequences += 1
 
-    def _keep_open(self, free: int, row: int) -> None:
+    def _keep_open(self, free: int, index: int) -> None:
         if free >= self._shortest:
-            insort(self._open, (free, row))
+            insort(self._open, (free, index))
 
 
-TOLERATED_PADDING = 0.05  # of what is read
-OPEN_ROWS = 64  # rows that wait for a piece that fits; more waste less, and take longer
+TOLERATED_PADDING = 0.05  # as a fraction of the packed tokens
+OPEN_SEQUENCES = 64  # sequences that wait for a fitting piece; more of them waste less but are slow
 
 Split = Literal["never", "texts", "all"]
 
 
 class Pieces(NamedTuple):
-    """Consecutive tokens of one document each, by their places in the token store."""
+    """Pieces of documents, by the indices of their first tokens in the token store."""
 
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
-    def chosen(self, which: npt.NDArray[Any]) -> "Pieces":
-        return Pieces(self.starts[which], self.lengths[which])
+    def select(self, indices: npt.NDArray[Any]) -> "Pieces":
+        """Return the pieces at some indices or under a mask."""
+        return Pieces(self.starts[indices], self.lengths[indices])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of all rows, one row after another: a few bytes each, even of many millions.
+    """The pieces of all sequences, one sequence after another, in a few bytes for each piece.
 
     Attributes:
-        pieces: in the order of the rows.
-        ends: of the rows among the pieces, the first one being 0.
-        left_out: tokens of each piece that is in no row.
-        num_split: documents of several pieces.
-        filled_with: what was split to fill rows, "texts" only or "all"; None for nothing.
-        wider_split: a setting by which more would be split, looked for where there is much padding.
+        pieces: pieces in the order of the sequences.
+        ends: index of the first piece of each sequence, and the number of pieces at the end.
+        left_out: number of tokens of each dropped piece.
+        num_split: number of documents in several pieces.
+        filled_with: kind of the documents that were split to fill sequences, "texts" or "all"; None
+            if no document was.
+        wider_split: value of the setting that would split more documents; None if there is little
+            padding, or no such value.
     """
 
     pieces: Pieces
@@ -151,35 +156,35 @@ class Layout:
     wider_split: Fill | None = None
 
     @property
-    def num_rows(self) -> int:
-        """Number of rows."""
+    def num_sequences(self) -> int:
+        """The number of sequences."""
         return len(self.ends) - 1
 
     @property
     def used(self) -> npt.NDArray[np.int64]:
-        """Tokens of each row that are no padding."""
+        """The number of tokens of each sequence that are not padding."""
         return np.diff(np.concatenate([[0], np.cumsum(self.pieces.lengths)])[self.ends])
 
     def padding(self, sequence_length: int) -> float:
-        """Return the share of all rows that is padding."""
-        size = self.num_rows * sequence_length
+        """Return the fraction of all tokens that is padding."""
+        size = self.num_sequences * sequence_length
         return 1 - int(self.pieces.lengths.sum()) / size if size else 0.0
 
 
 def lay_out(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int, split: Split
 ) -> Layout:
-    """Return rows of documents.
+    """Return the layout of the packed sequences of some documents.
 
-    Documents longer than a row are split. Others stay whole as long as that leaves no more than a
-    twentieth of padding, as it does of documents about as long as a row, or if splitting would not
-    make fewer rows.
+    Documents longer than a sequence are split. Other documents stay whole if that leaves at most a
+    twentieth of padding, or if splitting would not save a sequence.
 
     Args:
-        store: the tokens.
-        documents: which of its documents.
-        sequence_length: tokens of a row.
-        split: which documents may be split to fill rows: "never" any, plain "texts", or "all".
+        store: store of the documents.
+        documents: indices of the documents.
+        sequence_length: number of tokens of a sequence.
+        split: kind of the documents that may be split to fill sequences: "never" for none, "texts",
+            or "all".
     """
     whole = _whole(store, documents, sequence_length)
     if whole.padding(sequence_length) <= TOLERATED_PADDING:
@@ -189,13 +194,13 @@ def lay_out(
     is_divisible = choices[split]
     if is_divisible.any():
         filled = _filled(store, documents[~is_divisible], documents[is_divisible], sequence_length)
-        if filled.num_rows < whole.num_rows:
+        if filled.num_sequences < whole.num_sequences:
             best = replace(filled, filled_with="texts" if is_text[is_divisible].all() else "all")
     return replace(best, wider_split=_wider(split, is_text))
 
 
 def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
-    """Return with which setting more documents would be split."""
+    """Return the setting with which more documents would be split; None if there is none."""
     if split == "all" or (split == "texts" and is_text.all()):
         return None
     return "texts" if is_text.all() else "all"
@@ -203,13 +208,13 @@ def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
 
 def _whole(store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int) -> Layout:
     pieces, is_useful = _split(store, documents, sequence_length)
-    kept = pieces.chosen(is_useful)
+    kept = pieces.select(is_useful)
     order, ends = array("q"), array("q", [0])
-    for row in _pack(kept.lengths, sequence_length):
-        order.extend(row)
+    for content in _pack(kept.lengths, sequence_length):
+        order.extend(content)
         ends.append(len(order))
     return Layout(
-        pieces=kept.chosen(np.array(order, np.int64)),
+        pieces=kept.select(np.array(order, np.int64)),
         ends=np.array(ends, np.int64),
         left_out=pieces.lengths[~is_useful],
         num_split=int((store.lengths[documents] > sequence_length).sum()),
@@ -222,9 +227,9 @@ def _filled(
     divisible: npt.NDArray[np.int64],
     sequence_length: int,
 ) -> Layout:
-    """Lay whole documents out, and others into what these leave and into more rows."""
+    """Lay out the undivided documents whole, and fill their sequences and others with the rest."""
     whole = _whole(store, undivided, sequence_length)
-    filling = RowFilling(
+    filling = SequenceFilling(
         sequence_length,
         (sequence_length - whole.used).tolist(),
         lambda piece: bool(store.is_response[piece.start : piece.end].any()),
@@ -232,14 +237,15 @@ def _filled(
     begins, lengths = store.starts[divisible].tolist(), store.lengths[divisible].tolist()
     for begin, length in zip(begins, lengths, strict=True):
         filling.add(Piece(begin, length))
-    rows = _joined(np.repeat(np.arange(whole.num_rows), np.diff(whole.ends)), filling.rows)
+    before = np.repeat(np.arange(whole.num_sequences), np.diff(whole.ends))
+    sequences = _joined(before, filling.sequences)
     pieces = Pieces(
         _joined(whole.pieces.starts, filling.starts), _joined(whole.pieces.lengths, filling.lengths)
     )
     left_out = [piece.length for piece in filling.left_out]
     return Layout(
-        pieces=pieces.chosen(np.argsort(rows, kind="stable")),
-        ends=np.concatenate([[0], np.cumsum(np.bincount(rows))]).astype(np.int64),
+        pieces=pieces.select(np.argsort(sequences, kind="stable")),
+        ends=np.concatenate([[0], np.cumsum(np.bincount(sequences))]).astype(np.int64),
         left_out=_joined(whole.left_out, left_out),
         num_split=whole.num_split + filling.num_split,
     )
@@ -252,9 +258,9 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 def _split(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into rows, and which of them have a response and a second token.
+    """Return pieces that fit into sequences, and whether each has a response and a second token.
 
-    Every document has both, so only those of several pieces are looked at.
+    Every document has both, so only the pieces of split documents are examined.
     """
     begins, lengths = store.starts[documents], store.lengths[documents]
     counts = -(-lengths // sequence_length)
@@ -273,17 +279,17 @@ def _split(
 
 
 def _pack(lengths: npt.NDArray[np.int64], sequence_length: int) -> Iterator[list[int]]:
-    """Best fit among a bounded number of open rows, kept in the order of their free tokens."""
-    open_rows: list[tuple[int, int]] = []  # free tokens, and the key of the row's pieces
+    """Yield the pieces of each sequence by best fit among a bounded number of open sequences."""
+    unfilled: list[tuple[int, int]] = []  # free tokens, and the key of the sequence's pieces
     contents: dict[int, list[int]] = {}
     for piece, length in enumerate(array("q", lengths.tobytes())):
-        place = bisect_left(open_rows, (length, -1))
-        free, row = open_rows.pop(place) if place < len(open_rows) else (sequence_length, piece)
-        contents.setdefault(row, []).append(piece)
+        rank = bisect_left(unfilled, (length, -1))
+        free, key = unfilled.pop(rank) if rank < len(unfilled) else (sequence_length, piece)
+        contents.setdefault(key, []).append(piece)
         if free == length:
-            yield contents.pop(row)
+            yield contents.pop(key)
             continue
-        insort(open_rows, (free - length, row))
-        if len(open_rows) > OPEN_ROWS:
-            yield contents.pop(open_rows.pop(0)[1])
+        insort(unfilled, (free - length, key))
+        if len(unfilled) > OPEN_SEQUENCES:
+            yield contents.pop(unfilled.pop(0)[1])
     yield from contents.values()

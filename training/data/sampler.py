@@ -1,4 +1,4 @@
-"""Which rows a step sees, and with which anchors: a function of the seed and the step alone."""
+"""Sampler of the batches of an optimizer step, determined by the seed and the step alone."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,99 +8,116 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.data.packing import PackedRows, RowWithAnchors, collate
+from training.data.packing import PackedSequences, SequenceWithAnchors, collate
 from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
 
 
 class Sampler:
-    """Batches for any step, without a state, and for any division among processes.
+    """Stateless source of the batches of any step, for any number of processes.
 
-    Rows come in another order in every epoch, which goes on where the one before ended. A resumed
-    run asks for its step and goes on; the rows of a step do not depend on the number of processes.
+    Each epoch has a random order of its own. A step may begin in one epoch and end in the next. A
+    resumed run asks for its step and continues. The sequences of a step do not depend on the number
+    of processes.
 
     Args:
-        rows: the packed rows, at least one.
-        rows_per_step: rows of an optimizer step, over all processes.
-        rule: how anchors are chosen.
-        seed: of orders and anchors.
-        narrow_steps: first steps in which self-attention sees drafted tokens only.
-        first_number: of the first row, among all rows of the run.
+        sequences: the packed sequences, at least one.
+        sequences_per_step: number of sequences of an optimizer step, over all processes.
+        rule: rule by which anchors are sampled.
+        seed: seed of the orders and the anchors.
+        narrow_steps: number of first steps in which self-attention sees drafted tokens only.
+        first_number: number of the first sequence among all sequences of the run.
     """
 
     def __init__(
         self,
-        rows: PackedRows,
+        sequences: PackedSequences,
         *,
-        rows_per_step: int,
+        sequences_per_step: int,
         rule: AnchorRule,
         seed: int,
         narrow_steps: int = 0,
         first_number: int = 0,
     ) -> None:
-        self._rows = rows
-        self._rows_per_step = rows_per_step
+        self._sequences = sequences
+        self._sequences_per_step = sequences_per_step
         self._rule = rule
         self._seed = seed
         self._narrow_steps = narrow_steps
         self._first_number = first_number
-        self._order = lru_cache(maxsize=2)(self._draw_order)
+        self._order = lru_cache(maxsize=2)(self._random_order)
 
     @property
-    def num_rows(self) -> int:
-        """Number of different rows, the length of an epoch."""
-        return len(self._rows)
+    def num_sequences(self) -> int:
+        """The number of different sequences, which is the length of an epoch."""
+        return len(self._sequences)
 
     def batch(self, step: int, begin: int, end: int) -> Batch:
-        """Return the rows from `begin` to `end` of those that the step sees, counted from zero."""
-        first = step * self._rows_per_step
-        places = [self._place(index) for index in range(first + begin, first + end)]
-        rows = (self._row(epoch, number) for epoch, number in places)
-        batch = collate(rows, is_narrow=step < self._narrow_steps)
-        numbers = torch.tensor([number for _, number in places])
-        return replace(batch, numbers=self._first_number + numbers)
-
-    def first_batches(self, num_tokens: int) -> Iterator[Batch]:
-        """Yield the first rows of training one by one, each once, until they have so many tokens.
+        """Return some of the sequences of a step.
 
         Args:
-            num_tokens: the last row may exceed it; of a shorter epoch all rows are yielded.
+            step: optimizer step, counted from zero.
+            begin: first sequence within the step, counted from zero.
+            end: end of the sequences within the step, exclusive.
         """
-        for index in range(self.num_rows):
+        first = step * self._sequences_per_step
+        keys = [self._epoch_and_number(index) for index in range(first + begin, first + end)]
+        sequences = (self._with_anchors(epoch, number) for epoch, number in keys)
+        batch = collate(sequences, is_narrow=step < self._narrow_steps)
+        numbers = torch.tensor([number for _, number in keys])
+        return replace(batch, sequence_ids=self._first_number + numbers)
+
+    def first_batches(self, num_tokens: int) -> Iterator[Batch]:
+        """Yield the first sequences of training one by one, up to a number of tokens.
+
+        Each sequence is yielded at most once.
+
+        Args:
+            num_tokens: number of tokens, padding not counted; the last sequence may exceed it, and
+                a shorter epoch is yielded whole.
+        """
+        for index in range(self.num_sequences):
             if num_tokens <= 0:
                 return
-            step, place = divmod(index, self._rows_per_step)
-            batch = self.batch(step, place, place + 1)
+            step, begin = divmod(index, self._sequences_per_step)
+            batch = self.batch(step, begin, begin + 1)
             num_tokens -= int((batch.documents >= 0).sum())
             yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
-        """Return one process's part of a step, by the first of the step's rows.
+        """Return the micro-batches of one process by their first sequence within the step.
 
         Args:
-            step: counted from zero.
-            size: rows of a micro-batch.
-            rank: of the process, from zero; those of all ranks make up the step.
-            count: of processes, among which the step's rows can be shared out.
+            step: optimizer step, counted from zero.
+            size: number of sequences of a micro-batch.
+            rank: rank of the process; the micro-batches of all ranks make up the step.
+            count: number of processes; together with `size` it divides the step evenly.
         """
-        begins = range(size * rank, self._rows_per_step, size * count)
+        begins = range(size * rank, self._sequences_per_step, size * count)
         return {begin: self.batch(step, begin, begin + size) for begin in begins}
 
     def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
-        """Return the packed rows that `batch` reads, by number, each with what it is made of."""
-        first = step * self._rows_per_step
-        numbers = [self._place(index)[1] for index in range(first + begin, first + end)]
-        return {number: self._rows.describe(number) for number in numbers}
+        """Return the locations in the data of the sequences that `batch` reads, by their number.
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """Return the epoch, and the number of its row at an index that never starts anew."""
-        epoch, place = divmod(index, len(self._rows))
-        return epoch, int(self._order(epoch)[place])
+        Args:
+            step: optimizer step, counted from zero.
+            begin: first sequence within the step, counted from zero.
+            end: end of the sequences within the step, exclusive.
+        """
+        first = step * self._sequences_per_step
+        indices = range(first + begin, first + end)
+        numbers = [self._epoch_and_number(index)[1] for index in indices]
+        return {number: self._sequences.describe(number) for number in numbers}
 
-    def _row(self, epoch: int, number: int) -> RowWithAnchors:
-        row = self._rows.row(number)
-        return row, self._rule.anchors(row.document_starts, (self._seed, epoch, number))
+    def _epoch_and_number(self, index: int) -> tuple[int, int]:
+        """Return the epoch and the sequence number of an index over the whole run."""
+        epoch, rank = divmod(index, len(self._sequences))
+        return epoch, int(self._order(epoch)[rank])
 
-    def _draw_order(self, epoch: int) -> npt.NDArray[np.int64]:
+    def _with_anchors(self, epoch: int, number: int) -> SequenceWithAnchors:
+        sequence = self._sequences.sequence(number)
+        return sequence, self._rule.anchors(sequence.document_starts, (self._seed, epoch, number))
+
+    def _random_order(self, epoch: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng(np.random.SeedSequence((self._seed, epoch)))
-        return random.permutation(len(self._rows))
+        return random.permutation(len(self._sequences))

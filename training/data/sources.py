@@ -1,4 +1,4 @@
-"""Where training data comes from: files, folders, and data sets of the hub, read row by row."""
+"""Sources of training data: files, folders and data sets of the hub, read record by record."""
 
 import hashlib
 import json
@@ -11,58 +11,58 @@ from typing import Any, NamedTuple
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
 
-_SHOWN = 5  # skipped rows that are named; the others are only counted
+_SHOWN = 5  # skipped records that are named; the others are only counted
 
 _logger = get_logger(__name__)
 
 
-class RowError(DataError):
-    """One row cannot be used; the others may be fine."""
+class RecordError(DataError):
+    """A single record cannot be used; the others may be usable."""
 
 
 @dataclass
 class Intake:
-    """Counts rows while they are read.
+    """Counter of records while they are read.
 
     Attributes:
-        is_skipping: leave unusable rows out; by default the first one is raised.
-        rows: read so far, unusable ones included.
-        skipped: unusable ones.
+        is_skipping: whether unusable records are skipped; by default the first one is an error.
+        num_records: number of records read so far, unusable records included.
+        num_skipped: number of unusable records.
     """
 
     is_skipping: bool = False
-    rows: int = 0
-    skipped: int = 0
+    num_records: int = 0
+    num_skipped: int = 0
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Pass over what is done with an unusable row, if that is wanted.
+        """Skip the body of the context if its record is unusable and records may be skipped.
 
         Raises:
-            RowError: the row is unusable, and rows are not to be skipped.
+            RecordError: the record is unusable, and records may not be skipped.
         """
         try:
             yield
-        except RowError as error:
+        except RecordError as error:
             if not self.is_skipping:
                 raise
-            self.skipped += 1
-            if self.skipped <= _SHOWN:
+            self.num_skipped += 1
+            if self.num_skipped <= _SHOWN:
                 _logger.warning(f"skipped: {error}")
 
 
 class Record(NamedTuple):
-    """One row of data, and where it stands, such as `chats.jsonl:12`.
+    """One record of the data, with its location, such as `chats.jsonl:12`.
 
     Attributes:
-        fields: of the row.
-        place: for messages.
-        number: of its line (JSONL) or of the row (others) in its source, counted from 1.
-        source: which of several sources, counted from 0.
+        fields: keys and values of the record.
+        location: source and number, for messages.
+        number: line (JSONL) or index (others) of the record in its source, counted from 1.
+        source: index of the source among several, counted from 0.
     """
 
     fields: dict[str, Any]
-    place: str
+    location: str
     number: int = 0
     source: int = 0
 
@@ -75,7 +75,7 @@ class FileSource:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the source in messages."""
         return str(self.path)
 
     def fingerprint(self) -> str:
@@ -84,20 +84,20 @@ class FileSource:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the file's rows with their line (JSONL) or number (others), counted from 1.
+        """Yield the file's records with their line (JSONL) or index (others), counted from 1.
 
         Args:
-            intake: counts the rows, and may pass over malformed ones.
+            intake: counter of records, which may skip malformed records; None to count nothing.
 
         Raises:
-            DataError: the file or a row is malformed; the message names its place.
+            DataError: the file or a record is malformed; the message names its location.
         """
         intake = intake or Intake()
-        for number, row in _READERS[self.path.suffix](self.path):
-            intake.rows += 1
+        for number, value in _READERS[self.path.suffix](self.path):
+            intake.num_records += 1
             record = None
             with intake.guard():
-                record = _as_record(row, f"{self.name}:{number}", number)
+                record = _as_record(value, f"{self.name}:{number}", number)
             if record is not None:
                 yield record
 
@@ -114,17 +114,17 @@ class HubSource:
         return str(self._load()._fingerprint)
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the data set's rows with their number, counted from 1.
+        """Yield the data set's records with their index, counted from 1.
 
         Args:
-            intake: counts the rows.
+            intake: counter of records; None to count nothing.
 
         Raises:
             DataError: the data set cannot be loaded.
         """
         intake = intake or Intake()
         for number, fields in enumerate(self._load(), start=1):
-            intake.rows += 1
+            intake.num_records += 1
             yield Record(fields, f"{self.name}:{number}", number)
 
     def _load(self) -> Any:
@@ -145,19 +145,27 @@ Source = FileSource | HubSource
 
 
 def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
-    """Yield the rows of all sources, each with the number of its source; see their `records`."""
+    """Yield the records of all sources, each with the index of its source.
+
+    Args:
+        sources: sources to be read one after another.
+        intake: counter of records, which may skip malformed records.
+
+    Raises:
+        DataError: as the `records` of the sources.
+    """
     for number, source in enumerate(sources):
         for record in source.records(intake):
             yield record._replace(source=number)
 
 
 def is_data(path: Path) -> bool:
-    """Return whether a file's name says that it holds rows of data."""
+    """Return whether a file has the suffix of a data file."""
     return path.suffix in _READERS
 
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
-    """Return what the paths name; a folder stands for all data files below it, in order.
+    """Return the sources that the paths name; a folder stands for all data files below it, sorted.
 
     Raises:
         DataError: a file is missing or of an unknown kind, or a folder holds no data.
@@ -166,10 +174,10 @@ def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a name is that of a file or folder; if not, the hub may know it."""
+    """Return whether a name is the path of a file or folder, and not the name of a data set."""
     path = Path(name).expanduser()
-    is_written_as_one = path.is_absolute() or name.startswith((".", "~"))
-    return path.exists() or is_written_as_one or path.suffix in _READERS
+    is_written_as_path = path.is_absolute() or name.startswith((".", "~"))
+    return path.exists() or is_written_as_path or path.suffix in _READERS
 
 
 def _sources_at(name: str) -> list[Source]:
@@ -203,7 +211,7 @@ def _sources_in(folder: Path) -> list[Source]:
 def _file_source(path: Path) -> FileSource:
     if path.suffix not in _READERS:
         raise DataError(
-            f"cannot tell what kind of file {path} is",
+            f"{path} is of an unknown kind",
             expected=f"a name that ends in {', '.join(_READERS)}",
             got=path.suffix or "no ending",
         )
@@ -214,22 +222,22 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield number, line  # parsed where a malformed one may be passed over
+                yield number, line  # parsed later, where a malformed line may be skipped
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        rows = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path} is not JSON", expected="valid JSON", got=error) from error
-    if not isinstance(rows, list):
+    if not isinstance(values, list):
         raise DataError(
-            f"{path} holds no rows",
+            f"{path} holds no list of records",
             expected="a list of objects",
-            got=type(rows).__name__,
+            got=type(values).__name__,
             remedy="end the file's name in .jsonl if it has one object per line",
         )
-    yield from enumerate(rows, start=1)
+    yield from enumerate(values, start=1)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
@@ -238,23 +246,25 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
     try:
         batches = ParquetFile(path).iter_batches()
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        values = (value for batch in batches for value in batch.to_pylist())
+        yield from enumerate(values, start=1)
     except (ArrowException, OSError) as error:
         raise DataError(f"cannot read {path}", expected="a Parquet file", got=error) from error
 
 
-def _as_record(row: Any, place: str, number: int) -> Record:
-    fields = _parse(row, place) if isinstance(row, bytes) else row
+def _as_record(value: Any, location: str, number: int) -> Record:
+    fields = _parse(value, location) if isinstance(value, bytes) else value
     if not isinstance(fields, dict):
-        raise RowError(f"{place} is no row", expected="an object", got=type(fields).__name__)
-    return Record(fields, place, number)
+        got = type(fields).__name__
+        raise RecordError(f"{location} is not a record", expected="an object", got=got)
+    return Record(fields, location, number)
 
 
-def _parse(line: bytes, place: str) -> Any:
+def _parse(line: bytes, location: str) -> Any:
     try:
         return json.loads(line)
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or brackets without end
-        raise RowError(f"{place} is not JSON", expected="valid JSON", got=error) from error
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or endless brackets
+        raise RecordError(f"{location} is not JSON", expected="valid JSON", got=error) from error
 
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}

@@ -1,4 +1,4 @@
-"""Writing tokens into the cache, document after document, and counting what comes of the data."""
+"""Writer of the token cache, which also counts what was read and dropped."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ from training.data.sources import Intake, Record
 
 
 def write_tokens(
-    home: Path, rows: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
+    home: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write what a `TokenStore` maps, in full or not at all.
+    """Write the files that a `TokenStore` maps, all of them or none.
 
     Args:
-        home: the folder; what is there is replaced.
-        rows: of data, each with its documents.
-        intake: has counted the rows when they have been taken.
+        home: folder to be written; an existing folder is replaced.
+        records: records of the data with their documents.
+        intake: counter of the records, which is complete once `records` is exhausted.
 
     Raises:
         DataError: there is no response in any document.
@@ -39,7 +39,7 @@ def write_tokens(
     try:
         with _writing(partial):
             partial.mkdir()
-        _write(partial, rows, intake)
+        _write(partial, records, intake)
         with _writing(home):
             shutil.rmtree(home, ignore_errors=True)
             publish(partial, home)
@@ -53,24 +53,27 @@ def hash_document(document: Document) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def _write(folder: Path, rows: Iterable[tuple[Record, Sequence[Document]]], intake: Intake) -> None:
-    starts, hashes, places = array("q", [0]), array("Q"), array("q")
+def _write(
+    folder: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
+) -> None:
+    starts, hashes, locations = array("q", [0]), array("Q"), array("q")
     num_responses, num_dropped, highest_id = 0, 0, 0
     with _appending(folder / "token_ids") as add_ids, _appending(folder / "is_response") as add:
-        for record, document in ((record, one) for record, own in rows for one in own):
-            if len(document.token_ids) < 2:  # nothing follows anything
+        pairs = ((record, document) for record, own in records for document in own)
+        for record, document in pairs:
+            if len(document.token_ids) < 2:  # there is nothing to predict
                 num_dropped += 1
                 continue
             starts.append(starts[-1] + len(document.token_ids))
             hashes.append(hash_document(document))
-            places.extend((record.source, record.number))
+            locations.extend((record.source, record.number))
             num_responses += int(document.is_response.sum())
             highest_id = max(highest_id, int(document.token_ids.max()))
             add_ids(document.token_ids)
             add(document.is_response)
     counts = ReadCounts(
-        rows=intake.rows,
-        skipped=intake.skipped,
+        rows=intake.num_records,
+        skipped=intake.num_skipped,
         dropped=num_dropped,
         documents=len(hashes),
         tokens=starts[-1],
@@ -81,11 +84,11 @@ def _write(folder: Path, rows: Iterable[tuple[Record, Sequence[Document]]], inta
         raise DataError(
             "the data holds nothing to learn from",
             expected="documents with response tokens",
-            got=f"{counts.documents} documents without any, {counts.skipped} rows skipped",
+            got=f"{counts.documents} documents without any, {counts.skipped} records skipped",
         )
     _save_array(folder / "starts.npy", np.array(starts, np.int64))
     _save_array(folder / "hashes.npy", np.array(hashes, np.uint64))
-    _save_array(folder / "rows.npy", np.array(places, np.int64).reshape(-1, 2))
+    _save_array(folder / "rows.npy", np.array(locations, np.int64).reshape(-1, 2))
     _save(folder / "counts.json", counts.model_dump_json().encode())
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     _save(folder / "sizes.json", json.dumps(sizes).encode())
@@ -93,7 +96,7 @@ def _write(folder: Path, rows: Iterable[tuple[Record, Sequence[Document]]], inta
 
 @contextmanager
 def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
-    """Yield what writes one array behind another; errors of what is done between are let through.
+    """Yield a function that appends an array to a file; errors of the body are not touched.
 
     Raises:
         ResourceError: the disk is full.
@@ -110,12 +113,12 @@ def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
         with _writing(path):
             file.close()
     finally:
-        with suppress(OSError):  # of what could not be written, which is known by now
+        with suppress(OSError):  # an error of writing has been raised before
             file.close()
 
 
 def _save_array(path: Path, content: npt.NDArray[Any]) -> None:
-    # By way of memory: numpy itself does not notice if the disk takes only a part of a file.
+    # numpy itself does not notice if only a part of a file was written, so save to memory first.
     stream = BytesIO()
     np.save(stream, content)
     _save(path, stream.getvalue())
@@ -128,11 +131,11 @@ def _save(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Explain what the disk refuses.
+    """Turn errors of the disk into errors with a remedy.
 
     Args:
-        path: of the file or folder that is written.
-        num_bytes: that are to be written, if it is known.
+        path: file or folder to be written.
+        num_bytes: number of bytes to be written; None if it is unknown.
 
     Raises:
         ResourceError: the disk is full, or the file may not become so large.
@@ -147,5 +150,5 @@ def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
             expected=f"room for {wanted}, and no limit on the size of files",
             got=f"{error.strerror or error}, where {free:,.0f} MiB are free",
             remedy="make room, or name a folder on another disk in data.cache_folder, and start "
-            "again: the data is then read anew",
+            "again, which reads the data from the beginning",
         ) from error

@@ -1,4 +1,4 @@
-"""From texts or training data to counts of their trigrams."""
+"""Trigram counts of text files and of training data."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ from training.data.documents import encode_documents
 from training.data.sources import Record, find_sources
 
 _TEXTS: Final = (".txt", ".md", ".rst", ".py")
-_ROWS: Final = (".jsonl", ".parquet")  # that are taken wherever they lie
-_PIECE: Final = 1 << 16  # characters of a text that are counted before more of it is read
+_RECORDS: Final = (".jsonl", ".parquet")  # always read as training data
+_PIECE: Final = 1 << 16  # characters of a text that are read and counted at once
 
 _logger = get_logger(__name__)
 
@@ -25,16 +25,16 @@ def count_trigrams(
     records: Iterable[Record],
     on_document: Callable[[int], None] = lambda _: None,
 ) -> TrigramCounter:
-    """Return the counts of all documents' trigrams; none goes from one document to the next.
+    """Return the trigram counts of all documents; no trigram spans two documents.
 
     Args:
-        tokenizer: of the target.
-        records: such as from `corpus_records`.
-        on_document: told of the number of tokens so far, after each document.
+        tokenizer: the target's tokenizer.
+        records: records of the corpus, such as from `corpus_records`.
+        on_document: callback after each document, with the number of tokens so far.
 
     Raises:
-        DataError: a row cannot be read or holds ids that the tokenizer does not have, or there is
-            no trigram at all.
+        DataError: a record cannot be read or holds ids that the tokenizer does not have, or there
+            is no trigram at all.
     """
     counter = TrigramCounter()
     size = vocabulary_size(tokenizer)
@@ -46,46 +46,48 @@ def count_trigrams(
             "the corpus holds no trigram",
             expected="a document of at least three tokens",
             got=f"{counter.num_tokens} tokens in all",
-            remedy="check the names given to --corpus",
+            remedy="check the paths given to --corpus",
         )
     return counter
 
 
 def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
-    """Yield texts and rows of data.
+    """Yield the records of text files and of training data.
 
-    In a folder, texts that are not UTF-8 are left out with a warning, and so is .json beside texts.
+    Texts in a folder that are not UTF-8 are skipped with a warning. In a folder with texts, .json
+    files are skipped.
 
     Args:
-        paths: training data as `data.paths` names it, text files, or folders with either.
+        paths: training data as in `data.paths`, text files, or folders with both.
 
     Raises:
-        DataError: something is missing, unreadable, or of an unknown kind.
+        DataError: a path is missing, unreadable, or of an unknown kind.
     """
     for name in paths:
         path = Path(name).expanduser()
         texts = _texts_at(path)
         for text in texts:
             if path.is_dir() and not _is_utf8(text):
-                _logger.warning(f"left out: {text} is not UTF-8")
+                _logger.warning(f"skipped: {text} is not UTF-8")
             else:
                 yield from _read_text(text)
-        for rows in _rows_at(path) if texts else [name]:
-            for source in find_sources([rows]):
+        for data in _data_at(path) if texts else [name]:
+            for source in find_sources([data]):
                 yield from source.records()
 
 
 def _texts_at(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(one for one in path.rglob("*") if one.suffix in _TEXTS and one.is_file())
+        return sorted(file for file in path.rglob("*") if file.suffix in _TEXTS and file.is_file())
     return [path] if path.suffix in _TEXTS else []
 
 
-def _rows_at(path: Path) -> list[str]:
-    """Return the files of rows beside texts; .json may be anything there, and is left alone."""
+def _data_at(path: Path) -> list[str]:
+    """Return the data files beside texts, except .json files, which may hold anything there."""
     if not path.is_dir():
         return []
-    return [str(one) for one in sorted(path.rglob("*")) if one.suffix in _ROWS and one.is_file()]
+    files = sorted(path.rglob("*"))
+    return [str(file) for file in files if file.suffix in _RECORDS and file.is_file()]
 
 
 def _is_utf8(path: Path) -> bool:
@@ -95,11 +97,11 @@ def _is_utf8(path: Path) -> bool:
     except UnicodeDecodeError:
         return False
     except OSError:
-        return True  # reading it says what is wrong
+        return True  # the error is raised when the file is read
 
 
 def _read_text(path: Path) -> Iterator[Record]:
-    """Yield a text in pieces of whole lines: only the last one has an end."""
+    """Yield a text in pieces of whole lines; all but the last piece are marked as cut."""
     try:
         with path.open(encoding="utf-8") as file:
             piece = "".join(file.readlines(_PIECE))

@@ -1,1 +1,1 @@
-"""DeepSpeed: processes, launchers, configuration, checkpoints."""
+"""Training in several processes by DeepSpeed: launch, configuration, failures, checkpoints."""

@@ -1,8 +1,9 @@
 """Checkpoints from which a run goes on exactly as if it had never stopped.
 
-Nothing of a run depends on a global random state: rows, anchors and learning rate are functions of
-the seed and the step. So weights, optimizer states and the step are all there is to keep. They are
-kept whole, as safetensors, so a run may go on with another number of processes or ZeRO stage.
+A run does not depend on a global random state: its sequences, anchors and learning rate are
+functions of the seed and the optimizer step. Therefore a checkpoint holds weights, optimizer states
+and the step. Tensors are stored whole, as safetensors, so that a run may go on with another number
+of processes or another ZeRO stage.
 """
 
 import json
@@ -24,20 +25,20 @@ from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
 
 WEIGHT, STEP = "weight", "step"
-_AVERAGES = ("exp_avg", "exp_avg_sq")  # of AdamW, the only optimizer that ZeRO shares out here
+_AVERAGES = ("exp_avg", "exp_avg_sq")  # states of AdamW, the only optimizer that ZeRO partitions
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 Parts = Mapping[str, Tensor]  # by the name of the parameter
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield what the engine has learnt, one kind after the other: fp32 weights, optimizer states.
+    """Yield the fp32 weights of the engine, then each kind of optimizer state, by parameter.
 
-    All processes must exhaust it. Only one kind is in main memory at a time.
+    All processes must exhaust this iterator. Only one kind is in main memory at a time.
 
     Args:
-        engine: between two optimizer steps.
-        is_kept: whether this process wants the tensors; the others get empty ones.
+        engine: DeepSpeed engine between two optimizer steps.
+        is_kept: whether this process receives the tensors; otherwise the dictionaries are empty.
     """
     access = _access(engine)
     named = _trainable(engine)
@@ -52,14 +53,16 @@ def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Te
 
 @torch.no_grad()
 def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
-    """Give the engine what `gather_state` returned; all processes must call it with the whole.
+    """Load weights and optimizer states from `gather_state` into the engine.
+
+    All processes must call this function with the whole state.
 
     Args:
-        engine: before its first step.
-        state: tensors by parameter, by kind.
+        engine: DeepSpeed engine before its first step.
+        state: tensors by kind and by name of the parameter.
 
     Raises:
-        ValueError: it is of another drafter.
+        ValueError: the state is that of another drafter.
     """
     access = _access(engine)
     named = _trainable(engine)
@@ -74,19 +77,24 @@ def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
 
 
 def scaler_state(engine: Any) -> dict[str, float]:
-    """Return the state of the loss scale; nothing unless gradients are fp16."""
+    """Return the state of the loss scale; empty unless gradients are fp16."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return {} if not engine.fp16_enabled() else {key: getattr(scaler, key) for key in _SCALER}
 
 
 def set_scaler_state(engine: Any, state: Mapping[str, float]) -> None:
-    """Give the loss scale what `scaler_state` returned."""
+    """Load the state of the loss scale.
+
+    Args:
+        engine: DeepSpeed engine.
+        state: the state that `scaler_state` returned.
+    """
     for key, value in state.items():
         setattr(engine.optimizer.loss_scaler, key, value)
 
 
 class _Whole:
-    """Where every process has everything: ZeRO 0."""
+    """Access to weights and states that every process holds whole: ZeRO 0."""
 
     def __init__(self, engine: Any) -> None:
         self._state: Any = engine.optimizer.state
@@ -99,7 +107,7 @@ class _Whole:
         return parameter if kind == WEIGHT else self._state.get(parameter, {}).get(kind)
 
     def prepare(self, state: Mapping[str, Parts]) -> None:
-        """Nothing is needed."""
+        """Do nothing: torch creates the optimizer's states when they are set."""
 
     def write(self, parameter: Tensor, kind: str, value: Tensor) -> None:
         if kind == WEIGHT:
@@ -108,8 +116,8 @@ class _Whole:
             self._state[parameter][kind] = value.to(parameter.device, copy=True)
 
 
-class _Shared:
-    """Where each process has a part of flat fp32 tensors: ZeRO 1 to 3."""
+class _Partitioned:
+    """Access to weights and states as partitions of flat fp32 tensors: ZeRO 1 to 3."""
 
     def __init__(self, engine: Any) -> None:
         self._deepspeed: Any = import_deepspeed()
@@ -125,7 +133,7 @@ class _Shared:
         self._link()
 
     def kinds(self) -> list[str]:
-        # In fp16 every step so far may have been skipped.
+        # There are no states if every step so far was skipped, as may happen in fp16.
         return [WEIGHT, *((*_AVERAGES, STEP) if self._state else ())]
 
     def read(self, parameter: Tensor, kind: str) -> Tensor | None:
@@ -136,7 +144,7 @@ class _Shared:
         return self._deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
 
     def prepare(self, state: Mapping[str, Parts]) -> None:
-        """Create the optimizer's states, which it would do itself at its first step."""
+        """Create the optimizer's states, as the optimizer itself would at its first step."""
         if STEP not in state:
             return
         step = torch.stack(list(state[STEP].values())).max()
@@ -164,14 +172,14 @@ class _Shared:
             set_part(parameter, _own_part(parameter, value), *key)
 
     def _link(self) -> None:
-        """Let parameters know their optimizer states; by itself ZeRO does so for one group only."""
+        """Link parameters to their optimizer states; ZeRO itself links one group only."""
         if self._is_whole and self._state:
             link = self._deepspeed.utils.lazy_init_hp_params_optimizer_state
             for group, flat in zip(self._zero.bit16_groups, self._flat, strict=True):
                 link(group, flat, self._state)
 
     def _write_computed(self, parameter: Tensor, value: Tensor) -> None:
-        """Set what the drafter computes with, in its own dtype."""
+        """Set the weights that the drafter computes with, in its own dtype."""
         gathered = self._deepspeed.zero.GatheredParameters(
             [parameter], modifier_rank=0, enabled=not self._is_whole
         )
@@ -179,8 +187,8 @@ class _Shared:
             parameter.copy_(value)
 
 
-def _access(engine: Any) -> _Whole | _Shared:
-    return _Shared(engine) if engine.zero_optimization_stage() else _Whole(engine)
+def _access(engine: Any) -> _Whole | _Partitioned:
+    return _Partitioned(engine) if engine.zero_optimization_stage() else _Whole(engine)
 
 
 def _trainable(engine: Any) -> dict[str, Any]:
@@ -188,12 +196,12 @@ def _trainable(engine: Any) -> dict[str, Any]:
 
 
 def _shape(parameter: Any) -> torch.Size:
-    """Return the shape of a parameter, also of one that is shared out and so empty itself."""
+    """Return the shape of a parameter; a partitioned parameter itself is empty."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _own_part(parameter: Any, value: Tensor) -> Tensor:
-    """Return this process's part of a tensor; as in ZeRO 3, zeros fill up the last ones."""
+    """Return this process's partition of a tensor; as in ZeRO 3, zeros fill up the last ones."""
     size = parameter.ds_tensor.numel()
     begin = size * torch.distributed.get_rank()
     part = value.new_zeros(size)
@@ -205,20 +213,20 @@ def _own_part(parameter: Any, value: Tensor) -> Tensor:
 _STATE = "state.json"
 _SUFFIX = ".safetensors"
 
-# What reading a damaged file raises.
+# Errors that reading a damaged file raises.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 
 
 @dataclass
 class RunState:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
-        step: optimizer steps taken.
-        tokens: tokens read, padding not counted.
-        seconds: spent on the steps.
+        step: number of optimizer steps taken.
+        tokens: number of tokens read, without padding.
+        seconds: time spent on optimizer steps.
         losses: the last record of the losses.
-        best_tau: the highest that an evaluation measured, if one did.
+        best_tau: highest tau of the evaluations; None if tau was not measured.
     """
 
     step: int = 0
@@ -229,12 +237,12 @@ class RunState:
 
 
 class Checkpoints:
-    """The checkpoints of one run; all processes act together, the first one writes.
+    """The checkpoints of one run; all processes act together, and the first process writes.
 
     Args:
-        folder: where they lie, one folder for each; all processes see it.
-        keep: how many of the latest stay.
-        processes: this one among the others.
+        folder: folder of the checkpoints, which all processes see.
+        keep: number of the latest checkpoints that stay on disk.
+        processes: this process among those of the run.
     """
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
@@ -243,14 +251,18 @@ class Checkpoints:
         self._processes = processes
 
     def latest(self) -> Path | None:
-        """Return the checkpoint from which the run would go on, if there is one."""
+        """Return the checkpoint from which the run would go on; None if there is none."""
         return max(self._finished(), default=None)
 
     def save(self, engine: Any, state: RunState) -> None:
-        """Write a checkpoint; an interruption leaves the earlier ones as they are.
+        """Write a checkpoint; an interruption leaves the earlier checkpoints as they are.
+
+        Args:
+            engine: DeepSpeed engine between two optimizer steps.
+            state: progress of the run.
 
         Raises:
-            ResourceError: it cannot be written; the earlier ones are as they were.
+            ResourceError: the checkpoint cannot be written; earlier checkpoints are unchanged.
         """
         partial = self._folder / ".partial"
         with self._writing(partial) as writes:
@@ -269,10 +281,10 @@ class Checkpoints:
                 self._prune()
 
     def restore(self, engine: Any) -> RunState:
-        """Load the latest checkpoint and return its state; without one, that of a new run.
+        """Load the latest checkpoint, if there is one, and return the progress of the run.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the checkpoint is damaged.
         """
         folder = self.latest()
         if folder is None:
@@ -292,12 +304,12 @@ class Checkpoints:
         removed = self._folder / ".removed"
         for folder in self._finished()[: -self._keep]:
             shutil.rmtree(removed, ignore_errors=True)
-            folder.rename(removed)  # else an interruption would leave a part that looks finished
+            folder.rename(removed)  # or an interruption would leave a part that looks finished
         shutil.rmtree(removed, ignore_errors=True)
 
     @contextmanager
     def _writing(self, partial: Path) -> Iterator[bool]:
-        """Yield whether this process writes; where that fails, nothing is left of the attempt."""
+        """Yield whether this process writes; if writing fails, remove the partial checkpoint."""
         try:
             with writing("a checkpoint", self._folder, self._processes) as is_writing:
                 yield is_writing
@@ -315,5 +327,5 @@ def _reading(folder: Path) -> Iterator[None]:
             f"cannot resume from {folder}",
             expected="a checkpoint as it was written",
             got=repr(error),
-            remedy="remove that folder, and the run goes on from the one before",
+            remedy="remove that folder, and the run goes on from the checkpoint before it",
         ) from error

@@ -1,4 +1,4 @@
-"""The dictionary that DeepSpeed reads, generated so that nothing is written twice."""
+"""DeepSpeed's configuration, generated from the settings of a run."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ def build_deepspeed_config(
 ) -> dict[str, Any]:
     """Return DeepSpeed's configuration of a run.
 
-    The optimizer is built by us and handed over, also when it works in main memory: DeepSpeed's own
-    would compile an extension, and torch's fused one is vectorised there as well.
+    The optimizer is always torch's, passed in as an object, also when it computes in main memory:
+    DeepSpeed's own would compile an extension, and torch's fused AdamW is vectorised as well.
 
     Args:
-        settings: of the run.
-        num_processes: over which the rows of a step are shared out.
-        device: "cpu" or "cuda"; None for what this process computes on.
+        settings: settings of the run.
+        num_processes: number of processes that share the sequences of a step.
+        device: "cpu" or "cuda"; None for the device of this process.
 
     Raises:
-        ConfigError: the rows of a step cannot be shared out evenly.
+        ConfigError: the sequences of a step cannot be shared out evenly.
     """
     batch, engine = settings.batch, settings.engine
     # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
@@ -65,11 +65,11 @@ def check_precision(settings: TrainSettings) -> None:
 
 
 def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
-    """Return what is kept in main memory; pinned where that is another memory than the device's."""
+    """Return the keys that keep tensors in main memory, which is pinned if a GPU computes."""
     kind = device or choose_device(engine.device).type
-    place = {"device": "cpu", "pin_memory": kind == "cuda"}
+    main_memory = {"device": "cpu", "pin_memory": kind == "cuda"}
     wanted = {
         "offload_optimizer": engine.offload_optimizer,
         "offload_param": engine.offload_parameters,
     }
-    return {name: place for name, is_wanted in wanted.items() if is_wanted}
+    return {name: main_memory for name, is_wanted in wanted.items() if is_wanted}

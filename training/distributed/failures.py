@@ -1,4 +1,4 @@
-"""What stops a run: losses that are not finite, memory or disk space that does not suffice."""
+"""Failures of a run: losses that are not finite, too little memory, too little disk space."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -14,19 +14,19 @@ from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.distributed.processes import Processes
 
-_SHOWN = 8  # rows that an error lists
+_SHOWN = 8  # largest number of sequences that an error lists
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FiniteWatch:
-    """Notes which losses are not finite; nobody waits for the device until somebody looks.
+    """Records losses that are not finite, without waiting for the device until they are checked.
 
-    Every process learns of what any of them met, so all stop at the same step.
+    Records are shared between all processes, so that all stop at the same step.
 
     Args:
-        sampler: of the rows, which an error names.
-        settings: of the run.
-        processes: this one among the others.
+        sampler: sampler of the sequences, whose sources an error names.
+        settings: settings of the run.
+        processes: this process among those of the run.
     """
 
     def __init__(self, sampler: Sampler, settings: TrainSettings, processes: Processes) -> None:
@@ -39,25 +39,37 @@ class FiniteWatch:
         self._marks = self._none()
         self._steps: list[tuple[int, Tensor]] = []
 
-    def add(self, first_row: int, loss: Tensor) -> None:
-        """Note the loss of the micro-batch that begins at a row of the step."""
-        self._marks[first_row // self._size] = ~loss.detach().isfinite()
+    def add(self, first_sequence: int, loss: Tensor) -> None:
+        """Record the loss of a micro-batch.
+
+        Args:
+            first_sequence: index of the micro-batch's first sequence within the optimizer step.
+            loss: loss of the micro-batch.
+        """
+        self._marks[first_sequence // self._size] = ~loss.detach().isfinite()
 
     def close(self, step: int, gradient_norm: Tensor | float) -> None:
-        """Note the gradient of a step, and share what was noted; all processes must call it."""
+        """Record the gradient of an optimizer step, and share the records of all processes.
+
+        All processes must call this method.
+
+        Args:
+            step: number of the optimizer step, from 0.
+            gradient_norm: norm of the gradient.
+        """
         if not self._may_overflow:
-            # DeepSpeed says -1 where a norm is not finite.
+            # DeepSpeed returns -1 for a norm that is not finite.
             norm = torch.as_tensor(gradient_norm).detach()
             self._marks[-1] = ~(norm.isfinite() & (norm >= 0))
         self._steps.append((step, self._processes.sum(self._marks)))
         self._marks = self._none()
 
     def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise if a step that is closed was not finite.
+        """Raise if a closed step was not finite.
 
         Args:
-            latest: tells the checkpoint from which the run can go on.
-            is_last: whether the last step counts, too; else nobody waits for it.
+            latest: function that returns the checkpoint from which the run can go on.
+            is_last: whether the last step is checked, too, which waits for the device.
 
         Raises:
             NumericalError: a loss or a gradient was not finite.
@@ -75,18 +87,18 @@ class FiniteWatch:
             f"the {'loss' if batches else 'gradient'} of step {step + 1} is not finite",
             expected="numbers",
             got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
-            # The same settings would lead there again, unless it was the device's fault.
-            remedy="look at these rows of data, or lower optimizer.learning_rate or set "
-            "optimizer.max_grad_norm in another run_folder; or start again, and the run repeats the steps "
-            f"since its last good checkpoint: {last}",
+            # The same settings would fail again, unless the device was at fault.
+            remedy="look at these records, or lower optimizer.learning_rate or set "
+            "optimizer.max_grad_norm in another run_folder; or start again, and the run repeats "
+            f"the steps since its last good checkpoint: {last}",
         )
 
     def _sources(self, step: int, batches: Iterable[int]) -> str:
-        rows: dict[int, str] = {}
+        sources: dict[int, str] = {}
         for number in batches:
             begin = number * self._size
-            rows |= self._sampler.sources(step, begin, begin + self._size)
-        named = [f"packed row {row + 1} ({of})" for row, of in rows.items()]
+            sources |= self._sampler.sources(step, begin, begin + self._size)
+        named = [f"packed sequence {index + 1} ({source})" for index, source in sources.items()]
         return ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
 
     def _none(self) -> Tensor:
@@ -95,23 +107,23 @@ class FiniteWatch:
 
 @contextmanager
 def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) -> Iterator[None]:
-    """Say what to change when memory or disk space does not suffice.
+    """Turn errors of too little memory or disk space into errors that name the remedy.
 
     Args:
-        settings: of the run.
-        evaluates: whether an evaluation is inside, not a step of training.
+        settings: settings of the run.
+        evaluates: whether the block is an evaluation instead of optimizer steps.
 
     Raises:
-        ResourceError: there was too little inside.
+        ResourceError: memory or disk space ran out in the block.
     """
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
-            raise _cannot_write("what the run records", settings.run_folder, error) from error
+            raise _cannot_write("records of the run", settings.run_folder, error) from error
         if not is_out_of_memory(error):
             raise
-        what = "an evaluation" if evaluates else "a step of training"
+        what = "an evaluation" if evaluates else "an optimizer step"
         raise ResourceError(
             f"there is too little memory for {what}",
             got=str(error).strip().splitlines()[0] if str(error) else "an allocation that failed",
@@ -121,20 +133,20 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
 
 @contextmanager
 def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
-    """Yield whether this process writes; what stops it stops all processes.
+    """Yield whether this process writes; an error in one process stops all.
 
     Args:
-        what: is written.
-        folder: to which.
-        processes: all of them come here.
+        what: name of the object that is written, for the error.
+        folder: folder that is written to.
+        processes: the processes of the run, which must all enter this context.
 
     Raises:
-        ResourceError: it cannot be written.
+        ResourceError: writing failed.
     """
     with processes.together():
         try:
             yield processes.is_first
-        except (OSError, RuntimeError, SafetensorError) as error:  # it depends on who writes
+        except (OSError, RuntimeError, SafetensorError) as error:  # the type depends on the writer
             raise _cannot_write(what, folder, error) from error
 
 
@@ -148,7 +160,7 @@ def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had, on a GPU or in main memory."""
+    """Return whether an error reports too little memory, on a GPU or in main memory."""
     is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_typed or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
@@ -162,12 +174,12 @@ def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
         )
     return (
         "; ".join(_savings(settings)) + "; the run then goes on where it was; "
-        "or start another one with a shorter data.sequence_length"
+        "or start another run with a shorter data.sequence_length"
     )
 
 
 def _savings(settings: TrainSettings) -> Iterator[str]:
-    """Yield what would save memory and is not done yet, the cheapest first."""
+    """Yield changes of the settings that would save memory, the cheapest first."""
     batch, engine = settings.batch, settings.engine
     if batch.micro_batch_size > 1:
         yield f"lower batch.micro_batch_size ({batch.micro_batch_size})"
@@ -175,7 +187,7 @@ def _savings(settings: TrainSettings) -> Iterator[str]:
         yield f"lower objective.chunk_size ({settings.objective.chunk_size})"
     if not engine.activation_checkpointing:
         yield "set engine.activation_checkpointing=true"
-    if settings.optimizer.kind == "muon":  # it needs whole matrices
+    if settings.optimizer.kind == "muon":  # Muon needs whole matrices
         return
     if engine.zero_stage < (2 if settings.lora else 3):
         yield f"raise engine.zero_stage ({engine.zero_stage})"

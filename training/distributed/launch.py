@@ -1,4 +1,4 @@
-"""DeepSpeed's launcher: the command that starts the processes of a run, and waiting for it."""
+"""DeepSpeed's launcher: the command that starts the processes of a run, and its execution."""
 
 import os
 import signal
@@ -16,16 +16,17 @@ from training.distributed.processes import choose_device, free_port, import_deep
 
 
 @dataclass(frozen=True)
-class Processes:
-    """Which processes take part.
+class LaunchOptions:
+    """The processes of a run, and how they are started.
 
     Attributes:
-        per_node: on every machine; None for one per GPU, or a single one without GPUs.
-        hostfile: machines, one per line as `NAME slots=NUMBER`; None for this one alone.
-        nodes: how many of its machines, from the first on; None for all.
-        launcher: what starts processes on other machines, such as pdsh or slurm; None for
+        per_node: number of processes on every machine; None for one process per GPU, or a single
+            process without GPUs.
+        hostfile: file of machines, one per line as `NAME slots=NUMBER`; None for this machine.
+        nodes: number of machines that take part, the first in the hostfile; None for all.
+        launcher: program that starts processes on other machines, such as pdsh or slurm; None for
             DeepSpeed's default.
-        options: further words for DeepSpeed's launcher, as they are.
+        options: further arguments for DeepSpeed's launcher.
     """
 
     per_node: int | None = None
@@ -38,11 +39,11 @@ class Processes:
         """Return the number of processes on each machine.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: the number is below 1.
         """
         if self.per_node is not None and self.per_node < 1:
             raise ConfigError(
-                "there is no process", expected="--processes from 1", got=self.per_node
+                "no process would start", expected="--processes from 1", got=self.per_node
             )
         if self.per_node is not None:
             return self.per_node
@@ -59,7 +60,7 @@ class Processes:
             return self.local(settings) * (self.nodes or 1)
         slots = self._slots(self.hostfile)
         if self.per_node is not None:
-            slots = [min(self.per_node, one) for one in slots]
+            slots = [min(self.per_node, count) for count in slots]
         return sum(slots)
 
     def _slots(self, hostfile: Path) -> list[int]:
@@ -81,18 +82,18 @@ class Processes:
 
 
 def command(
-    settings: TrainSettings, config: Path, overrides: Sequence[str], processes: Processes
+    settings: TrainSettings, config: Path, overrides: Sequence[str], processes: LaunchOptions
 ) -> list[str]:
     """Return the command that starts a run's processes.
 
     Args:
-        settings: of the run.
-        config: the file that they are read from, by every process.
-        overrides: laid over it.
-        processes: which take part.
+        settings: settings of the run.
+        config: file of the settings, which every process reads.
+        overrides: values that replace those of the file, as `key.path=value`.
+        processes: processes to start.
 
     Raises:
-        ConfigError: there is no such number of processes.
+        ConfigError: the number of processes is below 1.
     """
     words = [sys.executable, "-m", "deepspeed.launcher.runner"]
     if processes.hostfile is not None:
@@ -106,15 +107,20 @@ def command(
     if processes.per_node is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]
     program = ["--module", "training.train", "--config", str(config)]
-    laid_over = [word for override in overrides for word in ("--set", override)]
-    return [*words, *processes.options, *program, *laid_over]
+    replaced = [word for override in overrides for word in ("--set", override)]
+    return [*words, *processes.options, *program, *replaced]
 
 
 def launch(words: Sequence[str], settings: TrainSettings) -> int:
     """Run a command from `command` and return its exit code.
 
-    An interruption reaches it, too: it is given the time to end its processes. So does a request to
-    terminate, which the launcher would not pass on to them.
+    An interruption (SIGINT) reaches the launcher as well, which gets the time to end its processes.
+    A request to terminate (SIGTERM) is passed on as an interruption, because the launcher would not
+    pass it on to its processes.
+
+    Args:
+        words: the command and its arguments.
+        settings: settings of the run, for the device that DeepSpeed uses.
     """
     device = choose_device(settings.engine.device).type
     started = subprocess.Popen(words, env=os.environ | {"DS_ACCELERATOR": device})

@@ -1,4 +1,4 @@
-"""The processes of a run: started by DeepSpeed's launcher, or this one alone."""
+"""The processes of a run, started by DeepSpeed's launcher, or this process alone."""
 
 import logging
 import os
@@ -26,9 +26,9 @@ class Processes:
     """This process among those of the run.
 
     Attributes:
-        rank: number of this process.
+        rank: number of this process, from 0.
         count: number of processes.
-        device: where this process computes.
+        device: device that this process computes on.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what the run leaves behind."""
+        """Whether this is the first process, which writes all files of the run."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -55,10 +55,10 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let what stops one process inside stop all of them: none may wait for it forever.
+        """Stop all processes if an error stops one of them, so that none waits for it forever.
 
         Raises:
-            JakiroError: another process was stopped; it says by what.
+            JakiroError: another process was stopped, by the error with this message.
         """
         try:
             yield
@@ -70,17 +70,17 @@ class Processes:
                 raise JakiroError(message)
 
     def wait(self) -> None:
-        """Go on when all processes have come here."""
+        """Wait until all processes have called this method."""
         if self.count > 1:
             dist.barrier()
 
 
 @contextmanager
 def join_processes(device: Device) -> Iterator[Processes]:
-    """Join the run's other processes, and leave nothing behind that hinders another run.
+    """Join the run's other processes; afterwards restore the state that another run needs.
 
     Args:
-        device: where to compute; "auto" prefers a GPU.
+        device: device that computes; "auto" prefers a GPU.
     """
     deepspeed = import_deepspeed()
     was_joined = dist.is_initialized()
@@ -97,19 +97,19 @@ def join_processes(device: Device) -> Iterator[Processes]:
 
 
 def import_deepspeed() -> ModuleType:
-    """Import DeepSpeed, which takes seconds, without its remarks and without compiling anything."""
+    """Import DeepSpeed, which takes seconds, without its log messages and without compiling."""
     import deepspeed
     import deepspeed.ops
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # Else the first run on a CPU compiles an extension for more than a minute. Set before DeepSpeed
-    # looks for itself what it could compile, which runs the compiler too.
+    # Otherwise the first run on a CPU compiles an extension for more than a minute. This is set
+    # before DeepSpeed checks what it could compile, because the check runs the compiler, too.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def is_first_process() -> bool:
-    """Whether this is the first process, also before it has joined the others."""
+    """Return whether this is the first process, also before it has joined the others."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -117,7 +117,7 @@ def choose_device(device: Device) -> torch.device:
     """Return this process's device; "auto" prefers a GPU.
 
     Raises:
-        ConfigError: a GPU is asked for where there is none.
+        ConfigError: "cuda" is wanted, but there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -132,7 +132,7 @@ def choose_device(device: Device) -> torch.device:
 
 
 def missing_gpu() -> str:
-    """Return what is found where there is no GPU that torch can use."""
+    """Return the reason why torch finds no GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__}, which was built without CUDA"
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -145,10 +145,10 @@ def launch_environment(device: Device) -> Iterator[None]:
     """Set what DeepSpeed reads when it is imported and joined; restore it afterwards.
 
     Args:
-        device: where to compute; "auto" prefers a GPU.
+        device: device that computes; "auto" prefers a GPU.
     """
     wanted = {"DS_ACCELERATOR": choose_device(device).type}
-    if "RANK" not in os.environ:  # else it looks for MPI
+    if "RANK" not in os.environ:  # without it, DeepSpeed looks for MPI
         wanted |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         wanted |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     before = {name: os.environ.get(name) for name in wanted}
@@ -164,14 +164,14 @@ def launch_environment(device: Device) -> Iterator[None]:
 
 
 def _share_cores() -> None:
-    """Give each process of this machine its share of the cores; threads that compete crawl."""
+    """Give each process of this machine its share of the cores: competing threads are slow."""
     num_local = int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if num_local > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // num_local))
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a port of this machine on which no process listens."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])

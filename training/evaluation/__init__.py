@@ -1,1 +1,1 @@
-"""Metrics of a run: validation losses, tau by real decoding, learning curves."""
+"""Metrics of a run: validation losses, tau measured by decoding, curves of several runs."""

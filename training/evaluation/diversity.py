@@ -1,4 +1,4 @@
-"""How differently experts predict, and how evenly and surely the router weighs them."""
+"""Diversity of the experts: the overlap of their predictions, and entropies of the router."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +15,11 @@ NUM_BINS = 20
 
 
 class Histogram:
-    """Counts the shares of several series; nothing waits for the device until they are read.
+    """Histograms of several series of values from 0 to 1, without synchronising with the device.
 
     Args:
-        num_series: series that are counted side by side.
-        device: where the shares are.
+        num_series: number of series, each with a histogram of its own.
+        device: device of the values.
     """
 
     def __init__(self, num_series: int, device: torch.device) -> None:
@@ -27,25 +27,25 @@ class Histogram:
             num_series, NUM_BINS, dtype=torch.float64, device=device
         )
 
-    def add(self, shares: Float[Tensor, "n series"]) -> None:
-        """Count one share of each series for every row; 1 belongs to the last bin."""
-        bins: Int[Tensor, "series n"] = (shares.T * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    def add(self, values: Float[Tensor, "n series"]) -> None:
+        """Count n values of each series; the value 1 belongs to the last bin."""
+        bins: Int[Tensor, "series n"] = (values.T * NUM_BINS).long().clamp(0, NUM_BINS - 1)
         self.counts.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))
 
 
-TOP = 4  # likeliest tokens of an expert that are compared
-_CHUNK = 2048  # laws of experts that exist at once
+TOP = 4  # number of likeliest tokens of an expert that are compared
+_CHUNK = 2048  # distributions of experts that are in memory at once
 
 Logits = Callable[[Tensor], Tensor]
 
 
 class Diversity:
-    """Adds up what experts have in common at the positions that are drafted; no gradients.
+    """Sums of overlaps and entropies at the drafted positions, without gradients.
 
     Args:
-        processes: whose sums are joined when read.
-        num_experts: of the drafter.
-        have_laws: whether every expert has a law of its own, as with combine "mixture".
+        processes: processes over which the sums are added when they are read.
+        num_experts: number of experts of the drafter.
+        have_logits: whether every expert has a distribution of its own, as with combine "mixture".
     """
 
     def __init__(self, processes: Processes, num_experts: int, have_logits: bool) -> None:
@@ -57,20 +57,20 @@ class Diversity:
 
     @torch.no_grad()
     def add(
-        self, output: ExpertsOutput, chosen: Bool[Tensor, "batch rows"], logits: Logits
+        self, output: ExpertsOutput, selected: Bool[Tensor, "batch sequence"], logits: Logits
     ) -> None:
-        """Add the chosen positions of one output of the drafter.
+        """Add the selected positions of one output of the drafter.
 
         Args:
-            output: at every position.
-            chosen: which of them count, such as `drafted`.
-            logits: of features.
+            output: output of the experts at every position.
+            selected: mask of the positions to be added, such as from `drafted`.
+            logits: function from features to logits.
         """
-        gate = output.gate[chosen].double()
+        gate = output.gate[selected].double()
         self._gates.add(gate)
         overlap = gate.new_zeros(())
         if self._have_pairs:
-            features = output.features[:, :, 0][chosen]
+            features = output.features[:, :, 0][selected]
             for part in features.split(max(1, _CHUNK // self._num_experts)):
                 found = logits(part)
                 overlap = overlap + top_overlap(found).double().sum()
@@ -79,19 +79,21 @@ class Diversity:
         self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
 
     def read(self) -> dict[str, Any]:
-        """Return means over positions; all processes must call it.
+        """Return means over positions; all processes must call this method.
 
-        `top_overlap` is the share of the 4 likeliest tokens that two experts have in common, the
-        mean over pairs of experts; None where they have no laws of their own. `router_entropy` is
-        the mean of the gates' entropies and `load_entropy` the entropy of the mean gate, in nats:
-        the first says how unsure the router is at a position, the second how evenly it loads the
-        experts. `gate_histogram` counts the gate of each expert, `top_histogram` how likely it
-        thinks its likeliest token, in equal bins from 0 to 1.
+        `top_overlap` is the fraction of the 4 likeliest tokens that two experts have in common, the
+        mean over pairs of experts; None if experts have no distributions of their own.
+        `router_entropy` is the mean entropy of the gates, in nats, and measures how uncertain the
+        router is at a position. `load_entropy` is the entropy of the mean gate, in nats, and
+        measures how evenly the router loads the experts. `gate_histogram` counts the gate of each
+        expert, `top_histogram` the probability of its likeliest token, in equal bins from 0 to 1.
         """
         count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
-        gates, tops = (self._processes.sum(one.counts.clone()) for one in (self._gates, self._tops))
+        gates, tops = (
+            self._processes.sum(histogram.counts.clone()) for histogram in (self._gates, self._tops)
+        )
         positions = max(count, 1.0)
-        mean_gate = [one / positions for one in load]
+        mean_gate = [total / positions for total in load]
         return {
             "top_overlap": overlap / positions if self._have_pairs else None,
             "router_entropy": entropies / positions,
@@ -103,15 +105,15 @@ class Diversity:
         }
 
 
-def drafted(batch: Batch) -> Iterator[Bool[Tensor, "batch rows"]]:
-    """Yield for each draw of anchors the positions that carry a loss: those that are drafted."""
+def drafted(batch: Batch) -> Iterator[Bool[Tensor, "batch sequence"]]:
+    """Yield the mask of the drafted positions, which carry a loss, for each sample of anchors."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-    for draw in range(batch.anchors.shape[1]):
-        yield batch.targets_exist(1) & (index > batch.anchors[:, draw])
+    for sample in range(batch.anchors.shape[1]):
+        yield batch.targets_exist(1) & (index > batch.anchors[:, sample])
 
 
 def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
-    """Return the share of their likeliest tokens that experts have in common, mean over pairs."""
+    """Return the fraction of likeliest tokens that two experts share, the mean over pairs."""
     best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
     count, size = best.shape[1:]
     first, second = torch.triu_indices(count, count, offset=1, device=best.device)

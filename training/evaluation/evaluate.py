@@ -1,4 +1,4 @@
-"""Measuring a drafter on what training has not seen: losses, experts, the real decode loop."""
+"""Evaluation of a drafter on validation data: losses, diversity of experts, and decoding."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,12 +22,12 @@ _logger = get_logger(__name__)
 
 
 class Evaluation:
-    """Measures drafters on held-out rows and prompts, which are shared out over the processes.
+    """Evaluation of drafters on validation sequences and prompts, divided among the processes.
 
     Args:
-        inputs: of the run.
-        reader: of the target.
-        processes: this one among the others.
+        inputs: inputs of the run.
+        reader: reader of the target's states.
+        processes: the processes of the run.
     """
 
     def __init__(self, inputs: Prepared, reader: TargetReader, processes: Processes) -> None:
@@ -36,65 +36,64 @@ class Evaluation:
         self._reader = reader
         self._processes = processes
 
-    def warn_if_blind(self) -> None:
-        """Say if there is nothing to measure on."""
+    def warn_if_nothing_to_measure(self) -> None:
+        """Log a warning if there are neither validation sequences nor prompts."""
         inputs = self._inputs
-        if self._processes.is_first and not inputs.prompts and not len(inputs.held_out):
+        if self._processes.is_first and not inputs.prompts and not len(inputs.validation):
             _logger.warning(
                 "evaluation.every has nothing to measure on: set data.validation_size, or name "
                 "evaluation.prompts"
             )
 
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
-        """Return what is known of a drafter.
+        """Return the metrics of a drafter; all processes must call this method.
 
-        `held_out` are mean losses at the distances that decoding has, `experts` says how different
-        these are, and `decoding` has tau and acceptance, by depth and by the expert that
-        favoured a candidate, per temperature.
-
-        What there is nothing held out for is left out. All processes must call it.
+        `held_out` has mean losses on the validation sequences, at the anchor distances of decoding.
+        `experts` has the diversity of the experts. `decoding` has, for each temperature, tau and
+        acceptance rates by depth and by the expert that proposed a candidate. Without validation
+        sequences or prompts the metrics on them are missing.
         """
         results: dict[str, Any] = {}
-        if len(self._inputs.held_out) and self._settings.evaluation.num_sequences:
-            results |= self._measure_rows(drafter)
+        if len(self._inputs.validation) and self._settings.evaluation.num_sequences:
+            results |= self._measure_losses(drafter)
         if self._inputs.prompts:
             results["decoding"] = self._measure_decoding(drafter)
         return results
 
     @torch.no_grad()
-    def _measure_rows(self, drafter: JakiroDrafter) -> dict[str, Any]:
+    def _measure_losses(self, drafter: JakiroDrafter) -> dict[str, Any]:
         module = TrainingModule(drafter, self._settings.objective)
         meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
         experts = self._settings.drafter.experts
         diversity = Diversity(self._processes, experts.num_experts, experts.combine == "mixture")
-        for batch in self._held_out_batches():
+        for batch in self._validation_batches():
             view = self._reader.view(batch)
             terms = module(view, batch, self._reader)
             meter.add(terms, int((batch.documents >= 0).sum()))
             outputs = draft_all_positions(drafter, view, batch, self._reader.tail)
-            for output, chosen in zip(outputs, drafted(batch), strict=True):
-                diversity.add(output, chosen, self._reader.heads.draft)
+            for output, selected in zip(outputs, drafted(batch), strict=True):
+                diversity.add(output, selected, self._reader.heads.draft)
         return {"held_out": meter.read(), "experts": diversity.read()}
 
-    def _held_out_batches(self) -> Iterator[Batch]:
-        """Yield this process's share of the held-out rows."""
-        sampler, num_rows = self._held_out_rows()
+    def _validation_batches(self) -> Iterator[Batch]:
+        """Yield this process's part of the validation sequences."""
+        sampler, count = self._validation_sampler()
         size = self._settings.batch.micro_batch_size
-        for begin in range(size * self._processes.rank, num_rows, size * self._processes.count):
-            batch = sampler.batch(0, begin, min(begin + size, num_rows))
+        for begin in range(size * self._processes.rank, count, size * self._processes.count):
+            batch = sampler.batch(0, begin, min(begin + size, count))
             yield batch.to(self._processes.device)
 
-    def _held_out_rows(self) -> tuple[Sampler, int]:
-        """Return the held-out rows, always with the same anchors, and how many to look at."""
-        rows = self._inputs.held_out
+    def _validation_sampler(self) -> tuple[Sampler, int]:
+        """Return the sampler, always with the same anchors, and the number of sequences to read."""
+        sequences = self._inputs.validation
         sampler = Sampler(
-            rows,
-            rows_per_step=len(rows),
+            sequences,
+            sequences_per_step=len(sequences),
             rule=decoding_rule(self._settings.drafter),
             seed=self._settings.seed,
-            first_number=len(self._inputs.rows),
+            first_number=len(self._inputs.sequences),
         )
-        return sampler, min(self._settings.evaluation.num_sequences, len(rows))
+        return sampler, min(self._settings.evaluation.num_sequences, len(sequences))
 
     def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
         decoder = SpeculativeDecoder(self._inputs.target.model, drafter, self._inputs.tokenizer)
@@ -104,7 +103,7 @@ class Evaluation:
         ]
 
     def _decode(self, decoder: SpeculativeDecoder, temperature: float) -> dict[str, Any]:
-        """Continue the prompts, each with a seed of its own."""
+        """Return the metrics of decoding the prompts, each with a seed of its own."""
         limit = self._settings.evaluation.max_new_tokens
         prompts = list(enumerate(self._inputs.prompts))
         mine = DecodeStats.pooled(
@@ -125,6 +124,6 @@ class Evaluation:
 
 
 def mean_tau(results: Mapping[str, Any]) -> float | None:
-    """Return the mean tau over temperatures that `Evaluation.measure` found, if it decoded."""
-    taus = [float(at["tau"]) for at in results.get("decoding", ())]
+    """Return the mean tau over temperatures in results of `Evaluation.measure`; None without."""
+    taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
     return sum(taus) / len(taus) if taus else None

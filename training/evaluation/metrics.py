@@ -1,4 +1,4 @@
-"""What a run tells while it goes: JSON lines, the same for TensorBoard, and a progress bar."""
+"""Metrics that a run writes: JSON lines, the same for TensorBoard, and a progress bar."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +22,20 @@ METRICS = "metrics.jsonl"
 _HISTOGRAM = "_histogram"  # end of the name of counts in equal bins
 
 
-class Journal:
-    """Records of one run, in order; a resumed run takes back what it will do again.
+class MetricsLog:
+    """The metrics of one run, in order of steps; a resumed run drops those of repeated steps.
 
     Args:
-        folder: of the run.
-        first_step: steps that were done before.
+        folder: run folder.
+        first_step: number of optimizer steps done before the run was resumed; 0 for a new run.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # Takes a second to import; who only evaluates or exports should not wait for it.
+        # The import takes a second, which evaluation and export do not need.
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / METRICS
-        # Without a checkpoint a run begins anew, with the evaluation before its first step.
+        # Without a checkpoint a run starts again, with the evaluation before its first step.
         lines = read_metrics(folder) if first_step else []
         kept = [line for line in lines if line["step"] <= first_step]
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -44,7 +44,12 @@ class Journal:
         )
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
-        """Record what is known after `step` steps."""
+        """Write the metrics after some number of optimizer steps.
+
+        Args:
+            step: number of optimizer steps done.
+            record: metrics, which may be nested.
+        """
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
         for name, value in _scalars(record):
@@ -53,12 +58,12 @@ class Journal:
             self._board.add_histogram_raw(name, **_raw(counts), global_step=step)
 
     def close(self) -> None:
-        """Bring everything to the disk."""
+        """Flush everything to the disk."""
         self._board.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a run; a last line that an interruption cut off is left out."""
+    """Return the metrics of a run without a last line that an interruption cut off."""
     path = folder / METRICS
     if not path.exists():
         return []
@@ -67,14 +72,19 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return the evaluations of a run with the steps that they came after."""
+    """Return the evaluations of a run, each with the number of steps before it."""
     lines = read_metrics(folder)
     return [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
 
 
 @contextmanager
 def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
-    """Yield the caller's progress display, or one of our own on standard error."""
+    """Yield the caller's progress display, or a new display on standard error.
+
+    Args:
+        given: the caller's display; None for a new display.
+        is_shown: whether a new display is visible.
+    """
     if given is not None:
         yield given
         return
@@ -97,19 +107,19 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _histograms(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[int]]]:
-    """Yield lists of counts, one of each series, under names such as `experts/gate/1`."""
+    """Yield the list of counts of each series under a name such as `experts/gate/1`."""
     for key, value in record.items():
         if isinstance(value, Mapping):
             yield from _histograms(value, f"{prefix}{key}/")
         elif key.endswith(_HISTOGRAM) and value is not None:
             name = f"{prefix}{key.removesuffix(_HISTOGRAM)}"
-            yield from ((f"{name}/{place}", one) for place, one in enumerate(value, start=1))
+            yield from ((f"{name}/{n}", counts) for n, counts in enumerate(value, start=1))
 
 
 def _raw(counts: Sequence[int]) -> dict[str, Any]:
-    """Return what TensorBoard stores of counts in equal bins from 0 to 1."""
+    """Return the fields of a TensorBoard histogram of counts in equal bins from 0 to 1."""
     width = 1 / len(counts)
-    middles = [(place + 0.5) * width for place in range(len(counts))]
+    middles = [(index + 0.5) * width for index in range(len(counts))]
     pairs = list(zip(middles, counts, strict=True))
     return {
         "min": 0.0,
@@ -126,7 +136,7 @@ def _innermost(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
     for key, value in record.items():
         name = f"{prefix}{key}"
         if isinstance(value, list):
-            value = {str(place): item for place, item in enumerate(value, start=1)}
+            value = {str(number): item for number, item in enumerate(value, start=1)}
         if isinstance(value, Mapping):
             yield from _innermost(value, f"{name}/")
         else:

@@ -1,4 +1,4 @@
-"""What a run gives away: its best drafter so far, and the finished one, each with its record."""
+"""Export of a run's best drafter so far, and of the finished drafter, with their records."""
 
 import shutil
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from training.loop.run_folder import RunFolder
 from training.setup.preparation import Prepared
 
 
-class Publication:
-    """Writes drafters that say how they came about; all processes act together, one writes.
+class Exporter:
+    """Writes drafters with a record of their training; all processes act together, one writes.
 
     Args:
-        inputs: of the run.
-        folder: of the run.
-        processes: this one among the others.
+        inputs: inputs of the run.
+        folder: folder of the run.
+        processes: this process among those of the run.
     """
 
     def __init__(self, inputs: Prepared, folder: RunFolder, processes: Processes) -> None:
@@ -38,15 +38,15 @@ class Publication:
     def keep_if_best(
         self, drafter: JakiroDrafter, evaluation: Mapping[str, Any], state: RunState
     ) -> None:
-        """Let `best` be this drafter if it has a higher tau than any before, and that is wanted.
+        """Export the drafter to `best` if it has the highest tau so far, unless this is disabled.
 
         Args:
-            drafter: as it decodes.
-            evaluation: of it.
-            state: of the run now; `best_tau` becomes that of the evaluation if it is the highest.
+            drafter: drafter with merged adapters.
+            evaluation: results of the drafter's evaluation.
+            state: progress of the run; `best_tau` is updated if the evaluation's tau is higher.
 
         Raises:
-            ResourceError: it cannot be written.
+            ResourceError: the drafter cannot be written.
         """
         tau, is_wanted = mean_tau(evaluation), self._settings.checkpoint.keep_best
         if tau is None or not is_wanted or (state.best_tau or 0.0) >= tau:
@@ -67,13 +67,13 @@ class Publication:
         """Write the finished drafter, and its adapters by themselves if it has any.
 
         Args:
-            drafter: as it decodes.
-            as_trained: the same, with its adapters beside its weights.
-            evaluation: of it.
-            state: of the run at its end.
+            drafter: drafter with merged adapters.
+            as_trained: the same drafter with its adapters, if there are any, beside its weights.
+            evaluation: results of the drafter's evaluation.
+            state: progress of the run at its end.
 
         Raises:
-            ResourceError: it cannot be written.
+            ResourceError: the drafter cannot be written.
         """
         drafter.config.record = self._record(evaluation, state)
         with writing("a drafter", self._folder.path, self._processes) as is_writing:
@@ -83,7 +83,7 @@ class Publication:
                 self._folder.publish(drafter, self._inputs.tokenizer)
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
-        """Return what a drafter's config says of how it came about."""
+        """Return the record of a drafter's training, which its config holds."""
         return {
             "provenance": provenance(),
             "settings": self._settings.model_dump(mode="json"),
@@ -92,8 +92,8 @@ class Publication:
         }
 
 
-_TOKENS = 4  # decoded
-_PROMPT = 16  # tokens read
+_MAX_NEW_TOKENS = 4  # tokens that the self-test decodes
+_PROMPT_LENGTH = 16  # tokens of its prompt
 
 
 def check_untrained(
@@ -103,24 +103,24 @@ def check_untrained(
     processes: Processes,
     decodes: bool = True,
 ) -> None:
-    """Raise unless a drafter survives saving and decodes with the target, on every process.
+    """Raise unless a drafter can be saved, loaded, and decodes with the target, on every process.
 
-    All processes must call it, and all raise what goes wrong on any.
+    All processes must call this function, and all raise an error of any of them.
 
     Args:
-        drafter: as it is before the first step, whole on every process.
-        inputs: of the run; the target is where it will be.
-        folder: of the run.
-        processes: this one among the others.
-        decodes: whether the target can be run; else nothing is decoded.
+        drafter: the drafter before the first step, whole on every process.
+        inputs: inputs of the run, whose target is on its device.
+        folder: folder of the run.
+        processes: this process among those of the run.
+        decodes: whether the target can be run; otherwise nothing is decoded.
 
     Raises:
-        CheckpointError: what is loaded is not what was saved, or it does not decode.
+        CheckpointError: the loaded weights differ from the saved ones, or decoding fails.
     """
     used, problem = _saved_and_loaded(drafter, folder) if processes.is_first else (drafter, None)
     if decodes and problem is None:
         problem = _problem_of_decoding(used, inputs)
-    problems = [one for one in processes.gather(problem) if one is not None]
+    problems = [found for found in processes.gather(problem) if found is not None]
     if problems:
         raise CheckpointError(
             "the self-test before the first step failed",
@@ -131,16 +131,16 @@ def check_untrained(
 
 
 def _saved_and_loaded(drafter: JakiroDrafter, folder: Path) -> tuple[JakiroDrafter, str | None]:
-    """Return the drafter as it is loaded after it was saved, and what goes wrong, or None."""
-    place = folder / ".self-test"
+    """Return the drafter after saving and loading, and a description of an error, or None."""
+    temporary = folder / ".self-test"
     try:
-        drafter.save_pretrained(place)
-        loaded: Any = JakiroDrafter.from_pretrained(place, dtype=drafter.dtype)
+        drafter.save_pretrained(temporary)
+        loaded: Any = JakiroDrafter.from_pretrained(temporary, dtype=drafter.dtype)
         loaded.to(drafter.device)
     except (JakiroError, OSError, RuntimeError, ValueError) as error:
         return drafter, f"{type(error).__name__}: {error}"
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     before, after = drafter.state_dict(), loaded.state_dict()
     for name, part in before.items():
         if not torch.equal(part, after[name]):
@@ -149,10 +149,11 @@ def _saved_and_loaded(drafter: JakiroDrafter, folder: Path) -> tuple[JakiroDraft
 
 
 def _problem_of_decoding(drafter: JakiroDrafter, inputs: Prepared) -> str | None:
-    """Return what goes wrong when a few tokens are decoded, or None."""
+    """Return a description of an error when a few tokens are decoded, or None."""
     longest = inputs.target.spec.max_position
-    prompt = inputs.rows.row(0).token_ids[: max(1, min(_PROMPT, longest - _TOKENS))].tolist()
-    count = min(_TOKENS, longest - len(prompt))
+    length = max(1, min(_PROMPT_LENGTH, longest - _MAX_NEW_TOKENS))
+    prompt = inputs.sequences.sequence(0).token_ids[:length].tolist()
+    count = min(_MAX_NEW_TOKENS, longest - len(prompt))
     try:
         with torch.random.fork_rng(devices=[]):
             answers = [
@@ -163,8 +164,8 @@ def _problem_of_decoding(drafter: JakiroDrafter, inputs: Prepared) -> str | None
             ]
     except (JakiroError, RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    drafted, plain = (answer.sequences.tolist() for answer in answers)
-    # In half precision two tokens may be tied up to rounding.
-    if inputs.target.dtype == torch.float32 and drafted != plain:
-        return f"tokens {drafted} instead of the target's own {plain}"
+    drafted, expected = (answer.sequences.tolist() for answer in answers)
+    # In half precision, rounding decides between two tokens with nearly the same logits.
+    if inputs.target.dtype == torch.float32 and drafted != expected:
+        return f"tokens {drafted} instead of the target's own {expected}"
     return None

@@ -1,4 +1,4 @@
-"""The README.md of a drafter: what it is for, what was measured, and what was not."""
+"""The model card (README.md) of a drafter: its purpose, use, measurements, and training."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,9 +14,9 @@ _SETTINGS = ("drafter", "lora", "objective", "optimizer", "batch", "engine", "st
 
 
 def model_card(config: JakiroConfig) -> str:
-    """Return the model card of a drafter that training has finished, from its record.
+    """Return the model card of a trained drafter, written from the record in its config.
 
-    Local files and folders are called by their last name only: the card is for others to read.
+    Only the last part of a local path is shown, because the card is read by other people.
     """
     record = config.record or {}
     settings = record["settings"]
@@ -43,8 +43,9 @@ def model_card(config: JakiroConfig) -> str:
 
 def _purpose(target: str) -> str:
     return (
-        f"It guesses next tokens for {_called(target)}, which checks them: the text, or its law "
-        "where tokens are drawn, is that of the target alone. It is of no use without this target."
+        f"It guesses next tokens for {_called(target)}, which checks them: the text, or its "
+        "distribution when tokens are sampled, is that of the target alone. The drafter is of no "
+        "use without this target."
     )
 
 
@@ -69,8 +70,8 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
     if held_out:
         share = held_out["levels"][0]["agreement"]
         yield (
-            f"On {held_out['positions']} positions of held-out text the drafter's likeliest next "
-            f"token is the target's in {share:.1%}."
+            f"At {share:.1%} of {held_out['positions']} positions of held-out text, drafter and "
+            "target agree on the most likely next token."
         )
     yield (
         "Not measured here: speed on any machine (`jakiro bench` does that), other prompts, "
@@ -78,22 +79,23 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
     )
 
 
-def _decoded(one: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+def _decoded(result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     prompts = evaluation["prompts"]
-    source = "starts of held-out rows of data" if prompts is None else f"from {_called(prompts)}"
+    source = "starts of held-out records" if prompts is None else f"from {_called(prompts)}"
     return (
-        f"{one['prompts']} prompts, {source}, were continued by up to "
-        f"{evaluation['max_new_tokens']} tokens with the drafter's own trees. Tau is the number of "
-        "tokens per forward of the target; without a drafter it is 1."
+        f"{result['prompts']} prompts, {source}, were continued by up to "
+        f"{evaluation['max_new_tokens']} tokens with the drafter's own trees. Tau is the mean "
+        "acceptance length: the number of tokens per forward of the target. Without a drafter it "
+        "is 1."
     )
 
 
 def _table(decoding: Iterable[Mapping[str, Any]]) -> str:
     rows = [
-        f"| {one['temperature']:g} | {one['tau']:.2f} "
-        f"| {', '.join(f'{share:.2f}' for share in one['acceptance_by_depth'])} "
-        f"| {one['tokens']} |"
-        for one in decoding
+        f"| {result['temperature']:g} | {result['tau']:.2f} "
+        f"| {', '.join(f'{share:.2f}' for share in result['acceptance_by_depth'])} "
+        f"| {result['tokens']} |"
+        for result in decoding
     ]
     head = ("| temperature | tau | acceptance at depth 1, 2, ... | tokens |", "|---|---|---|---|")
     return "\n".join((*head, *rows))
@@ -102,13 +104,14 @@ def _table(decoding: Iterable[Mapping[str, Any]]) -> str:
 def _training(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterable[str]:
     data = ", ".join(map(_called, settings["data"]["paths"]))
     yield (
-        f"{state['step']} steps over {state['tokens']:,} tokens of {data}, documents that came "
-        f"again counted again; {settings['data']['validation_size']} rows of data were held out."
+        f"{state['step']} optimizer steps over {state['tokens']:,} tokens of {data}; documents of "
+        "several epochs are counted in each epoch. "
+        f"{settings['data']['validation_size']} records were held out."
     )
     start = settings["initialize"]["drafter"]
     if start is not None:
-        added = "" if settings["lora"] is None else "; only adapters were trained, and are merged"
-        yield f"It began with the weights of the drafter {_called(start)}{added}."
+        added = "" if settings["lora"] is None else "; only adapters were trained, then merged"
+        yield f"It started with the weights of the drafter {_called(start)}{added}."
     shown = {name: settings[name] for name in _SETTINGS if settings[name] is not None}
     yield f"```yaml\n{yaml.safe_dump(shown, sort_keys=False).strip()}\n```"
 

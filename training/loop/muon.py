@@ -1,8 +1,8 @@
-"""Muon: momentum whose matrices are made orthogonal before they are applied.
+"""Muon: an optimizer that makes the momentum of matrices orthogonal before it is applied.
 
-`torch.optim.Muon` does the same in bfloat16, one matrix at a time. Restricted to AVX2, which has no
-bfloat16 instructions, it took 26 times as long as this one, which keeps to float32 and batches
-(12 layers of width 128; 3 times as long with AVX-512 but without its bfloat16 part).
+`torch.optim.Muon` does the same in bfloat16, one matrix at a time; this implementation computes in
+float32 and in batches. On AVX2, which has no bfloat16 instructions, torch's took 26 times as long
+(12 layers of width 128), and 3 times as long on AVX-512 without its bfloat16 instructions.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping
@@ -21,10 +21,10 @@ _SMALLEST_NORM = 1e-7
 def orthogonalize(
     matrices: Float[Tensor, "matrices rows columns"], *, num_steps: int = 5
 ) -> Float[Tensor, "matrices rows columns"]:
-    """Bring all singular values of each matrix near 1 (0.7 to 1.2) and keep the singular vectors.
+    """Return matrices with the same singular vectors, and singular values near 1 (0.7 to 1.2).
 
     Args:
-        matrices: a batch; the scale of each does not matter.
+        matrices: a batch of matrices, each of any scale.
         num_steps: iterations of the Newton-Schulz quintic, each of three matrix products.
     """
     linear, cubic, quintic = _COEFFICIENTS
@@ -41,12 +41,12 @@ def orthogonalize(
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised, for the hidden matrices of a model.
 
-    Embeddings, output heads, and vectors belong to another optimizer.
+    Embeddings, output heads, and vectors need another optimizer.
 
     Args:
-        parameters: matrices; those of one shape are updated in one batch.
-        lr: spectral size of an update of a square matrix; that of a tall one is larger by the
-            square root of rows over columns.
+        parameters: matrices, which are updated in one batch per shape.
+        lr: spectral norm of an update of a square matrix; updates of a tall matrix are larger by
+            the square root of rows over columns.
         momentum: share of the old direction that each step keeps.
         num_steps: iterations of `orthogonalize`.
     """
@@ -67,7 +67,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every matrix from its gradient; a matrix without one is an error."""
+        """Update every matrix from its gradient; a matrix without a gradient is an error."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -87,12 +87,14 @@ def take_muon_step(
     momentum: float = 0.95,
     num_steps: int = 5,
 ) -> None:
-    """Update matrices, or stacks of them, from their gradients; each needs one.
+    """Update matrices, or stacks of matrices, from their gradients, which must exist.
 
     Args:
-        parameters: of shape [..., rows, columns]; those of one shape are updated in one batch.
-        state: of an optimizer, which keeps each parameter's momentum.
-        lr: see `Muon`, likewise the others.
+        parameters: tensors of shape [..., rows, columns], updated in one batch per shape.
+        state: state of an optimizer, which keeps each parameter's momentum.
+        lr: learning rate as for `Muon`.
+        momentum: share of the old direction that each step keeps.
+        num_steps: iterations of `orthogonalize`.
     """
     for alike in _by_shape(parameters):
         gradients = [_gradient(parameter) for parameter in alike]

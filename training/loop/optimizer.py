@@ -1,4 +1,4 @@
-"""The drafter's optimizer, AdamW or Muon beside it, and the learning rate over the steps."""
+"""The drafter's optimizer, AdamW with or without Muon, and its learning rate over the steps."""
 
 import math
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch.optim import AdamW
 from training.config import OptimizerSettings
 from training.loop.muon import take_muon_step
 
-ADAMW_SHARE = 0.15  # AdamW's learning rate for what Muon leaves to it, as a share of Muon's
+ADAMW_SHARE = 0.15  # AdamW's learning rate beside Muon, as a share of Muon's
 
 
 class MuonBesideAdamW(AdamW):
-    """Muon for the groups marked `muon`, AdamW for the others, as one optimizer."""
+    """One optimizer that applies Muon to the groups marked `muon`, and AdamW to the others."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -32,7 +32,7 @@ class MuonBesideAdamW(AdamW):
             self.param_groups = groups
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over a state; AdamW would look for its own step count in that of Muon."""
+        """Load a state without Muon's groups, in which AdamW would look for its step count."""
         groups = state["param_groups"]
         super().__setstate__(
             state | {"param_groups": [group for group in groups if not group.get("muon")]}
@@ -41,7 +41,12 @@ class MuonBesideAdamW(AdamW):
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return the optimizer of all trainable parameters; with AdamW only matrices decay."""
+    """Return the optimizer of all trainable parameters; with AdamW only matrices decay.
+
+    Args:
+        module: the module to train.
+        settings: kind of optimizer and its rates.
+    """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if settings.kind == "muon":
         return _build_muon(module, settings)
@@ -58,11 +63,11 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Let Muon have the matrices between hidden layers; a router's few rows are no such matrix."""
+    """Return Muon for the matrices between hidden layers, and AdamW for all else and routers."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     hidden = [p for name, p in named if p.ndim > 1 and "router" not in name]
-    chosen = set(map(id, hidden))
-    others = [p for _, p in named if id(p) not in chosen]
+    is_hidden = set(map(id, hidden))
+    others = [p for _, p in named if id(p) not in is_hidden]
     groups = [
         {"params": hidden, "muon": True, "share": 1.0},
         {"params": others, "weight_decay": 0.0, "share": ADAMW_SHARE},
@@ -71,14 +76,14 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
-    """Return the rate of a step, counted from zero: a rise to the peak, then a fall to the floor.
+    """Return the learning rate of an optimizer step, which rises to its peak and then decays.
 
-    It is a function of the step alone, so a resumed run needs no state of it.
+    It is a function of the step alone, so that a resumed run needs no state of it.
 
     Args:
-        settings: peak, shape, and floor.
-        step: counted from zero.
-        steps: of the whole run.
+        settings: peak, warm-up, and decay.
+        step: number of the step, from 0.
+        steps: number of steps of the whole run.
     """
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
@@ -89,6 +94,11 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Set the rate of all parameters, also through DeepSpeed's wrappers of an optimizer."""
+    """Set the learning rate of all parameters, also through DeepSpeed's wrappers of an optimizer.
+
+    Args:
+        optimizer: the optimizer or its wrapper.
+        rate: learning rate, of which AdamW beside Muon gets a share.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("share", 1.0)

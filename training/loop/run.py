@@ -1,4 +1,4 @@
-"""One run: resume, steps, records, evaluations, checkpoints, and the finished drafter."""
+"""One run: resumption, optimizer steps, metrics, evaluations, checkpoints, finished drafter."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,26 +18,26 @@ from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
 from training.evaluation.evaluate import Evaluation
-from training.evaluation.metrics import Journal, progress_bar
+from training.evaluation.metrics import MetricsLog, progress_bar
 from training.input_settings import TORCH_DTYPES
-from training.loop.export import Publication, check_untrained
+from training.loop.export import Exporter, check_untrained
 from training.loop.run_folder import RunFolder
 from training.loop.trainer import Trainer
-from training.module import TargetReader, place_target
+from training.module import TargetReader, move_target
 from training.setup.adapters import add_adapters
 from training.setup.initialization import initialize, is_fitted
 from training.setup.preparation import Prepared
-from training.target_states.store import FeatureStore, open_features
+from training.target_states.store import TargetStateStore, open_target_states
 
 _logger = get_logger(__name__)
 
 
 class Run:
-    """Takes a prepared run to its end; all processes act together, the first one writes.
+    """Completes a prepared run; all processes act together, and the first process writes.
 
     Args:
-        inputs: what was prepared.
-        processes: this one among the others.
+        inputs: inputs of the run.
+        processes: this process among those of the run.
     """
 
     def __init__(self, inputs: Prepared, processes: Processes) -> None:
@@ -45,29 +45,29 @@ class Run:
         self._settings = inputs.settings
         self._processes = processes
         self._folder = RunFolder(inputs.settings.run_folder)
-        self._publication = Publication(inputs, self._folder, processes)
+        self._exporter = Exporter(inputs, self._folder, processes)
         self._state = RunState()
         self._checkpoints = Checkpoints(
             self._folder.checkpoints, inputs.settings.checkpoint.keep, processes
         )
         self._seconds_unrecorded = 0.0
-        self._journal: Journal | None = None
-        self._features: FeatureStore | None = None
+        self._metrics: MetricsLog | None = None
+        self._target_states: TargetStateStore | None = None
 
     def complete(self, progress: Progress | None = None) -> Path:
-        """Do what remains of the run and return the finished drafter's folder.
+        """Complete the run and return the finished drafter's folder.
 
         Raises:
             ConfigError: the run folder cannot be used, the batch cannot be shared out, or the
                 device lacks the precision.
-            CheckpointError: a checkpoint or the target's features cannot be loaded.
+            CheckpointError: a checkpoint or the target's states cannot be loaded.
             NumericalError: a loss is not finite.
-            ResourceError: memory or disk space does not suffice.
+            ResourceError: there is too little memory or disk space.
         """
         self._settings.batch.accumulation(self._processes.count)
         check_precision(self._settings)
         if not self._folder.is_finished:
-            self._features = open_features(self._inputs)
+            self._target_states = open_target_states(self._inputs)
         is_first = self._processes.is_first
         with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
             self._processes.wait()
@@ -83,24 +83,24 @@ class Run:
     def _train(self, progress: Progress) -> None:
         sampler = self._build_sampler()
         drafter = self._build_drafter(sampler)
-        place_target(self._inputs.target, self._processes.device, needs_layers=self._runs_target)
+        move_target(self._inputs.target, self._processes.device, needs_layers=self._runs_target)
         reader = self._build_reader(drafter)
         trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
             self._take_steps(trainer, evaluation, progress)
             drafter, found = self._evaluate(trainer, evaluation)
-            self._publication.finish(drafter, trainer.copy_as_trained(), found, self._state)
+            self._exporter.finish(drafter, trainer.copy_as_trained(), found, self._state)
         finally:
-            if self._journal is not None:
-                self._journal.close()
+            if self._metrics is not None:
+                self._metrics.close()
             trainer.engine.destroy()
 
     @property
     def _runs_target(self) -> bool:
-        """Whether the target's layers are needed, beyond what is kept of them on disk."""
+        """Whether the target's layers are run, for its states, to decode, or as tail layers."""
         num_tail = self._settings.drafter.tail_layers
-        return self._features is None or bool(self._inputs.prompts) or num_tail > 0
+        return self._target_states is None or bool(self._inputs.prompts) or num_tail > 0
 
     def _build_drafter(self, sampler: Sampler) -> JakiroDrafter:
         inputs, settings = self._inputs, self._settings
@@ -109,7 +109,7 @@ class Run:
             drafter = inputs.build_drafter()
         batches = None
         if self._checkpoints.latest() is None and is_fitted(settings, inputs.target):
-            place_target(inputs.target, self._processes.device, needs_layers=True)
+            move_target(inputs.target, self._processes.device, needs_layers=True)
             batches = sampler.first_batches(settings.initialize.fit_tokens)
         initialize(drafter, settings, inputs.target, inputs.start, batches)
         if self._settings.lora is not None:
@@ -122,13 +122,13 @@ class Run:
             drafter,
             self._settings.data.sequence_length,
             TORCH_DTYPES[self._settings.engine.dtype],
-            self._features,
+            self._target_states,
         )
 
     def _build_sampler(self) -> Sampler:
         return Sampler(
-            self._inputs.rows,
-            rows_per_step=self._settings.batch.global_batch_size,
+            self._inputs.sequences,
+            sequences_per_step=self._settings.batch.global_batch_size,
             rule=anchor_rule(self._settings),
             seed=self._settings.seed,
             narrow_steps=round(self._settings.batch.curriculum_fraction * self._settings.steps),
@@ -137,7 +137,7 @@ class Run:
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
         settings, checkpoints = self._settings, self._checkpoints
         state = self._state = checkpoints.restore(trainer.engine)
-        # What was measured since the checkpoint is measured again, and must not be beaten by less.
+        # Evaluations since the checkpoint are repeated, so `best` may be newer than the checkpoint.
         taus = [tau for tau in (state.best_tau, self._folder.best_tau) if tau is not None]
         state.best_tau = max(taus, default=None)
         if not state.step:
@@ -146,9 +146,9 @@ class Run:
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
             )
         if self._processes.is_first:
-            self._journal = Journal(self._folder.path, state.step)
+            self._metrics = MetricsLog(self._folder.path, state.step)
         if settings.evaluation.every is not None:
-            evaluation.warn_if_blind()
+            evaluation.warn_if_nothing_to_measure()
         if settings.evaluation.every is not None and not state.step:
             self._evaluate(trainer, evaluation)
         task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
@@ -164,11 +164,11 @@ class Run:
         started, state = perf_counter(), self._state
         rate = trainer.step(state.step)
         state.step += 1
-        # A checkpoint closes a record, else a resumed run would record other means.
-        dues = (self._settings.log_every, self._settings.checkpoint.every)
-        is_recorded = any(self._is_due(every) for every in dues)
-        is_looked_at = is_recorded or self._is_due(self._settings.evaluation.every)
-        trainer.require_finite(self._checkpoints.latest, is_last=is_looked_at)
+        # A checkpoint closes a record, or a resumed run would record other means.
+        intervals = (self._settings.log_every, self._settings.checkpoint.every)
+        is_recorded = any(self._is_due(every) for every in intervals)
+        is_checked = is_recorded or self._is_due(self._settings.evaluation.every)
+        trainer.require_finite(self._checkpoints.latest, is_last=is_checked)
         means = trainer.meter.read() if is_recorded else {}  # waits for the device
         self._seconds_unrecorded += perf_counter() - started
         if is_recorded:
@@ -177,18 +177,18 @@ class Run:
     def _evaluate(
         self, trainer: Trainer, evaluation: Evaluation
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
-        """Record how good the drafter is now, keep it if it is the best, and return both."""
+        """Evaluate the drafter, keep it if it is the best, and return it with the results."""
         drafter = trainer.copy_drafter()
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
         now = self._state_now(trainer)
-        self._publication.keep_if_best(drafter, found, now)
+        self._exporter.keep_if_best(drafter, found, now)
         self._state.best_tau = now.best_tau
         return drafter, found
 
     def _state_now(self, trainer: Trainer) -> RunState:
-        """Return the state with what was read since the last record."""
+        """Return the state with the tokens and seconds since the last record."""
         state = self._state
         return replace(
             state,
@@ -197,7 +197,7 @@ class Run:
         )
 
     def _is_due(self, every: int | None) -> bool:
-        """Whether it is time for what happens every so many steps and at the end."""
+        """Return whether an action is due that happens every `every` steps and at the end."""
         step = self._state.step
         return every is not None and (step % every == 0 or step == self._settings.steps)
 
@@ -211,8 +211,8 @@ class Run:
         self._write(self._state.losses)
 
     def _write(self, facts: dict[str, Any]) -> None:
-        if self._journal is not None:
-            self._journal.write(self._state.step, facts)
+        if self._metrics is not None:
+            self._metrics.write(self._state.step, facts)
 
     def _description(self) -> str:
         losses = self._state.losses

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, how far it came, and what it leaves behind."""
+"""The folder of a run: fingerprint, checkpoints, best drafter, and finished drafter."""
 
 import json
 import shutil
@@ -21,9 +21,9 @@ from training.config import TrainSettings
 from training.loop.model_card import model_card
 from training.setup.adapters import save_adapters
 
-# What does not change a run's result: where things lie, how often progress is kept, how it is
-# measured on the way, and what is in which memory at a time. Data, target and the drafter that
-# another one starts from are compared by fingerprint instead.
+# Settings that do not change a run's result: paths, intervals of records and checkpoints,
+# evaluation, and the use of memory. Data, target and a drafter to start from are compared by their
+# fingerprints instead.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
@@ -31,8 +31,8 @@ _FREE: Any = {
     "evaluation": True,
     "target": {"name_or_path"},
     "initialize": {"drafter"},
-    "data": {"paths", "cache_folder", "split"},  # what is split is a fact where it matters
-    "features": {"folder"},
+    "data": {"paths", "cache_folder", "split"},  # `rows_filled_with` says what was split
+    "target_states": {"folder"},
     "batch": {"micro_batch_size"},
     "objective": {"chunk_size"},
     "engine": {
@@ -42,14 +42,14 @@ _FREE: Any = {
 }
 
 
-_OPTIONAL = {"start_fingerprint"}  # of a drafter to start from, which not every run has
+_OPTIONAL = {"start_fingerprint"}  # only runs with a drafter to start from have it
 
 
 def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return what decides a run's result.
+    """Return the settings and facts that decide a run's result.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         facts: fingerprints of the target and the data.
     """
     return {"settings": settings.model_dump(mode="json", exclude=_FREE), **facts}
@@ -58,26 +58,26 @@ def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[s
 def difference(
     recorded: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """Return the name of the first thing that makes another run, and both values; or None.
+    """Return the name of the first value that differs, and both values; None if none differs.
 
     Args:
-        recorded: the identity of a run.
-        wanted: that of another one.
+        recorded: fingerprint of a run.
+        wanted: fingerprint of another run.
     """
     then, now = _named(recorded), _named(wanted)
     names = sorted(then.keys() | now.keys())
-    found = ((name, then.get(name), now.get(name)) for name in names)
-    return next((one for one in found if one[1] != one[2]), None)
+    triples = ((name, then.get(name), now.get(name)) for name in names)
+    return next((triple for triple in triples if triple[1] != triple[2]), None)
 
 
 def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Return the first name that only one of two identities has, as their formats differ; or None.
+    """Return the first name that only one of two fingerprints has; None if their formats agree.
 
     A group that is None in one of them, such as `lora`, is a difference in value, not in format.
 
     Args:
-        recorded: the identity of a run.
-        wanted: that of another one.
+        recorded: fingerprint of a run.
+        wanted: fingerprint of another run.
     """
     for name in sorted((recorded.keys() | wanted.keys()) - _OPTIONAL):
         if name not in recorded or name not in wanted:
@@ -91,14 +91,14 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
 
 
 def way_to_repeat(name: str, recorded: Any) -> str:
-    """Return how to have again what the record of a run says.
+    """Return the remedy that repeats the recorded value of a run.
 
     Args:
-        name: of what differs.
-        recorded: its value there; None if there is none.
+        name: name of the value that differs.
+        recorded: recorded value; None if there is none.
     """
     if name == "rows_filled_with":
-        return f"set data.split: {str(recorded).removeprefix('split ')}, as its rows were made"
+        return f"set data.split: {str(recorded).removeprefix('split ')}, as its sequences were made"
     return "repeat the settings in its config.yaml"
 
 
@@ -110,10 +110,10 @@ _logger = get_logger(__name__)
 
 
 class RunFolder:
-    """Keeps one run; another run's results are never overwritten.
+    """The folder of one run; results of another run are never overwritten.
 
     Args:
-        path: the folder; it is created when claimed.
+        path: path of the folder, which is created when it is claimed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,32 +121,32 @@ class RunFolder:
 
     @property
     def drafter(self) -> Path:
-        """Where the finished drafter lies; it exists in full or not at all."""
+        """The folder of the finished drafter, which exists in full or not at all."""
         return self.path / "drafter"
 
     @property
     def best(self) -> Path:
-        """Where the drafter with the highest tau so far lies; a link to a folder beside it."""
+        """The folder of the drafter with the highest tau so far; a link to a folder beside it."""
         return self.path / "best"
 
     @property
     def adapter(self) -> Path:
-        """Where its adapters lie by themselves, if it was trained with any."""
+        """The folder of the drafter's adapters by themselves, if it was trained with adapters."""
         return self.path / "adapter"
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run is finished."""
         return self.drafter.is_dir()
 
     @property
     def best_tau(self) -> float | None:
-        """The tau of `best`; None without one."""
+        """The tau of the drafter in `best`; None if there is no such drafter."""
         if not self.best.exists():
             return None
         record: dict[str, Any] = JakiroConfig.from_pretrained(self.best).record or {}
@@ -162,10 +162,10 @@ class RunFolder:
     def claim(self, settings: TrainSettings, facts: Mapping[str, str]) -> Iterator[None]:
         """Own the folder for this run, while no other process trains in it.
 
-        A run that left nothing but its settings gives way to any other one.
+        A folder that holds only the settings of an earlier run may be claimed by any other run.
 
         Args:
-            settings: of the run; kept in `config.yaml`.
+            settings: settings of the run, which are written to `config.yaml`.
             facts: fingerprints of the target and the data.
 
         Raises:
@@ -185,10 +185,14 @@ class RunFolder:
             ) from error
 
     def check(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Check that the folder is this run's, or nobody's yet; arguments are those of `claim`.
+        """Check that the folder belongs to this run or to none yet.
+
+        Args:
+            settings: settings of the run.
+            facts: fingerprints of the target and the data.
 
         Raises:
-            ConfigError: it belongs to another run, or its record has another format.
+            ConfigError: the folder belongs to another run, or its record has another format.
         """
         if not self.holds_work:
             return
@@ -204,7 +208,12 @@ class RunFolder:
             )
 
     def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
-        """Write the adapters of a drafter by themselves; see `save_adapters`."""
+        """Write the adapters of a drafter by themselves, see `save_adapters`.
+
+        Args:
+            drafter: drafter with adapters that are not merged.
+            base: folder or hub id of the drafter that the adapters belong to.
+        """
         partial = self.path / ".adapter.partial"
         shutil.rmtree(partial, ignore_errors=True)
         save_adapters(drafter, partial, base)
@@ -214,13 +223,26 @@ class RunFolder:
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         """Write the finished drafter with its tokenizer and its model card, in full or not at all.
 
-        What the card says is taken from the drafter's record.
+        Args:
+            drafter: drafter with the record of its training, from which the card is written.
+            tokenizer: the target's tokenizer.
+
+        Returns:
+            The folder of the drafter.
         """
         publish(self._export(drafter, tokenizer), self.drafter)
         return self.drafter
 
     def keep_best(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        """Let `best` be this drafter with its tokenizer; at any moment it is one or the other."""
+        """Replace `best` by this drafter with its tokenizer, in a single step.
+
+        Args:
+            drafter: drafter with the record of its training.
+            tokenizer: the target's tokenizer.
+
+        Returns:
+            The folder of the drafter.
+        """
         folder = self.path / f".best-{uuid.uuid4().hex}"
         publish(self._export(drafter, tokenizer), folder)
         # A folder that is not empty cannot be replaced by renaming; a link to it can.
@@ -249,23 +271,23 @@ class RunFolder:
         if (found := self._difference(settings, facts)) is not None:
             name, before, now = found
             _logger.info(
-                f"{self.path} holds no checkpoint of an earlier run with other settings, and "
-                f"becomes this one's ({name} was {before}, is {now})"
+                f"{self.path} belonged to a run with other settings that left no checkpoint; this "
+                f"run takes it over ({name} was {before}, is {now})"
             )
         write_provenance(self.path, settings)
         write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Refuse a record that does not have the same names as one written today."""
+        """Refuse a record whose names differ from those that this version writes."""
         if not self._record.exists():
             return
         name = unmatched(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
         if name is not None:
             raise ConfigError(
                 f"the record of the run in {self.path} has another format",
-                expected="a run.json with the same names as one written today",
-                got=f"{name} in one of the two alone",
-                remedy="choose another run_folder, or delete this one and train again",
+                expected="a run.json with the names that this version writes",
+                got=f"{name} in only one of the two",
+                remedy="choose another run_folder, or delete this folder and train again",
             )
 
     @property
@@ -275,7 +297,7 @@ class RunFolder:
     def _difference(
         self, settings: TrainSettings, facts: Mapping[str, str]
     ) -> tuple[str, Any, Any] | None:
-        """Return the first thing that is not as in the folder's record, and both values."""
+        """Return the name of the first value that differs from the record, and both values."""
         if not self._record.exists():
             return None
         return difference(json.loads(self._record.read_text()), run_fingerprint(settings, facts))

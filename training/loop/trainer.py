@@ -1,4 +1,4 @@
-"""The optimizer steps: frozen target, drafter under the DeepSpeed engine, exact normalisation."""
+"""Optimizer steps of the drafter under the DeepSpeed engine, with the frozen target beside it."""
 
 from collections.abc import Callable, Iterable
 from math import isfinite
@@ -22,17 +22,17 @@ from training.setup.adapters import add_adapters, merged
 
 
 class Trainer:
-    """Takes optimizer steps; the same ones on any number of processes.
+    """Takes optimizer steps, which are the same on any number of processes.
 
-    The loss is a sum over positions divided by the number of positions that carry a loss in the
-    whole step, over all micro-batches and processes, however unevenly they hold them.
+    The loss is a sum over positions, divided by the number of positions that carry a loss in the
+    whole step, over all micro-batches and processes, however uneven these are.
 
     Args:
-        drafter: what is trained; owned by the engine from now on.
-        reader: of the frozen target, which stays outside the engine.
-        sampler: of the training rows.
-        settings: of the run.
-        processes: this one among the others.
+        drafter: the drafter to train, which the engine owns from now on.
+        reader: reader of the frozen target, which stays outside the engine.
+        sampler: sampler of the training sequences.
+        settings: settings of the run.
+        processes: this process among those of the run.
     """
 
     def __init__(
@@ -56,24 +56,29 @@ class Trainer:
     def step(self, number: int) -> float:
         """Take one optimizer step, counted from zero, and return its learning rate."""
         batches = self._batches(number)
-        # DeepSpeed takes the mean over micro-batches and processes; what is wanted is the sum.
+        # DeepSpeed takes the mean over micro-batches and processes, but the loss is their sum.
         share = self._processes.count * self._accumulation / self._count_positions(batches.values())
         rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
         set_learning_rate(self.engine.optimizer, rate)
-        for first_row, batch in batches.items():
-            self._accumulate(first_row, batch, share)
+        for first_sequence, batch in batches.items():
+            self._accumulate(first_sequence, batch, share)
         self._watch.close(number, self._norm)
         return rate
 
     def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise, on all processes, if a step was not finite; see `FiniteWatch.require_finite`."""
+        """Raise on all processes if a step was not finite; see `FiniteWatch.require_finite`.
+
+        Args:
+            latest: function that returns the checkpoint from which the run can go on.
+            is_last: whether the last step is checked, too, which waits for the device.
+        """
         self._watch.require_finite(latest, is_last=is_last)
 
-    def _accumulate(self, first_row: int, batch: Batch, share: Tensor) -> None:
-        """Add the gradient of a micro-batch; after the last one the engine takes its step."""
+    def _accumulate(self, first_sequence: int, batch: Batch, share: Tensor) -> None:
+        """Add the gradient of a micro-batch; after the last of a step the engine takes the step."""
         on_device = batch.to(self._processes.device)
         terms = self.engine(self._reader.view(on_device), on_device, self._reader)
-        self._watch.add(first_row, terms.total)
+        self._watch.add(first_sequence, terms.total)
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
         norm = self._local_norm()
@@ -83,9 +88,9 @@ class Trainer:
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """What is known of the last step: its gradient's norm before it was clipped.
+        """The norm of the last step's gradient before it was clipped.
 
-        With fp16 also the loss scale; the norm is None where an overflow made the step be skipped.
+        With fp16 also the loss scale; the norm is None if an overflow made DeepSpeed skip the step.
         """
         norm = float(self._norm)
         if not self.engine.fp16_enabled():
@@ -97,17 +102,17 @@ class Trainer:
         }
 
     def copy_drafter(self) -> JakiroDrafter:
-        """Return the drafter as it is now, whole on every process, however it is shared out.
+        """Return a copy of the drafter, whole on every process, with adapters merged.
 
-        Adapters are merged into its weights. All processes must call it.
+        All processes must call this method.
         """
         whole: Any = merged(self.copy_as_trained())
         return whole.to(self._processes.device, self._reader.dtype)
 
     def copy_as_trained(self) -> JakiroDrafter:
-        """Return a copy with its adapters, if there are any, beside its weights.
+        """Return a copy of the drafter with its adapters, if there are any, beside its weights.
 
-        All processes must call it.
+        All processes must call this method.
         """
         source = self.engine.module.drafter
         gathered = import_deepspeed().zero.GatheredParameters(
@@ -121,12 +126,12 @@ class Trainer:
         return copy
 
     def _local_norm(self) -> Tensor | float:
-        """Norm of the gradients that lie whole on this process; the engine knows that of others."""
+        """Return the norm of unpartitioned gradients; of others the engine knows the norm."""
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0
 
     def _batches(self, step: int) -> dict[int, Batch]:
-        """Return this process's micro-batches of a step, by the first of the step's rows."""
+        """Return this process's micro-batches, by the index of their first sequence in the step."""
         return self._sampler.micro_batches(
             step, self._settings.batch.micro_batch_size, self._processes.rank, self._processes.count
         )
@@ -138,7 +143,7 @@ class Trainer:
 
 
 def count_positions(batch: Batch) -> int:
-    """Return the number of positions that carry a loss, over all draws; see `gather_examples`."""
+    """Return the number of positions with a loss over all anchor samples, see `gather_examples`."""
     distance = torch.arange(batch.token_ids.shape[1]) - batch.anchors
     return int((batch.targets_exist(1)[:, None] & (distance >= 1)).sum())
 

@@ -1,8 +1,14 @@
-"""Anchors: where verification is taken to have ended when a position is drafted.
+"""Anchors: the last verified position of each position that is drafted in training.
 
-Decoding drafts position i at distance 1..A from the last verified position. Queries of a moa trunk
-do not interact, so every position of a row can draw a distance of its own. Where they do interact,
-through the target's last layers or through features that are fed back, positions share anchors.
+Decoding drafts position i at a distance d of 1..A from its anchor, the last verified position:
+
+    index       0   1   2   3   4   5   6
+    anchor      0   0   1   1   3   4   4
+    distance    0   1   1   2   1   1   2      no loss where the distance is 0
+
+Queries of a moa trunk do not interact, so every position of a sequence can have a random distance
+of its own. Where queries interact, through the target's last layers or through features that are
+fed back, positions share anchors.
 """
 
 from dataclasses import dataclass
@@ -14,65 +20,70 @@ import numpy.typing as npt
 Anchors = Literal["drafting", "blocks", "previous"]
 Indices = npt.NDArray[np.int64]
 
-NEAR_SHARE = 0.85  # of positions whose distance is one that the decoding schedule uses
-LONGEST = 512  # of the others, so that the drafter survives a long gap in verification
+NEAR_SHARE = 0.85  # share of the positions whose distance occurs in the decoding schedule
+LONGEST = 512  # longest distance of the others: the drafter must survive a long gap in verification
 
 
 @dataclass(frozen=True)
 class AnchorRule:
-    """How the anchors of a row are chosen.
+    """The rule by which the anchors of a packed sequence are selected.
 
     Attributes:
-        kind: "drafting" draws each position's own, "blocks" one for several positions in a row,
-            "previous" takes the position before, and "rollout" makes distance 1, 2, ... one draw.
+        kind: "drafting" samples an anchor for each position, "blocks" samples one anchor for
+            several consecutive positions, "previous" takes the position before, and "rollout" takes
+            distance 1 in the first anchor sample, 2 in the second, and so on.
         num_levels: autoregressive levels A of the schedule.
-        draws: how many anchors each position gets.
-        near_share: of the anchors that are drawn, those at a distance that decoding has.
+        num_samples: number of anchors of each position.
+        near_share: share of the sampled anchors whose distance occurs when decoding.
     """
 
     kind: Literal["drafting", "blocks", "previous", "rollout"]
     num_levels: int
-    draws: int = 1
+    num_samples: int = 1
     near_share: float = NEAR_SHARE
 
     def anchors(self, document_starts: Indices, seed: tuple[int, ...]) -> Indices:
-        """Return anchors of shape [draws, rows].
+        """Return anchors of shape [samples, length].
 
         Args:
-            document_starts: row index of the first token of each position's document, [rows].
-            seed: key of chance, such as (seed, epoch, row); the same on every process.
+            document_starts: index, within the sequence, of the first token of each position's
+                document, shape [length].
+            seed: key of the random stream, such as (seed, epoch, sequence); the same on every
+                process.
         """
-        return np.stack([self._draw(document_starts, seed, draw) for draw in range(self.draws)])
+        samples = range(self.num_samples)
+        return np.stack([self._sample(document_starts, seed, sample) for sample in samples])
 
-    def _draw(self, starts: Indices, seed: tuple[int, ...], draw: int) -> Indices:
+    def _sample(self, starts: Indices, seed: tuple[int, ...], sample: int) -> Indices:
         match self.kind:
             case "drafting":
-                return draw_anchors(starts, self.num_levels, (*seed, draw), self.near_share)
+                return sample_anchors(starts, self.num_levels, (*seed, sample), self.near_share)
             case "blocks":
-                return draw_blocks(starts, self.num_levels, (*seed, draw), self.near_share)
+                return sample_blocks(starts, self.num_levels, (*seed, sample), self.near_share)
             case "previous":
                 return previous_anchors(starts)
             case "rollout":
-                return rollout_anchors(starts, 1 + draw)
+                return rollout_anchors(starts, 1 + sample)
 
 
-def draw_anchors(
+def sample_anchors(
     document_starts: Indices,
     num_levels: int,
     seed: tuple[int, ...],
     near_share: float = NEAR_SHARE,
 ) -> Indices:
-    """Draw for each row index i the index `max(document start, i - d)` of its anchor.
+    """Sample for each index i of a sequence the index `max(document start, i - d)` of its anchor.
 
     d is uniform on 1..num_levels for most positions (85%) and log-uniform up to 512 for the rest.
     At a document's first token the anchor is the token itself (d = 0), which never occurs when
     decoding; no loss is taken there.
 
     Args:
-        document_starts: row index of the first token of each position's document, shape [rows].
+        document_starts: index of the first token of each position's document, shape [length].
         num_levels: autoregressive levels A of the schedule.
-        seed: key of the draw, such as (seed, epoch, row, draw); the same on every process.
-        near_share: of the positions, those of the first kind.
+        seed: key of the random stream, such as (seed, epoch, sequence, sample); the same on every
+            process.
+        near_share: share of the positions whose d is uniform.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     count = len(document_starts)
@@ -82,22 +93,22 @@ def draw_anchors(
     return np.maximum(document_starts, np.arange(count) - distance)
 
 
-def draw_blocks(
+def sample_blocks(
     document_starts: Indices,
     num_levels: int,
     seed: tuple[int, ...],
     near_share: float = NEAR_SHARE,
 ) -> Indices:
-    """Draw for each document a period and a phase; positions of one period share their anchor.
+    """Sample for each document a period and a phase; positions of one period share their anchor.
 
     The anchor is the index before the period, so distances run from 1 to the period: to num_levels
     for most documents (85%), log-uniform from there up to 512 for the rest.
 
     Args:
-        document_starts: row index of the first token of each position's document, shape [rows].
+        document_starts: index of the first token of each position's document, shape [length].
         num_levels: autoregressive levels A of the schedule.
-        seed: key of the draw, as for `draw_anchors`.
-        near_share: of the documents, those of the first kind.
+        seed: key of the random stream, as for `sample_anchors`.
+        near_share: share of the documents whose period is `num_levels`.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     firsts, document = np.unique(document_starts, return_inverse=True)
@@ -111,17 +122,21 @@ def draw_blocks(
 
 
 def previous_anchors(document_starts: Indices) -> Indices:
-    """Return for each row index i the anchor `max(document start, i - 1)`: plain teacher forcing.
+    """Return for each index i the anchor `max(document start, i - 1)`: ordinary teacher forcing.
 
-    The drafter then never learns to draft further than one token from what is verified.
+    The drafter then never learns to draft further than one token from the last verified token.
     """
     return np.maximum(document_starts, np.arange(len(document_starts)) - 1)
 
 
 def rollout_anchors(document_starts: Indices, distance: int) -> Indices:
-    """Return for each row index i the anchor i - distance, or i itself where that is not there.
+    """Return for each index i the anchor i - distance, or i itself outside of the document.
 
     No loss is taken where the anchor is the token itself.
+
+    Args:
+        document_starts: index of the first token of each position's document, shape [length].
+        distance: distance of every position from its anchor, at least 1.
     """
     index = np.arange(len(document_starts))
     anchors = index - distance

@@ -1,4 +1,4 @@
-"""One packed training batch: rows of documents or their pieces, with the anchors drawn for them."""
+"""A training batch: packed sequences of documents, with the anchors of every position."""
 
 from dataclasses import dataclass, field, fields
 
@@ -9,35 +9,40 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed rows. A row holds several documents that must not see each other, then padding.
+    """Packed sequences; each holds documents that must not see each other, followed by padding.
 
     A piece of a document that was split counts as a document.
 
-    `positions` restart at 0 in every document; `documents` numbers them within the row, padding is
-    -1. `is_response[b, i]` says that token i is one the drafter shall learn to guess. `anchors`
-    holds, per draw, the row index of the last verified token when position i is drafted. In a row
-    that `is_narrow`, self-attention sees no token before the anchor's next. `numbers` say which of
-    the run's rows these are, by which features are found; empty if nobody asks, and on the host.
+    Attributes:
+        token_ids: the tokens.
+        positions: position of each token in its document, from 0.
+        documents: number of each token's document within its sequence, from 0; -1 for padding.
+        is_response: whether the drafter learns to guess the token.
+        anchors: index, within the sequence, of the last verified token when a position is drafted,
+            for every anchor sample.
+        is_narrow: whether self-attention over a sequence sees only the tokens after the anchor.
+        sequence_ids: indices of the sequences among all of the run, by which offline target states
+            are found; on the host, and empty where target states are computed online.
     """
 
-    token_ids: Int[Tensor, "batch rows"]
-    positions: Int[Tensor, "batch rows"]
-    documents: Int[Tensor, "batch rows"]
-    is_response: Bool[Tensor, "batch rows"]
-    anchors: Int[Tensor, "batch draws rows"]
+    token_ids: Int[Tensor, "batch length"]
+    positions: Int[Tensor, "batch length"]
+    documents: Int[Tensor, "batch length"]
+    is_response: Bool[Tensor, "batch length"]
+    anchors: Int[Tensor, "batch samples length"]
     is_narrow: Bool[Tensor, " batch"]
-    numbers: Int[Tensor, " numbered"] = field(default_factory=lambda: torch.empty(0).long())
+    sequence_ids: Int[Tensor, " numbered"] = field(default_factory=lambda: torch.empty(0).long())
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`."""
-        parts = {one.name: getattr(self, one.name).to(device) for one in fields(self)}
-        return type(self)(**(parts | {"numbers": self.numbers}))
+        parts = {part.name: getattr(self, part.name).to(device) for part in fields(self)}
+        return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
-    def targets_exist(self, ahead: int) -> Bool[Tensor, "batch rows"]:
-        """Return whether the token `ahead` positions later is one to guess, of the same document.
+    def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:
+        """Return whether the token `ahead` positions later is a response of the same document.
 
         Args:
-            ahead: at least 1; position i is asked about token i + ahead.
+            ahead: distance from position i to the token i + ahead that it guesses, at least 1.
         """
         exists = torch.zeros_like(self.is_response)
         same = self.documents[:, ahead:] == self.documents[:, :-ahead]

@@ -1,4 +1,4 @@
-"""What a drafter is trained for: the target's laws, its features, and telling features apart."""
+"""The training objective: token, feature, contrastive and balance losses, and their sum."""
 
 from typing import NamedTuple
 
@@ -21,28 +21,28 @@ def contrastive_loss(
     goal: Float[Tensor, "n hidden"],
     target_best: Int[Tensor, " n"],
     valid: Bool[Tensor, " n"],
-    row_sizes: tuple[int, ...],
+    sequence_sizes: tuple[int, ...],
     temperature: float,
 ) -> Float[Tensor, " n"]:
     """Return InfoNCE of each position (arXiv 1807.03748) on unit vectors.
 
     The positive is the position's own target feature; negatives are those of the valid positions
-    of the same packed row whose target prefers another token.
+    of the same packed sequence whose target prefers another token.
 
     Args:
-        predicted: drafter features.
-        goal: target features.
+        predicted: features of the drafter.
+        goal: features of the target.
         target_best: the target's most likely next token at each position.
         valid: positions whose target feature exists; the loss of others is meaningless.
-        row_sizes: how many consecutive positions belong to each packed row.
-        temperature: divides the cosine similarities.
+        sequence_sizes: number of consecutive positions that belong to each packed sequence.
+        temperature: divisor of the cosine similarities.
     """
-    pieces = [part.split(row_sizes) for part in (predicted, goal, target_best, valid)]
-    rows = zip(*pieces, strict=True)
-    return torch.cat([_row_loss(p, g, b, v, temperature) for p, g, b, v in rows])
+    pieces = [part.split(sequence_sizes) for part in (predicted, goal, target_best, valid)]
+    sequences = zip(*pieces, strict=True)
+    return torch.cat([_sequence_loss(p, g, b, v, temperature) for p, g, b, v in sequences])
 
 
-def _row_loss(
+def _sequence_loss(
     predicted: Tensor, goal: Tensor, target_best: Tensor, valid: Tensor, temperature: float
 ) -> Tensor:
     similarity = normalize(predicted, dim=-1) @ normalize(goal, dim=-1).mT / temperature
@@ -52,33 +52,44 @@ def _row_loss(
 
 
 class Goals(NamedTuple):
-    """What the drafter shall predict at every position.
+    """The goals of the drafter's predictions at every position.
 
-    With target layer inference the features come out of the target's last layers, and the state at
-    the input of these is regressed instead of them.
+    With tail layers (target layer inference) the features come out of the target's last layers, and
+    the state at the input of these layers is regressed instead of the features.
     """
 
-    features: Float[Tensor, "batch rows hidden"]
-    state: Float[Tensor, "batch rows hidden"] | None = None
-    predicted: Float[Tensor, "batch rows hidden"] | None = None  # of the drafter, for `state`
+    features: Float[Tensor, "batch length hidden"]
+    state: Float[Tensor, "batch length hidden"] | None = None
+    predicted: Float[Tensor, "batch length hidden"] | None = None  # the drafter's guess of `state`
 
 
 class ObjectiveSettings(Settings):
     """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project)."""
 
     token_weight: float = Field(0.1, ge=0)
+    """Weight of the distance between draft distribution and target distribution."""
     token_loss: TokenLoss = "cross_entropy"
+    """Measure of that distance; kl has the same gradients as cross_entropy."""
     feature_weight: float = Field(1.0, ge=0)
+    """Weight of the regression of the target's features, which needs fewer tokens than token losses
+    alone."""
     contrast_weight: float = Field(0.1, ge=0)
+    """Weight of the contrastive feature loss: to tell the right target feature from others."""
     balance_weight: float = Field(0.01, ge=0)
-    parallel_weight: float = Field(0.5, ge=0)  # of every level after the first
-    distance_decay: float = Field(1.0, gt=0, le=1)  # gamma^(d - 1)
+    """Weight of the loss that balances the load of the experts."""
+    parallel_weight: float = Field(0.5, ge=0)
+    """Weight of every level after the first."""
+    distance_decay: float = Field(1.0, gt=0, le=1)
+    """Factor of a position's weight per token of distance from the last verified one."""
     contrast_temperature: float = Field(0.1, gt=0)
-    chunk_size: int = Field(256, ge=1)  # positions whose vocabulary-wide laws exist at once
+    """Temperature of the contrastive loss."""
+    chunk_size: int = Field(256, ge=1)
+    """Positions whose distributions over the vocabulary are in memory at once; decides memory, not
+    the result."""
 
 
 class LossTerms(NamedTuple):
-    """Sums over positions, to be divided by counts once those of all processes are known."""
+    """Sums over positions, to be divided by counts once the counts of all processes are known."""
 
     total: Float[Tensor, ""]
     token: Float[Tensor, " levels"]
@@ -94,21 +105,21 @@ def drafter_loss(
     output: ExpertsOutput,
     goals: Goals,
     batch: Batch,
-    draw: int,
+    sample: int,
     heads: Heads,
     settings: ObjectiveSettings,
 ) -> LossTerms:
-    """Return the loss of one draw of anchors, as sums over positions.
+    """Return the loss of one anchor sample, as sums over positions.
 
     Args:
-        output: of the drafter at every position.
-        goals: of the frozen target, at every position.
-        batch: the packed rows.
-        draw: which of the batch's anchors the output was made with.
-        heads: of target and drafter.
+        output: the drafter's output at every position.
+        goals: features and states of the frozen target at every position.
+        batch: the packed sequences.
+        sample: index of the anchor sample that the output was computed for.
+        heads: heads of target and drafter.
         settings: weights of the terms.
     """
-    examples = gather_examples(output, goals.features, batch, draw, settings.distance_decay)
+    examples = gather_examples(output, goals.features, batch, sample, settings.distance_decay)
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
     importance = importance * _level_weights(examples, settings)
     token, results = compare_distributions(
@@ -123,7 +134,7 @@ def drafter_loss(
             targets[:, level],
             results.target_best[:, level],
             examples.valid[:, level],
-            examples.row_sizes,
+            examples.sequence_sizes,
             settings.contrast_temperature,
         )
         for level in range(targets.shape[1])
@@ -132,7 +143,7 @@ def drafter_loss(
     if goals.state is not None and goals.predicted is not None:
         pair = (goals.predicted, goals.state)
         regressed, regressand = (
-            part.flatten(0, 1)[examples.places].float().unsqueeze(1) for part in pair
+            part.flatten(0, 1)[examples.indices].float().unsqueeze(1) for part in pair
         )
     feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
     return _weighted(examples, results, token, feature, torch.stack(contrast, dim=1), settings)
@@ -170,12 +181,15 @@ def _weighted(
 
 
 def _imbalance(examples: Examples) -> Tensor:
-    """Return E * sum_e load_e^2 of each packed row, 1 when experts share its load evenly, weighted.
+    """Return the weighted sum of E * sum_e load_e^2 over packed sequences.
 
-    Taken per row, the sum does not depend on which rows share a micro-batch.
+    The term of a sequence is 1 when the E experts share its load evenly. As it is taken per
+    sequence, the sum does not depend on how sequences share micro-batches.
     """
     total = examples.weight.new_zeros(())
-    gates, weights = (part.split(examples.row_sizes) for part in (examples.gate, examples.weight))
+    gates, weights = (
+        part.split(examples.sequence_sizes) for part in (examples.gate, examples.weight)
+    )
     for gate, weight in zip(gates, weights, strict=True):
         if len(weight):
             load = gate.float().mean(dim=0)

@@ -1,8 +1,8 @@
-"""The positions of a batch that carry a loss, gathered from the packed rows.
+"""The positions of a batch that carry a loss, gathered from the packed sequences.
 
 Alignment, for a position i drafted at distance d = i - anchor >= 1, at level k = 0, 1, ...:
 
-    output at i, level k            predicts   Y[i + k], whose logits are the law of x[i + k + 1]
+    output at i, level k            predicts   Y[i + k], the feature with the logits of x[i + k + 1]
     the posterior used at level k   knows      x[i + 1], ..., x[i + k]
 """
 
@@ -17,7 +17,19 @@ from training.loss.batch import Batch
 
 
 class Examples(NamedTuple):
-    """Gathered positions, in row order; `row_sizes` says how many each packed row gave."""
+    """Gathered positions, sequence after sequence.
+
+    Attributes:
+        features: the drafter's features.
+        log_weights: logarithm of the weights of the components.
+        gate: weights that the router gives the experts.
+        targets: features of the target that are to be predicted.
+        next_tokens: tokens that the targets' distributions are about.
+        valid: whether the target of a level exists.
+        weight: weight of the position in the loss.
+        sequence_sizes: number of gathered positions of each packed sequence.
+        indices: index of each gathered position among all positions of the batch.
+    """
 
     features: Float[Tensor, "n levels components hidden"]
     log_weights: Float[Tensor, "n components"]
@@ -26,54 +38,54 @@ class Examples(NamedTuple):
     next_tokens: Int[Tensor, "n levels"]
     valid: Bool[Tensor, "n levels"]
     weight: Float[Tensor, " n"]
-    row_sizes: tuple[int, ...]
-    places: Int[Tensor, " n"]  # of these positions among all, row after row
+    sequence_sizes: tuple[int, ...]
+    indices: Int[Tensor, " n"]
 
 
 def gather_examples(
     output: ExpertsOutput,
-    target_features: Float[Tensor, "batch rows hidden"],
+    target_features: Float[Tensor, "batch length hidden"],
     batch: Batch,
-    draw: int,
+    sample: int,
     decay: float,
 ) -> Examples:
     """Return the positions whose next token is a response token and whose distance is at least 1.
 
     Args:
-        output: of the drafter at every position.
-        target_features: Y at every position.
-        batch: the packed rows.
-        draw: which of the batch's anchors the output was made with.
+        output: the drafter's output at every position.
+        target_features: the target's feature Y at every position.
+        batch: the packed sequences.
+        sample: index of the anchor sample that the output was computed for.
         decay: gamma; a position at distance d weighs gamma^(d - 1).
     """
     levels, count = output.features.shape[2], batch.token_ids.shape[1]
     index = torch.arange(count, device=batch.token_ids.device)
-    distance = index - batch.anchors[:, draw]
+    distance = index - batch.anchors[:, sample]
     valid = torch.stack([batch.targets_exist(1 + level) for level in range(levels)], dim=-1)
-    chosen = valid[..., 0] & (distance >= 1)
-    places, row_sizes = _places(chosen)
-    row, column = (places // count)[:, None], (places % count)[:, None]
+    has_loss = valid[..., 0] & (distance >= 1)
+    indices, sequence_sizes = _indices_of(has_loss)
+    sequence, column = (indices // count)[:, None], (indices % count)[:, None]
     ahead = (column + torch.arange(levels, device=index.device)).clamp(max=count - 1)
     following = (ahead + 1).clamp(max=count - 1)
     return Examples(
-        features=output.features.flatten(0, 1)[places],
-        log_weights=output.log_weights.flatten(0, 1)[places],
-        gate=output.gate.flatten(0, 1)[places],
-        targets=target_features[row, ahead],
-        next_tokens=batch.token_ids[row, following],
-        valid=valid.flatten(0, 1)[places],
-        weight=decay ** (distance.flatten()[places] - 1).float(),
-        row_sizes=row_sizes,
-        places=places,
+        features=output.features.flatten(0, 1)[indices],
+        log_weights=output.log_weights.flatten(0, 1)[indices],
+        gate=output.gate.flatten(0, 1)[indices],
+        targets=target_features[sequence, ahead],
+        next_tokens=batch.token_ids[sequence, following],
+        valid=valid.flatten(0, 1)[indices],
+        weight=decay ** (distance.flatten()[indices] - 1).float(),
+        sequence_sizes=sequence_sizes,
+        indices=indices,
     )
 
 
-def _places(chosen: Bool[Tensor, "batch rows"]) -> tuple[Tensor, tuple[int, ...]]:
-    """Return where positions are chosen, row after row, and how many in each row.
+def _indices_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the indices of positions with a loss, sequence after sequence, and their numbers.
 
-    On the meta device, where nobody knows, these are all.
+    On the meta device, where values are unknown, all positions are returned.
     """
-    if chosen.is_meta:
-        batch, count = chosen.shape
-        return torch.arange(batch * count, device=chosen.device), (count,) * batch
-    return chosen.flatten().nonzero().squeeze(1), tuple(chosen.sum(dim=1).tolist())
+    if has_loss.is_meta:
+        batch, count = has_loss.shape
+        return torch.arange(batch * count, device=has_loss.device), (count,) * batch
+    return has_loss.flatten().nonzero().squeeze(1), tuple(has_loss.sum(dim=1).tolist())

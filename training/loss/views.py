@@ -1,4 +1,4 @@
-"""One pass of the frozen target over a packed batch, and what a drafter may read of it."""
+"""One pass of the frozen target over a packed batch, and the outputs that a drafter may read."""
 
 from typing import NamedTuple
 
@@ -13,16 +13,24 @@ from training.loss.batch import Batch
 
 
 class TargetView(NamedTuple):
-    """What the frozen target says of a batch."""
+    """Outputs of the frozen target for a batch.
 
-    features: Float[Tensor, "batch rows hidden"]
+    Attributes:
+        features: last hidden states.
+        state: hidden states or keys and values that the drafter reads.
+        embeddings: embeddings of the tokens.
+        tail_input: hidden states at the input of the tail layers; None without tail layers.
+        tail_kv: keys and values of the tail layers; empty without tail layers.
+    """
+
+    features: Float[Tensor, "batch length hidden"]
     state: TargetState
-    embeddings: Float[Tensor, "batch rows hidden"]
-    tail_input: Float[Tensor, "batch rows hidden"] | None = None  # with target layer inference
+    embeddings: Float[Tensor, "batch length hidden"]
+    tail_input: Float[Tensor, "batch length hidden"] | None = None
     tail_kv: TailKV = ()
 
     def to(self, dtype: torch.dtype) -> "TargetView":
-        """Return the view in another dtype; rows of the target's layers stay in its own."""
+        """Return the view in another dtype; keys and values of tail layers stay in the target's."""
         return self._replace(
             features=self.features.to(dtype),
             state=self.state.to(dtype),
@@ -39,17 +47,17 @@ def look_at_target(
     cache: SlotCache,
     tail: TargetTail | None = None,
 ) -> TargetView:
-    """Run the target over the packed rows and read features and per-layer state.
+    """Run the target over the packed sequences and read features and per-layer state.
 
     Args:
         target: the frozen target.
-        batch: rows of at most `cache.capacity` tokens.
+        batch: packed sequences of at most `cache.capacity` tokens.
         sources: the drafter's `state_sources`.
-        cache: a cache of the batch's size that keeps the hidden states of `states_kept`; it is
-            overwritten.
-        tail: the target's last layers, if the drafter's output goes through them.
+        cache: a cache of the batch's size that keeps the hidden states of `states_kept`; its
+            content is overwritten.
+        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
-    output = read_rows(target, batch, cache)
+    output = read_batch(target, batch, cache)
     slots = output.step.slots
     state = sources.read(cache, slots)
     view = TargetView(output.features, state, target.embed(batch.token_ids))
@@ -59,8 +67,14 @@ def look_at_target(
     return view._replace(tail_input=tail_input, tail_kv=tail.kv(cache, slots))
 
 
-def read_rows(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
-    """Run the target over the packed rows; what it leaves in the cache lies at `step.slots`."""
+def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
+    """Run the target over the packed sequences; the output's `step.slots` address the cache.
+
+    Args:
+        target: the frozen target.
+        batch: packed sequences of at most `cache.capacity` tokens.
+        cache: a cache of the batch's size; its content is overwritten.
+    """
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(
         token_ids=batch.token_ids,
@@ -74,6 +88,11 @@ def read_rows(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutp
 
 
 def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ...]:
-    """Return the hidden states that a cache must keep for `look_at_target`."""
+    """Return the indices of the hidden states that a cache must keep for `look_at_target`.
+
+    Args:
+        sources: the drafter's `state_sources`.
+        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
+    """
     wanted = {*sources.hidden_states, *(() if tail is None else (tail.input_state,))}
     return tuple(sorted(wanted))

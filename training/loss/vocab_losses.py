@@ -1,4 +1,4 @@
-"""Laws of target and drafter over the vocabulary, and their distances, chunk by chunk."""
+"""Losses between the distributions of target and drafter over the vocabulary, chunk by chunk."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -20,21 +20,21 @@ def token_losses(
     target: Float[Tensor, "n vocab"],
     draft: Float[Tensor, "n vocab"],
 ) -> Float[Tensor, " n"]:
-    """Return the loss of each draft law q against the target's law p.
+    """Return the loss of each draft distribution q against the target's distribution p.
 
     - "cross_entropy": `-sum p log q`
-    - "kl": `sum p (log p - log q)`: the same gradients, but 0 when the laws are equal
+    - "kl": `sum p (log p - log q)`: the same gradients, but 0 when the distributions are equal
     - "reverse_kl": `sum q (log q - log p)`: seeks a mode instead of covering all
     - "total_variation": `sum |p - q| / 2`: the share of single drafts that would be rejected
 
-    Where only some tokens are drafted the sums run over these, and what p gives to the others
-    counts as rejected only. With m what p gives to those drafted, "kl" is then at least m log m,
-    and "reverse_kl" -log m.
+    With a draft vocabulary the sums run over the drafted tokens, and the probability that p gives
+    to other tokens enters "total_variation" alone, as rejected. If p gives m to the drafted tokens,
+    "kl" is at least m log m, and "reverse_kl" at least -log m.
 
     Args:
-        kind: which of them.
-        target: log-probabilities p of the drafted tokens, which need not sum to 1.
-        draft: log-probabilities q.
+        kind: name of the loss.
+        target: log-probabilities log p of the drafted tokens; p need not sum to 1.
+        draft: log-probabilities log q of the drafted tokens.
     """
     match kind:
         case "cross_entropy":
@@ -50,20 +50,26 @@ def token_losses(
 
 Logits = Callable[[Tensor], Tensor]
 
-# Of log-probabilities: where a head's logits are -inf, a probability of 0 times this is still 0.
+# Smallest log-probability: where a head's logits are -inf, a probability of 0 times it is still 0.
 _LOWEST = torch.finfo(torch.float32).min
 
 
 class Heads(NamedTuple):
-    """Features to logits: of the target over all tokens, of the drafter over those it drafts."""
+    """The heads, which map features to logits.
+
+    Attributes:
+        target: the target's head over the whole vocabulary.
+        draft: the drafter's head over the tokens that it drafts.
+        token_ids: the tokens that are drafted, ascending; None for the whole vocabulary.
+    """
 
     target: Logits
     draft: Logits
-    token_ids: Int[Tensor, " drafted"] | None = None  # ascending; None: all
+    token_ids: Int[Tensor, " drafted"] | None = None
 
     @classmethod
     def of(cls, head: DraftHead) -> "Heads":
-        """Return both heads of a target."""
+        """Return both heads, made from the drafter's."""
         whole = DraftHead(head.target, None)
         return cls(whole.logits, head.logits, head.token_ids)
 
@@ -84,24 +90,24 @@ def compare_distributions(
     kind: TokenLoss,
     chunk_size: int,
 ) -> tuple[Float[Tensor, ""], TokenResults]:
-    """Return the sum of all token losses, and what was seen of each position, without gradients.
+    """Return the sum of all token losses, and the results of each position, without gradients.
 
-    The gradient of a chunk is taken as soon as its laws are there, so that those of one chunk exist
-    at a time and none is computed again.
+    The gradient of a chunk is taken as soon as its distributions are computed, so that only those
+    of one chunk exist at a time and none is computed again.
 
     Args:
         examples: the positions.
-        importance: of each loss in the sum; where it is 0 the loss is not looked at.
-        heads: of target and drafter.
-        kind: of loss.
-        chunk_size: positions of a chunk.
+        importance: weight of each loss in the sum; a loss with weight 0 is ignored.
+        heads: heads of target and drafter.
+        kind: name of the loss.
+        chunk_size: number of positions in a chunk.
     """
     features, log_weights = examples.features, examples.log_weights
     parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
     chunks = zip(*(part.detach().split(chunk_size) for part in parts), strict=True)
     learns = torch.is_grad_enabled() and features.requires_grad
     totals, results, slopes = zip(
-        *(_chunk(heads, kind, learns, *one) for one in chunks), strict=True
+        *(_chunk(heads, kind, learns, *chunk) for chunk in chunks), strict=True
     )
     total = torch.stack(totals).sum()
     if learns:
@@ -111,7 +117,7 @@ def compare_distributions(
 
 
 class _WithGradients(torch.autograd.Function):
-    """Gives a sum the gradients for features and their weights that are known already."""
+    """Attaches gradients that are known already, of features and their weights, to a sum."""
 
     @staticmethod
     def forward(
@@ -128,7 +134,7 @@ class _WithGradients(torch.autograd.Function):
 class _Blended(torch.autograd.Function):
     """`joint.logsumexp(dim=1)`, at least `_LOWEST`.
 
-    Several times faster than that where few components have large laws.
+    Several times faster than `logsumexp` where few components share a large vocabulary.
     """
 
     @staticmethod
@@ -189,11 +195,11 @@ def _token_results(
 
 
 def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
-    """Return `log(w_e p_e(t))` of one token per position; -inf for one that is never drafted."""
-    places = tokens
+    """Return `log(w_e p_e(t))` of one token per position; -inf for tokens outside `drafted`."""
+    indices = tokens
     if drafted is not None:
-        places = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
-    found = joint.gather(2, places[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
+        indices = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
+    found = joint.gather(2, indices[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
     if drafted is None:
         return found
-    return torch.where((drafted[places] == tokens)[:, None], found, float("-inf"))
+    return torch.where((drafted[indices] == tokens)[:, None], found, float("-inf"))

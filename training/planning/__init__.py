@@ -1,1 +1,1 @@
-"""Memory, disk and time that a run will take."""
+"""Estimates of the memory, disk and time of a run."""

@@ -1,4 +1,4 @@
-"""What a run would take, from its settings and the target's config alone: no weights, no data."""
+"""Estimate of a run's memory, disk and time from its settings and the target's config alone."""
 
 import math
 from bisect import bisect_right
@@ -18,23 +18,23 @@ from training.planning.zero_memory import StateBytes, state_bytes
 from training.setup.adapters import add_adapters
 from training.target_states.plan import ExpectedBytes, expected_bytes
 
-USABLE = 0.9  # of a device's memory: the rest goes to its runtime and to fragments
-_CHECKPOINT_BYTES = 12  # of a parameter: weight and two moments in fp32
+USABLE = 0.9  # fraction of a device's memory; the rest goes to the runtime and to fragmentation
+_CHECKPOINT_BYTES = 12  # bytes per parameter: weight and two moments in fp32
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one process of a run needs, and what the run leaves on the disk.
+    """Needs of one process of a run, and of the whole run on the disk.
 
     Attributes:
-        settings: of the run.
-        num_processes: over which its batch is shared out.
-        parameters: of the drafter, trainable ones.
-        frozen: those that have adapters beside them, or nothing.
-        target: bytes of the target's weights, whole on every process.
+        settings: settings of the run.
+        num_processes: number of processes of the run.
+        parameters: number of trainable parameters of the drafter.
+        frozen: number of frozen parameters of the drafter, with adapters beside them or without.
+        target: bytes of the target's weights, which every process keeps whole.
         states: bytes of the drafter's parameters, gradients and optimizer states.
-        micro_batch: what one micro-batch needs, were all parameters trained.
-        shards: the target's features on disk, if the run reads any.
+        micro_batch: needs of one micro-batch if all parameters were trained.
+        shards: bytes of the target states on disk; 0 if the run reads none.
     """
 
     settings: TrainSettings
@@ -48,31 +48,31 @@ class Estimate:
 
     @property
     def device_bytes(self) -> int:
-        """Memory of the device at the peak; an upper bound, all positions being responses."""
+        """The memory of the device at the peak, an upper bound for data of responses only."""
         work = self.micro_batch.target_states + self.micro_batch.activations
         return self.target + self.states.device + work
 
     @property
     def host_bytes(self) -> int:
-        """Main memory of one process: what is offloaded, and the target while it is loaded."""
+        """The main memory of one process: offloaded states, and the target while it is loaded."""
         return self.target + self.states.host
 
     @property
     def disk_bytes(self) -> int:
-        """Features that it reads; what it leaves; checkpoints at the time when there are most."""
+        """The disk space of target states, drafters, and the largest number of checkpoints."""
         return self.shards.size + disk_bytes(self.parameters, self.settings, self.frozen)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of an optimizer step, on one process."""
-        one = self.micro_batch.drafter_flops
+        """The floating-point operations of an optimizer step on one process."""
+        flops = self.micro_batch.drafter_flops
         if self.settings.target_states.source == "online":
-            one += self.micro_batch.target_flops
-        return one * self.settings.batch.accumulation(self.num_processes)
+            flops += self.micro_batch.target_flops
+        return flops * self.settings.batch.accumulation(self.num_processes)
 
     @property
     def tokens(self) -> int:
-        """Tokens that the run reads, padding included."""
+        """The number of tokens that the run reads, padding included."""
         return (
             self.settings.steps
             * self.settings.batch.global_batch_size
@@ -81,18 +81,18 @@ class Estimate:
 
 
 def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = None) -> Estimate:
-    """Return what a run would take.
+    """Return the estimate of a run.
 
     Args:
-        settings: of the run.
-        num_processes: over which its rows are shared out.
-        device: that it is planned for; None for that of this machine.
+        settings: settings of the run.
+        num_processes: number of processes of the run.
+        device: kind of device that the run is planned for; None for the device of this machine.
 
     Raises:
-        ConfigError: settings do not fit the target, its context is shorter than a row, or rows
-            cannot be shared out evenly.
+        ConfigError: the settings do not fit the target, the target's context is shorter than a
+            sequence, or a batch cannot be divided among the processes evenly.
         CheckpointError: the target's config cannot be read.
-        TargetNotSupported: the target cannot be drafted for.
+        TargetNotSupported: the target is not supported.
     """
     target = target_on_meta(settings.target)
     settings.data.check_context(target.spec.max_position)
@@ -104,9 +104,9 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
     return Estimate(
         settings=settings,
         num_processes=num_processes,
-        parameters=sum(one.numel() for one in drafter.parameters() if one.requires_grad),
-        frozen=sum(one.numel() for one in drafter.parameters() if not one.requires_grad),
-        target=sum(one.nbytes for one in target.model.parameters()),
+        parameters=sum(part.numel() for part in drafter.parameters() if part.requires_grad),
+        frozen=sum(part.numel() for part in drafter.parameters() if not part.requires_grad),
+        target=sum(part.nbytes for part in target.model.parameters()),
         states=state_bytes(module, settings, num_processes, device),
         micro_batch=simulate(settings, target),
         shards=expected_bytes(settings, config, target.spec),
@@ -119,13 +119,14 @@ def choose_micro_batch(
     """Return the settings with the largest micro-batch that fits into a device's memory.
 
     Args:
-        settings: of the run; `batch.micro_batch_size` does not matter.
-        num_processes: over which its rows are shared out.
-        memory: bytes of a device.
-        device: as for `estimate`.
+        settings: settings of the run; `batch.micro_batch_size` does not matter.
+        num_processes: number of processes of the run.
+        memory: bytes of memory of a device.
+        device: kind of device, as for `estimate`.
 
     Raises:
-        ConfigError: rows cannot be shared out evenly, or not even one at a time fits.
+        ConfigError: a batch cannot be divided among the processes evenly, or a single sequence does
+            not fit.
     """
     own = with_micro_batch(settings, 1).batch.accumulation(num_processes)
     sizes = [size for size in range(1, own + 1) if own % size == 0]
@@ -133,43 +134,54 @@ def choose_micro_batch(
     def needed(size: int) -> int:
         return estimate(with_micro_batch(settings, size), num_processes, device).device_bytes
 
-    place = bisect_right(sizes, int(USABLE * memory), key=needed)
-    if not place:
+    num_fitting = bisect_right(sizes, int(USABLE * memory), key=needed)
+    if not num_fitting:
         raise ConfigError(
-            "not even one row at a time fits into the device's memory",
+            "a micro-batch of one sequence does not fit into the device's memory",
             expected=f"at most {USABLE:.0%} of {size_text(memory)}",
             got=size_text(needed(1)),
-            remedy="lower objective.chunk_size or data.sequence_length, raise engine.zero_stage, or "
-            "offload",
+            remedy="lower objective.chunk_size or data.sequence_length, raise engine.zero_stage, "
+            "or set engine.offload_optimizer",
         )
-    return with_micro_batch(settings, sizes[place - 1])
+    return with_micro_batch(settings, sizes[num_fitting - 1])
 
 
 def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
-    """Return the settings with another number of rows that a process reads at a time."""
+    """Return the settings with another micro-batch size.
+
+    Args:
+        settings: settings of a run.
+        size: number of sequences that a process reads at once.
+    """
     return settings.model_copy(
         update={"batch": settings.batch.model_copy(update={"micro_batch_size": size})}
     )
 
 
 def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int:
-    """Return the bytes of drafters and checkpoints, the latter while another one is written."""
+    """Return the bytes of drafters and of checkpoints, while another checkpoint is written.
+
+    Args:
+        parameters: number of trainable parameters.
+        settings: settings of the run.
+        frozen: number of frozen parameters.
+    """
     drafter = (parameters + frozen) * TORCH_DTYPES[settings.engine.dtype].itemsize
     every = settings.checkpoint.every
     written = 0 if every is None else math.ceil(settings.steps / every)
     checkpoints = min(written, settings.checkpoint.keep + 1)
     keeps_best = settings.checkpoint.keep_best and settings.evaluation.num_prompts > 0
-    drafters = 1 + 2 * keeps_best  # the best one so far, while it is replaced
+    drafters = 1 + 2 * keeps_best  # the best drafter twice, while it is replaced
     return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
 
 
 def duration_text(minutes: float) -> str:
-    """Return minutes or hours as people read them."""
+    """Return a duration as text, in minutes or hours."""
     return f"{minutes:.1f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 def size_text(count: int) -> str:
-    """Return bytes as people read them."""
+    """Return a number of bytes as text, in MiB or GiB."""
     mebibytes = count / 2**20
     return f"{mebibytes:,.0f} MiB" if mebibytes < 10_000 else f"{mebibytes / 1024:,.1f} GiB"
 
@@ -178,9 +190,10 @@ def render(found: Estimate, memory: int, flops_per_second: float | None) -> Tabl
     """Return the table that `jakiro train --dry-run` prints.
 
     Args:
-        found: what is estimated.
-        memory: bytes of a device.
-        flops_per_second: of large matrix products on a device, if it is known.
+        found: estimate to be shown.
+        memory: bytes of memory of a device.
+        flops_per_second: floating-point operations per second of large matrix products on a device;
+            None if it is unknown.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     total = f"{size_text(found.device_bytes)} of {size_text(memory)}"
@@ -193,12 +206,12 @@ def render(found: Estimate, memory: int, flops_per_second: float | None) -> Tabl
 
 def _parameters(found: Estimate) -> str:
     trained = f"{found.parameters:,} parameters"
-    return f"{trained} beside {found.frozen:,} frozen ones" if found.frozen else trained
+    return f"{trained} beside {found.frozen:,} frozen parameters" if found.frozen else trained
 
 
 def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     states, batch = found.states, found.settings.batch
-    micro = f"{batch.micro_batch_size} of {batch.global_batch_size} rows, {found.num_processes} process(es)"
+    sizes = f"{batch.micro_batch_size} of {batch.global_batch_size} sequences"
     return {
         "target": size_text(found.target),
         f"drafter, {_parameters(found)}": size_text(states.parameters),
@@ -206,12 +219,12 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),
         "of these in main memory": size_text(states.host),
-        "features and cache of the target": size_text(found.micro_batch.target_states),
+        "states and cache of the target": size_text(found.micro_batch.target_states),
         "activations": size_text(found.micro_batch.activations),
-        "a micro-batch": micro,
+        "a micro-batch": f"{sizes}, {found.num_processes} process(es)",
         "main memory of a process while loading": size_text(found.host_bytes),
         **_shards(found),
-        "disk, all together": size_text(found.disk_bytes),
+        "disk, total": size_text(found.disk_bytes),
         "tokens read": f"{found.tokens:,}",
         "an optimizer step": f"{found.flops / 1e12:,.2f} TFLOP",
         **_time(found, flops_per_second),
@@ -220,7 +233,7 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
 
 def _shards(found: Estimate) -> dict[str, str]:
     size, is_exact = found.shards
-    name = "features on disk" if is_exact else "features on disk for these steps, at most"
+    name = "target states on disk" if is_exact else "target states on disk for these steps, at most"
     return {name: size_text(size)} if size else {}
 
 

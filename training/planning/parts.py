@@ -1,4 +1,4 @@
-"""A training step taken apart: the bare forwards and backwards of an ideal run."""
+"""The parts of a training step: the forwards and backwards of an ideal run, one by one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,34 +23,37 @@ Work = Callable[[], object]
 
 
 @dataclass
-class _NotedStore:
-    """A store of self-attention rows that can be asked again, alone.
+class _RecordedStore:
+    """A store of self-attention's keys and values that can be called again on its own.
 
-    The rows of earlier passes are noted when it is asked first, without the graph behind them.
+    The first call records the keys and values of earlier passes, without their graph.
     """
 
     store: KVStore
     earlier: KV | None = None
 
-    def __call__(self, rows: KV) -> KV:
+    def __call__(self, kv: KV) -> KV:
         if self.earlier is None:
-            joined, own = self.store(rows), rows.keys.shape[2]
+            joined, own = self.store(kv), kv.keys.shape[2]
             self.earlier = KV(*(_bare(part[:, :, : part.shape[2] - own]) for part in joined))
             return joined
         if self.earlier.keys.shape[2] == 0:
-            return rows
-        pairs = zip(self.earlier, rows, strict=True)
+            return kv
+        pairs = zip(self.earlier, kv, strict=True)
         return KV(*(torch.cat(pair, dim=2) for pair in pairs))
 
 
 @dataclass
 class _Calls:
-    """What a module was called with, each time, without the graph behind it."""
+    """The arguments of all calls of a module, without their graph."""
 
     arguments: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def note(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = tuple(_NotedStore(one) if isinstance(one, KVStore) else one for one in arguments)
+    def record(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = tuple(
+            _RecordedStore(argument) if isinstance(argument, KVStore) else argument
+            for argument in arguments
+        )
         self.arguments.append(tree_map_only(Tensor, _bare, given))
         return given
 
@@ -58,21 +61,22 @@ class _Calls:
 def parts_of(
     drafter: JakiroDrafter, reader: TargetReader, batch: Batch, objective: ObjectiveSettings
 ) -> dict[str, Work]:
-    """Return the work of one micro-batch, part by part, on inputs that are there already.
+    """Return the work of one micro-batch, part by part, as functions on recorded inputs.
 
-    "target" is its forward; "memory" what the target's state is encoded to (layer self-attention,
-    the rows of cross-attention, and features); "trunk" and "bank" these modules, in every pass;
-    "head" the laws of target and drafter over the vocabulary with all losses. All but the first
-    are forward and backward. Where features are fed back, a pass is given those of the real one.
+    "target" is the target's forward. "memory" encodes the target's states (layer self-attention,
+    keys and values of cross-attention, features). "trunk" and "experts" are these modules in all
+    passes. "head" computes the distributions of target and drafter over the vocabulary, with all
+    losses. All parts except "target" are forward and backward. If features are fed back, a pass
+    gets the recorded features.
 
     Args:
-        drafter: at work.
-        reader: of the target.
-        batch: on the device.
+        drafter: drafter to be measured.
+        reader: reader of the target's states.
+        batch: micro-batch on the device.
         objective: weights of the losses.
 
     Raises:
-        ConfigError: the drafter has target layers behind it.
+        ConfigError: the drafter has tail layers of the target.
     """
     tail_layers = drafter.config.settings.tail_layers
     if tail_layers:
@@ -82,39 +86,39 @@ def parts_of(
             got=str(tail_layers),
         )
     view = reader.view(batch)
-    with _listening(drafter.trunk, drafter.experts) as (to_trunk, to_bank):
-        outputs = [_bare_output(one) for one in draft_all_positions(drafter, view, batch)]
+    with _recording(drafter.trunk, drafter.experts) as (to_trunk, to_experts):
+        outputs = [_bare_output(output) for output in draft_all_positions(drafter, view, batch)]
 
     def memory() -> None:
         _backward(drafter.encode_memory(view.state, batch.positions))
 
     def head() -> None:
-        for draw, output in enumerate(outputs):
+        for sample, output in enumerate(outputs):
             goals = Goals(view.features)
-            drafter_loss(output, goals, batch, draw, reader.heads, objective).total.backward()
+            drafter_loss(output, goals, batch, sample, reader.heads, objective).total.backward()
 
     return {
         "target": lambda: reader.view(batch),
         "memory": memory,
         "trunk": _replayed(drafter.trunk, to_trunk),
-        "experts": _replayed(drafter.experts, to_bank),
+        "experts": _replayed(drafter.experts, to_experts),
         "head": head,
     }
 
 
 def flops_of(work: Work) -> int:
-    """Return the floating-point operations of matrix products and attention in some work."""
+    """Return the number of floating-point operations of the matrix products and attention."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
 
 
 @contextmanager
-def _listening(*modules: nn.Module) -> Iterator[list[_Calls]]:
+def _recording(*modules: nn.Module) -> Iterator[list[_Calls]]:
     calls = [_Calls() for _ in modules]
     hooks = [
-        module.register_forward_pre_hook(one.note)
-        for module, one in zip(modules, calls, strict=True)
+        module.register_forward_pre_hook(own.record)
+        for module, own in zip(modules, calls, strict=True)
     ]
     try:
         yield calls
@@ -132,14 +136,15 @@ def _replayed(module: nn.Module, calls: _Calls) -> Work:
 
 
 def _backward(outputs: Any) -> None:
-    """Send a gradient of ones through what needs one."""
-    tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
+    """Send a gradient of ones through the outputs that require a gradient."""
+    leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in leaves if leaf.requires_grad]
     if tensors:  # features are encoded without a parameter unless they are fused
-        torch.autograd.backward(tensors, [torch.ones_like(one) for one in tensors])
+        torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
 
 
 def _bare(tensor: Tensor) -> Tensor:
-    """Return a tensor without its past, to be differentiated by if it has one."""
+    """Return a tensor without its graph, which requires a gradient if the tensor did."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 

@@ -1,6 +1,6 @@
-"""One micro-batch on the meta device: what training would allocate and compute, from shapes alone.
+"""Simulation of one micro-batch on the meta device, which counts bytes and operations.
 
-The code that trains is what runs here, so every variant of the drafter is accounted for.
+The simulation runs the code of training, so it covers every variant of the drafter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ from training.setup.loading import config_at
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made inside it, as long as they exist.
+    """Counter of the bytes of live tensors that were created inside its context.
 
     Attributes:
-        now: bytes that exist.
-        peak: most bytes that existed at once.
+        now: number of live bytes.
+        peak: largest number of bytes that were alive at once.
     """
 
     def __init__(self) -> None:
@@ -48,15 +48,15 @@ class LiveBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, and note what is new."""
-        for tensor in _tensors((args, kwargs)):  # what is made outside exists already
+        """Run an operation and count its new tensors."""
+        for tensor in _tensors((args, kwargs)):  # tensors from outside the context do not count
             self._known.add(tensor.untyped_storage()._cdata)
         results = func(*args, **(kwargs or {}))
         for tensor in _tensors(results):
-            self._note(tensor)
+            self._count(tensor)
         return results
 
-    def _note(self, tensor: Tensor) -> None:
+    def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._known:
             self._known.add(storage._cdata)
@@ -71,16 +71,17 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What one process needs for one micro-batch, every position of which carries a loss.
+    """Needs of one process for one micro-batch, if every position carries a loss.
 
     Attributes:
-        features: bytes that the target leaves to the drafter, its cache included.
-        activations: bytes at the peak beside those.
-        target_flops: of the target's forward.
-        drafter_flops: of the drafter with its losses, forward and backward.
+        target_states: bytes of the target's states that the drafter reads, the cache included.
+        activations: bytes beside the target's states at the peak.
+        target_flops: floating-point operations of the target's forward.
+        drafter_flops: floating-point operations of the drafter and its losses, forward and
+            backward.
     """
 
-    features: int
+    target_states: int
     activations: int
     target_flops: int
     drafter_flops: int
@@ -90,14 +91,18 @@ def target_on_meta(settings: TargetSettings) -> TargetAdapter:
     """Return a target without weights, from its config alone.
 
     Raises:
-        CheckpointError: there is no such config.
-        TargetNotSupported: the target cannot be drafted for.
+        CheckpointError: the target's config cannot be read.
+        TargetNotSupported: the target is not supported.
     """
     return _target_on_meta(settings.name_or_path, TORCH_DTYPES[settings.dtype])
 
 
 def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDrafter:
     """Return a run's drafter without weights.
+
+    Args:
+        settings: settings of the run.
+        target: target without weights, from `target_on_meta`.
 
     Raises:
         ConfigError: the settings do not fit the target.
@@ -107,13 +112,13 @@ def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDra
 
 
 def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
-    """Return what one micro-batch of a run needs.
+    """Return the needs of one micro-batch of a run.
 
-    Attention is taken to store its scores, as it does where no fused kernel fits masks and heads.
+    Attention is assumed to store its scores, as it does if no fused kernel fits masks and heads.
 
     Args:
-        settings: of the run; `batch.micro_batch_size` rows are read.
-        target: from `target_on_meta`.
+        settings: settings of the run.
+        target: target without weights, from `target_on_meta`.
     """
     dtype = TORCH_DTYPES[settings.engine.dtype]
     drafter = drafter_on_meta(settings, target)
@@ -126,11 +131,11 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     flops = FlopCounterMode(display=False)
     with LiveBytes() as live, flops:
         view = reader.view(batch)
-        features, target_flops = live.now, flops.get_total_flops()
+        target_states, target_flops = live.now, flops.get_total_flops()
         module(view, batch, reader).total.backward()
     return Simulation(
-        features=features,
-        activations=live.peak - features,
+        target_states=target_states,
+        activations=live.peak - target_states,
         target_flops=target_flops,
         drafter_flops=flops.get_total_flops() - target_flops,
     )
@@ -158,16 +163,16 @@ def _drafter_on_meta(config: JakiroConfig) -> JakiroDrafter:
 
 
 def _batch_on_meta(settings: TrainSettings) -> Batch:
-    rows, length = settings.batch.micro_batch_size, settings.data.sequence_length
-    draws = anchor_rule(settings).draws
+    size, length = settings.batch.micro_batch_size, settings.data.sequence_length
+    samples = anchor_rule(settings).num_samples
     with torch.device("meta"):
         return Batch(
-            token_ids=torch.zeros(rows, length, dtype=torch.long),
-            positions=torch.zeros(rows, length, dtype=torch.long),
-            documents=torch.zeros(rows, length, dtype=torch.long),
-            is_response=torch.ones(rows, length, dtype=torch.bool),
-            anchors=torch.zeros(rows, draws, length, dtype=torch.long),
-            is_narrow=torch.zeros(rows, dtype=torch.bool),
+            token_ids=torch.zeros(size, length, dtype=torch.long),
+            positions=torch.zeros(size, length, dtype=torch.long),
+            documents=torch.zeros(size, length, dtype=torch.long),
+            is_response=torch.ones(size, length, dtype=torch.bool),
+            anchors=torch.zeros(size, samples, length, dtype=torch.long),
+            is_narrow=torch.zeros(size, dtype=torch.bool),
         )
 
 

@@ -1,4 +1,4 @@
-"""How fast this machine is: seconds of steps that are taken, and of large matrix products."""
+"""Speed of this machine, measured by optimizer steps, decoding and large matrix products."""
 
 import os
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from training.loss.batch import Batch
 from training.module import TargetReader, TrainingModule
 from training.setup.preparation import Prepared
 
-_REPEATS = 3  # of what is timed, after one time that is not
-_TOKENS = 32  # decoded to know the rate
+_REPEATS = 3  # timed repetitions, after one repetition that is not timed
+_TOKENS = 32  # tokens that are decoded to measure the rate
 _PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a large matrix
 
 
 def decoding_rate(inputs: Prepared) -> float:
-    """Return tokens per second of decoding without a drafter, after the prompt is read."""
-    row = inputs.rows.row(0).token_ids.tolist()
-    prompt = row[: max(1, len(row) // 2)]
+    """Return tokens per second of autoregressive decoding, without reading the prompt."""
+    sequence = inputs.sequences.sequence(0).token_ids.tolist()
+    prompt = sequence[: max(1, len(sequence) // 2)]
     count = min(_TOKENS, inputs.target.spec.max_position - len(prompt))
     decoder = SpeculativeDecoder(inputs.target.model, tokenizer=inputs.tokenizer)
-    # With a smallest number, for one token that ends the text has no rate.
+    # With a smallest number of tokens, because a single token that ends the text has no rate.
     fixed: dict[str, Any] = {"min_new_tokens": count, "max_new_tokens": count}
     fixed |= {"temperature": 0.0, "seed": 0}
     decoder.generate(prompt, **fixed)  # the first time is slower
@@ -37,10 +37,14 @@ def decoding_rate(inputs: Prepared) -> float:
 
 
 def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
-    """Return the seconds of an optimizer step: its micro-batches, and the update.
+    """Return the seconds of an optimizer step: its micro-batches and the update.
+
+    Args:
+        inputs: inputs of the run.
+        device: device to be measured.
 
     Raises:
-        ConfigError: the rows of a step cannot be shared out evenly.
+        ConfigError: the sequences of a step cannot be divided into micro-batches evenly.
     """
     settings = inputs.settings
     accumulation = settings.batch.accumulation(1)
@@ -54,7 +58,7 @@ def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
     batch = sample_batch(inputs).to(device)
 
     def micro_batch() -> None:
-        module.zero_grad()  # here, so that there always are gradients to update with
+        module.zero_grad()  # before the backward pass, so that the update always has gradients
         module(reader.view(batch), batch, reader).total.backward()
 
     seconds = medians({"micro-batch": micro_batch, "update": optimizer.step}, _REPEATS)
@@ -65,8 +69,8 @@ def sample_batch(inputs: Prepared) -> Batch:
     """Return the first micro-batch that one process would read."""
     batch = inputs.settings.batch
     sampler = Sampler(
-        inputs.rows,
-        rows_per_step=batch.global_batch_size,
+        inputs.sequences,
+        sequences_per_step=batch.global_batch_size,
         rule=anchor_rule(inputs.settings),
         seed=inputs.settings.seed,
     )
@@ -74,7 +78,12 @@ def sample_batch(inputs: Prepared) -> Batch:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Return floating-point operations per second of a large matrix product, the most there is."""
+    """Return floating-point operations per second of a large matrix product, an upper bound.
+
+    Args:
+        device: device to be measured.
+        dtype: dtype of the matrices.
+    """
     size = _PRODUCT[device.type]
     factor = torch.ones(size, size, device=device, dtype=dtype)
     return 2 * size**3 / medians({"product": lambda: factor @ factor}, _REPEATS)["product"]
@@ -82,12 +91,12 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """Each process's device.
+    """The device of each process of a planned run.
 
     Attributes:
-        kind: what it is.
-        is_here: whether this machine has it.
-        memory: bytes of it that are given; None for those of this machine's.
+        kind: kind of the device.
+        is_here: whether this machine has the device.
+        memory: bytes of memory of the device; None to ask the device of this machine.
     """
 
     kind: Kind
@@ -98,7 +107,7 @@ class PlannedDevice:
         """Return the bytes of memory that a process has.
 
         Args:
-            num_local: processes on a machine, which share its main memory.
+            num_local: number of processes on a machine, which share its main memory.
         """
         if self.memory is not None:
             return self.memory
@@ -107,7 +116,7 @@ class PlannedDevice:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
 
     def product_rate(self, settings: TrainSettings) -> float | None:
-        """Return floating-point operations per second of large products, if it can be measured."""
+        """Return floating-point operations per second; None for a device of another machine."""
         if not self.is_here:
             return None
         return product_rate(choose_device(self.kind), TORCH_DTYPES[settings.target.dtype])
@@ -117,25 +126,26 @@ def present_device(settings: TrainSettings, memory: int | None = None) -> Planne
     """Return the device that a run has on this machine.
 
     Args:
-        settings: of the run.
-        memory: bytes of it that may be used, if not all.
+        settings: settings of the run.
+        memory: bytes of memory that may be used; None for all.
 
     Raises:
-        ConfigError: a GPU is asked for where there is none.
+        ConfigError: `engine.device` is cuda, and this machine has no GPU.
     """
     kind: Kind = "cuda" if choose_device(settings.engine.device).type == "cuda" else "cpu"
     return PlannedDevice(kind, is_here=True, memory=memory)
 
 
 def plan_device(settings: TrainSettings, memory: int | None = None) -> PlannedDevice:
-    """Return the device that a run would have, here or elsewhere.
+    """Return the device that a run would have, on this machine or on another.
 
     Args:
-        settings: of the run.
-        memory: bytes of a device elsewhere; that is a GPU, unless `engine.device` is cpu.
+        settings: settings of the run.
+        memory: bytes of memory of a device of another machine, which is a GPU unless
+            `engine.device` is cpu; None to plan for this machine.
 
     Raises:
-        ConfigError: a GPU is asked for where there is none, and nothing is said of another one.
+        ConfigError: `engine.device` is cuda, this machine has no GPU, and `memory` is None.
     """
     wanted = settings.engine.device
     if wanted == "cpu" or torch.cuda.is_available():
@@ -143,9 +153,9 @@ def plan_device(settings: TrainSettings, memory: int | None = None) -> PlannedDe
     if wanted == "cuda" and memory is None:
         raise ConfigError(
             "engine.device is cuda, and there is no GPU that the run could be planned for",
-            expected="a GPU that torch can use, or figures of one elsewhere",
+            expected="a GPU that torch can use, or the figures of a GPU elsewhere",
             got=missing_gpu(),
-            remedy="give --device-memory, and --device-speed for the time; or choose the device "
+            remedy="give --device-memory, and --device-speed for the time; or set engine.device to "
             "cpu or auto",
         )
     is_elsewhere = memory is not None

@@ -1,10 +1,10 @@
-"""How close training comes to its bare arithmetic, and where the rest of the time goes.
+"""Throughput of training, compared with an ideal run of the bare forwards and backwards.
 
 `python -m training.planning.throughput --config FILE [--set KEY.PATH=VALUE ...] --out FILE.json`
 
-Steps of the real run and its parts alone take turns. The ideal run consists of the bare forwards
-and backwards and nothing else: no data to be collated and copied, no sum over processes, no clip,
-no optimizer. One process is measured.
+Timings of real optimizer steps and of their parts are interleaved. The ideal run consists of the
+forwards and backwards alone: no collating and copying of data, no sum over processes, no gradient
+clipping, no optimizer. One process is measured.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from jakiro.utils.files import write_atomically
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings, load_settings
 from training.config import TrainSettings, anchor_rule
-from training.data.packing import PackedRows
+from training.data.packing import PackedSequences
 from training.data.sampler import Sampler
 from training.distributed.processes import join_processes, launch_environment
 from training.input_settings import TORCH_DTYPES
@@ -37,19 +37,19 @@ from training.planning.parts import flops_of, parts_of
 from training.planning.speed import product_rate
 from training.setup.preparation import Prepared, prepare
 
-GOAL = 0.6  # of the ideal run's tokens per second
+GOAL = 0.6  # as a fraction of the ideal run's tokens per second
 RUN = "run"
-_ROWS_LOOKED_AT = 2000  # to know how much of them is padding
+_EXAMINED = 2000  # sequences that are read to measure the padding
 
 
 class Part(Settings):
     """One part of a micro-batch, forward and backward.
 
     Attributes:
-        seconds: median of its time alone.
-        tokens_per_second: if there were nothing else.
-        flops: floating-point operations.
-        flop_use: share of what large matrix products reach on this device.
+        seconds: median time of the part on its own.
+        tokens_per_second: tokens per second if there were no other part.
+        flops: number of floating-point operations.
+        flop_use: rate of operations as a fraction of that of large matrix products.
     """
 
     seconds: float
@@ -59,21 +59,23 @@ class Part(Settings):
 
 
 class Throughput(Settings):
-    """What was measured.
+    """Result of a measurement of throughput.
 
     Attributes:
-        tokens_per_second: of the real run, padding not counted.
-        seconds_per_step: its median.
-        ideal_seconds_per_step: the sum of all parts, for all micro-batches of a step.
-        ratio: ideal over real seconds in the same round: value, low, high of its 95% interval.
-        goal: the least that the ratio should be.
-        flop_use: of the real run.
-        parts: of a micro-batch.
-        peak_bytes: memory at the peak of a step; None where it cannot be told.
-        padding: share of the rows' tokens that is padding.
-        products_per_second: floating-point operations of large matrix products.
-        environment: where it was measured.
-        settings: of the run.
+        tokens_per_second: tokens per second of the real run, padding not counted.
+        seconds_per_step: median time of a real optimizer step.
+        ideal_seconds_per_step: median of the summed times of all parts in all micro-batches of a
+            step.
+        ratio: ideal over real seconds of the same repetition: value, low and high end of the 95%
+            interval.
+        goal: smallest ratio that is good enough.
+        flop_use: operations per second of the real run as a fraction of that of large products.
+        parts: parts of a micro-batch.
+        peak_bytes: memory at the peak of a step; None if it cannot be measured.
+        padding: fraction of the packed tokens that is padding.
+        products_per_second: floating-point operations per second of large matrix products.
+        environment: machine and versions of the measurement.
+        settings: settings of the run.
     """
 
     tokens_per_second: float
@@ -106,11 +108,11 @@ class _Subject:
 
 
 def measure(settings: TrainSettings, steps: int) -> Throughput:
-    """Return how fast a run trains, and how fast its parts are.
+    """Return the throughput of a run and of its parts.
 
     Args:
-        settings: of the run; its folder is not touched.
-        steps: that are timed, each beside one round of the parts.
+        settings: settings of the run, whose folder is not touched.
+        steps: number of timed optimizer steps, each beside one repetition of all parts.
 
     Raises:
         JakiroError: target, data or settings cannot be used.
@@ -124,8 +126,8 @@ def measure(settings: TrainSettings, steps: int) -> Throughput:
             dtype = TORCH_DTYPES[settings.engine.dtype]
             reader = TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
             sampler = Sampler(
-                inputs.rows,
-                rows_per_step=settings.batch.global_batch_size,
+                inputs.sequences,
+                sequences_per_step=settings.batch.global_batch_size,
                 rule=anchor_rule(settings),
                 seed=settings.seed,
             )
@@ -137,15 +139,15 @@ def measure(settings: TrainSettings, steps: int) -> Throughput:
                 trainer.engine.destroy()
 
 
-def padding_of(rows: PackedRows) -> float:
-    """Return the share of padding in the first rows."""
-    looked_at = range(min(len(rows), _ROWS_LOOKED_AT))
-    filled = sum(int((rows.row(index).documents >= 0).sum()) for index in looked_at)
-    return 1 - filled / (len(looked_at) * rows.sequence_length)
+def padding_of(sequences: PackedSequences) -> float:
+    """Return the fraction of padding in the first sequences."""
+    examined = range(min(len(sequences), _EXAMINED))
+    filled = sum(int((sequences.sequence(index).documents >= 0).sum()) for index in examined)
+    return 1 - filled / (len(examined) * sequences.sequence_length)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure as the command line says; return 0 when done, 2 on bad input."""
+    """Measure the run of a command line; return 0 when done, 2 on bad input."""
     options = _parse(arguments)
     try:
         if options.out is not None and options.out.exists():
@@ -158,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.out is not None:
         write_atomically(options.out, found.model_dump_json(indent=1) + "\n")
-    for line in _told(found):
+    for line in _lines(found):
         sys.stdout.write(line + "\n")
     return 0
 
@@ -166,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measured(subject: _Subject, steps: int) -> Throughput:
     settings, device = subject.settings, subject.device
     batch = subject.sampler.batch(0, 0, settings.batch.micro_batch_size).to(device)
-    # Beside the engine's own drafter, whose gradients and hooks are DeepSpeed's.
+    # A copy, because the gradients and hooks of the engine's own drafter are DeepSpeed's.
     drafter = subject.trainer.copy_drafter().requires_grad_(True)
     parts = parts_of(drafter, subject.reader, batch, settings.objective)
     numbers = count()
@@ -195,7 +197,7 @@ def _measured(subject: _Subject, steps: int) -> Throughput:
         flop_use=flops / taken / rate,
         parts=of_parts,
         peak_bytes=peak.bytes,
-        padding=padding_of(subject.inputs.rows),
+        padding=padding_of(subject.inputs.sequences),
         products_per_second=rate,
         environment=_environment(device),
         settings=settings.model_dump(mode="json"),
@@ -216,7 +218,7 @@ def _environment(device: torch.device) -> Mapping[str, Any]:
     return provenance() | facts | {"threads": torch.get_num_threads()}
 
 
-def _told(found: Throughput) -> list[str]:
+def _lines(found: Throughput) -> list[str]:
     value, low, high = found.ratio
     peak = "unknown" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f} MiB"
     line = partial("{:8} {:10.4f} s {:12,.0f} tokens/s {:8.1%} FLOP use".format)
@@ -226,7 +228,7 @@ def _told(found: Throughput) -> list[str]:
             for name, part in found.parts.items()
         ),
         line("step", found.seconds_per_step, found.tokens_per_second, found.flop_use),
-        f"{value:.1%} ({low:.1%} to {high:.1%}) of the ideal run's speed; {GOAL:.0%} are wanted",
+        f"{value:.1%} ({low:.1%} to {high:.1%}) of the ideal run's speed; the goal is {GOAL:.0%}",
         f"padding {found.padding:.1%}, memory at the peak {peak}",
     ]
 
@@ -237,8 +239,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append", default=[]
     )
-    parser.add_argument("--steps", type=int, default=12, help="that are timed")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="store everything here")
+    parser.add_argument("--steps", type=int, default=12, help="number of timed steps")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for all results")
     return parser.parse_args(arguments)
 
 

@@ -11,21 +11,21 @@ from training.loop.optimizer import build_optimizer
 from training.module import TrainingModule
 
 _MASTER = 4  # bytes of a master weight, and of a moment
-_ALIGNMENT = 2  # elements to which ZeRO 1 and 2 fill up each process's part
+_ALIGNMENT = 2  # ZeRO 1 and 2 pad each process's part to a multiple of so many elements
 # DeepSpeed's own defaults, in elements.
 _BUCKET, _PERSISTENT, _LIVE, _SUBGROUP = 500_000_000, 100_000, 1_000_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """What one process keeps for the drafter.
+    """Bytes that one process keeps for the drafter.
 
     Attributes:
-        parameters: in the dtype that it computes in.
-        gradients: at the end of a backward pass, and as the optimizer reads them.
-        optimizer: master weights, if they are kept apart, and moments.
-        buffers: for gradients on their way, and for parameters that are gathered to be used.
-        host: of all these, what lies in main memory instead of the device's.
+        parameters: bytes of the parameters, in the dtype of the computation.
+        gradients: bytes of the gradients after a backward pass, and of those the optimizer reads.
+        optimizer: bytes of separate master weights, if there are any, and of the moments.
+        buffers: bytes of buffers for gradients in transit and for gathered parameters.
+        host: bytes of the other fields that are in main memory instead of the device's memory.
     """
 
     parameters: int
@@ -36,13 +36,13 @@ class StateBytes:
 
     @property
     def device(self) -> int:
-        """What lies in the device's memory."""
+        """The number of bytes in the device's memory."""
         return self.parameters + self.gradients + self.optimizer + self.buffers - self.host
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters that ZeRO joins: how many elements each has, and moments of an element."""
+    """Parameters that ZeRO joins: the number of elements of each, and of moments per element."""
 
     sizes: tuple[int, ...]
     moments: int
@@ -58,16 +58,16 @@ def state_bytes(
     num_processes: int,
     device: Kind | None = None,
 ) -> StateBytes:
-    """Return what one process keeps for a module; nothing is allocated.
+    """Return the bytes that one process keeps for a module; nothing is allocated.
 
     Args:
-        module: with the drafter, also on the meta device.
-        settings: of the run.
-        num_processes: over which it is shared out.
-        device: that the run is planned for; None for that of this machine.
+        module: training module of the drafter, which may be on the meta device.
+        settings: settings of the run.
+        num_processes: number of processes of the run.
+        device: kind of device that the run is planned for; None for the device of this machine.
 
     Raises:
-        ConfigError: the rows of a step cannot be shared out evenly.
+        ConfigError: the sequences of a step cannot be divided among the processes evenly.
     """
     kind = device or choose_device(settings.engine.device).type
     config = build_deepspeed_config(settings, num_processes, kind)
@@ -77,10 +77,10 @@ def state_bytes(
     zero = config["zero_optimization"]
     bucket = zero.get("reduce_bucket_size", _BUCKET)
     if kind == "cpu":
-        bucket = min(bucket, total)  # what is never written to takes no room there
+        bucket = min(bucket, total)  # unused pages of main memory take no room
     if zero["stage"] == 3:
         return _partitioned(groups, zero, width, num_processes, bucket)
-    frozen = width * sum(one.numel() for one in module.parameters() if not one.requires_grad)
+    frozen = width * sum(part.numel() for part in module.parameters() if not part.requires_grad)
     if zero["stage"]:
         trained = _flattened(groups, zero, width, num_processes, bucket)
         return replace(trained, parameters=trained.parameters + frozen)
@@ -91,27 +91,27 @@ def state_bytes(
 def _flattened(
     groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
 ) -> StateBytes:
-    """ZeRO 1 and 2: parameters whole, one flat part of masters and moments for each process."""
+    """Return the bytes of ZeRO 1 and 2: whole parameters, a part of masters and moments each."""
     padded = [_filled(group.total, _ALIGNMENT * num_processes) for group in groups]
     pairs = list(zip(groups, padded, strict=True))
     own = sum(padded) // num_processes
     optimizer = sum(_MASTER * (1 + group.moments) * size for group, size in pairs) // num_processes
     kept = own if zero["stage"] == 2 else sum(group.total for group in groups)
     gradients = width * kept + _MASTER * own
-    is_away = "offload_optimizer" in zero
+    is_offloaded = "offload_optimizer" in zero
     return StateBytes(
         parameters=width * sum(padded),
         gradients=gradients,
         optimizer=optimizer,
         buffers=width * bucket,
-        host=optimizer + _MASTER * own if is_away else 0,
+        host=optimizer + _MASTER * own if is_offloaded else 0,
     )
 
 
 def _partitioned(
     groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
 ) -> StateBytes:
-    """ZeRO 3: a part of every parameter for each process; small parameters whole beside it."""
+    """Return the bytes of ZeRO 3: a part of every parameter each, and whole small parameters."""
     parts = [
         (-(-size // num_processes), size, group.moments) for group in groups for size in group.sizes
     ]
@@ -132,9 +132,9 @@ def _partitioned(
 
 
 def _groups(param_groups: Sequence[Mapping[str, Any]]) -> list[_Group]:
-    # Muon keeps one moment of its matrices, AdamW two of everything.
+    # Muon keeps one moment of its matrices, AdamW two moments of everything.
     return [
-        _Group(tuple(one.numel() for one in group["params"]), 1 if group.get("muon") else 2)
+        _Group(tuple(part.numel() for part in group["params"]), 1 if group.get("muon") else 2)
         for group in param_groups
     ]
 

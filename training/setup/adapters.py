@@ -1,7 +1,7 @@
 """Low-rank adapters of a drafter (LoRA, arXiv 2106.09685) by PEFT: added, merged, and saved.
 
-Only training sees weights and adapters side by side. What is evaluated and exported is merged:
-drafting reads slices of weights, which know nothing of what stands beside them.
+Only training has weights and adapters side by side. Drafters are merged before they are evaluated
+or exported, because drafting reads slices of the weights alone.
 """
 
 from collections.abc import Iterable
@@ -19,19 +19,24 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from training.input_settings import LoraSettings
 
-# What PEFT's own model calls the one that it holds, in the names of its files' weights.
+# Prefix of the weights' names in PEFT's files: the path to the adapted model.
 _PREFIX = "base_model.model."
-_STACKED = 3  # axes of a stack of matrices; PEFT adapts no others
+_STACKED = 3  # number of axes of a stack of matrices, the only parameters that PEFT adapts
 
 
 def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) -> None:
     """Freeze a drafter's weights and put adapters beside them that change nothing yet.
 
+    Args:
+        drafter: a drafter without adapters.
+        settings: rank, scale and targets of the adapters.
+        seed: seed of the adapters' random weights.
+
     Raises:
-        ConfigError: there is nothing of a name in `targets`.
+        ConfigError: the drafter has no layer with a name in `targets`.
     """
     linears, stacks = adaptable(drafter)
-    names = _chosen((*linears, *stacks), settings.targets)
+    names = _adapted((*linears, *stacks), settings.targets)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -44,25 +49,30 @@ def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) 
 
 
 def check_adapters(drafter: JakiroDrafter, settings: LoraSettings) -> None:
-    """Refuse adapters of what a drafter does not have.
+    """Refuse adapters of layers that a drafter does not have.
+
+    Args:
+        drafter: a drafter without adapters.
+        settings: targets of the adapters.
 
     Raises:
-        ConfigError: there is nothing of a name in `targets`.
+        ConfigError: the drafter has no layer with a name in `targets`.
     """
-    _chosen([name for kind in adaptable(drafter) for name in kind], settings.targets)
+    _adapted([name for kind in adaptable(drafter) for name in kind], settings.targets)
 
 
 def adaptable(drafter: JakiroDrafter) -> tuple[list[str], list[str]]:
-    """Return the names of what can have adapters: linear layers, and stacks of matrices."""
+    """Return the names of linear layers and of stacks of matrices, which can have adapters."""
     linears = [name for name, part in drafter.named_modules() if isinstance(part, nn.Linear)]
     stacks = [name for name, part in drafter.named_parameters() if part.ndim == _STACKED]
     return linears, stacks
 
 
 def merged(drafter: JakiroDrafter) -> JakiroDrafter:
-    """Return a drafter whose weights have its adapters in them; one without adapters as it is.
+    """Return a drafter with its adapters merged into its weights.
 
-    The one that is given is used up.
+    A drafter without adapters is returned as it is. A drafter with adapters must not be used
+    afterwards.
     """
     source: Any = drafter
     layers = [layer for layer in drafter.modules() if isinstance(layer, LoraLayer)]
@@ -85,9 +95,9 @@ def save_adapters(drafter: JakiroDrafter, folder: Path, base: str) -> None:
     """Write the adapters of a drafter in PEFT's format, for `peft.PeftModel.from_pretrained`.
 
     Args:
-        drafter: with adapters that are not merged.
-        folder: created if missing.
-        base: folder or hub id of the drafter that they belong to.
+        drafter: a drafter with adapters that are not merged.
+        folder: the folder to write, which is created if it is missing.
+        base: folder or hub id of the drafter that the adapters belong to.
     """
     configs: Any = drafter.peft_config
     (config,) = configs.values()
@@ -98,18 +108,18 @@ def save_adapters(drafter: JakiroDrafter, folder: Path, base: str) -> None:
     save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _chosen(known: Iterable[str], targets: Iterable[str] | None) -> set[str]:
+def _adapted(known: Iterable[str], targets: Iterable[str] | None) -> set[str]:
     known = list(known)
     if targets is None:
         return {name for name in known if not name.endswith("router")}
-    chosen: set[str] = set()
+    adapted: set[str] = set()
     for target in targets:
         found = {name for name in known if f".{name}".endswith(f".{target}")}
         if not found:
             raise ConfigError(
-                "lora.targets names what the drafter does not have",
+                "lora.targets names a layer that the drafter does not have",
                 expected=f"names, or their ends, out of {', '.join(known)}",
                 got=target,
             )
-        chosen |= found
-    return chosen
+        adapted |= found
+    return adapted

@@ -1,4 +1,4 @@
-"""Where a drafter's weights start: at random, at another's, or as a layer of the target."""
+"""The start of a drafter's weights: random, those of another drafter, or of a target's layer."""
 
 from collections.abc import Iterable
 
@@ -11,14 +11,23 @@ from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.logs import get_logger
 from training.config import TrainSettings
 from training.loss.batch import Batch
-from training.setup.layer_start import place_of, start_as_layer, start_from, warn_of_left_behind
+from training.setup.layer_start import (
+    replaced_layer,
+    start_as_layer,
+    start_from,
+    warn_of_left_behind,
+)
 from training.setup.target_layer import LayerAttention, layers_of, read_attention
 
 _logger = get_logger(__name__)
 
 
 def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Refuse settings whose drafter cannot start as they say.
+    """Refuse settings if the drafter cannot start from the target's layer that they name.
+
+    Args:
+        settings: settings of the run.
+        target: the frozen target.
 
     Raises:
         ConfigError: as `read_attention`.
@@ -34,14 +43,15 @@ def initialize(
     start: JakiroDrafter | None = None,
     batches: Iterable[Batch] | None = None,
 ) -> None:
-    """Let a new drafter start as the settings say; the same on every process.
+    """Set the initial weights of a drafter, which are the same on every process.
 
     Args:
-        drafter: new.
-        settings: of the run.
-        target: as whose layer it may start.
-        start: as `read_start` returns it.
-        batches: to fit its input on, if `is_fitted`; None where a checkpoint will be loaded.
+        drafter: the new drafter, with random weights.
+        settings: settings of the run.
+        target: the frozen target, whose layer the drafter may start from.
+        start: the drafter that `read_start` returns; None to start without another drafter.
+        batches: batches to fit the drafter's input on, if `is_fitted`; None if a checkpoint will
+            be loaded.
 
     Raises:
         ConfigError: as `read_attention`.
@@ -51,31 +61,35 @@ def initialize(
         drafter.load_state_dict(start.state_dict())
         return
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
-    attention = _attention_to_start_from(settings, target, heads, says_why_not=True)
+    attention = _attention_to_start_from(settings, target, heads, is_logged=True)
     if attention is None:
         return
     _warn(attention, heads.rope_theta, target)
     start_from(drafter.trunk, attention)
     if not is_fitted(settings, target):
-        _say_why_attention_alone(settings)
+        _log_why_attention_alone(settings)
     elif batches is not None:
-        nn.Module.to(drafter, target.device)  # the model's own `to` has lost its signature
+        nn.Module.to(drafter, target.device)  # type checkers do not know the model's own `to`
         start_as_layer(drafter, target, attention, batches, settings.seed)
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
-    """Return whether a new drafter starts as a layer of the target, its input fitted to it.
+    """Return whether a new drafter starts as a whole layer of the target, with a fitted input.
 
-    That is the last layer, or the last before the target's own that follow the drafter. It takes a
-    trunk that reads features.
+    That layer is the last before the drafter's tail layers, or the target's last without a tail.
+    The drafter's trunk must read features.
+
+    Args:
+        settings: settings of the run.
+        target: the frozen target.
     """
-    own, start = settings.drafter, settings.initialize
-    if start.drafter is not None or start.fit_tokens == 0 or not own.trunk.reads_features:
+    drafter, start = settings.drafter, settings.initialize
+    if start.drafter is not None or start.fit_tokens == 0 or not drafter.trunk.reads_features:
         return False
-    index = place_of(own)
+    index = replaced_layer(drafter)
     if start.attention_layer not in ("auto", index, index + len(layers_of(target))):
         return False
-    heads = own.trunk.heads_for(target.spec.attention)
+    heads = drafter.trunk.heads_for(target.spec.attention)
     return _attention_to_start_from(settings, target, heads) is not None
 
 
@@ -84,7 +98,7 @@ def _attention_to_start_from(
     target: TargetAdapter,
     heads: AttentionShape,
     *,
-    says_why_not: bool = False,
+    is_logged: bool = False,
 ) -> LayerAttention | None:
     index = settings.initialize.attention_layer
     if index is None:
@@ -92,9 +106,9 @@ def _attention_to_start_from(
     if index != "auto":
         return read_attention(target, index, heads)
     try:
-        return read_attention(target, place_of(settings.drafter), heads)
+        return read_attention(target, replaced_layer(settings.drafter), heads)
     except ConfigError as error:
-        if says_why_not:
+        if is_logged:
             _logger.info(f"attention starts at random: {error}")
         return None
 
@@ -104,20 +118,20 @@ def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -
     if not attention.has_same_base:
         _logger.warning(
             f"drafter.trunk.rope_theta {rope_theta:g} is not how the target's layer rotates: "
-            f"{_rotation_of(target)}"
+            f"{_rotation_in_config(target)}"
         )
 
 
-def _say_why_attention_alone(settings: TrainSettings) -> None:
-    own, start = settings.drafter, settings.initialize
-    if start.fit_tokens and own.trunk.reads_features:
+def _log_why_attention_alone(settings: TrainSettings) -> None:
+    drafter, start = settings.drafter, settings.initialize
+    if start.fit_tokens and drafter.trunk.reads_features:
         _logger.info(
-            f"attention alone starts as the target's: initialize.attention_layer is "
-            f"{start.attention_layer}, and the drafter stands in the place of {place_of(own)}"
+            f"only attention starts from the target: initialize.attention_layer is "
+            f"{start.attention_layer}, and the drafter replaces layer {replaced_layer(drafter)}"
         )
 
 
-def _rotation_of(target: TargetAdapter) -> str:
-    """Return what the target's config says of its rotary embedding."""
+def _rotation_in_config(target: TargetAdapter) -> str:
+    """Return the parameters of the rotary embedding in the target's config."""
     found = getattr(target.config, "rope_parameters", None)
     return str(found) if found else "see its config"

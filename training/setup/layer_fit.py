@@ -1,14 +1,15 @@
-"""What a layer of a target reads and writes, told in terms of what a drafter reads.
+"""A least-squares fit of a target's layer in terms of the inputs of a drafter.
 
-With h_i the layer's input, h'_i its output and f_i the feature that the final norm makes of the
-last layer's output: f_i is about s * h'_i, channel by channel, and s * h_i about a linear map of
-what the drafter reads there, `[embedding(x_i); f_{i-1}]`. Both are least squares over some of the
-training data. Before layers of the target that are left in place, s is 1.
+Let h_i be the layer's input, h'_i its output, and f_i the feature, which is the last layer's output
+after the final norm. Then f_i is about s * h'_i, channel by channel, and s * h_i is about a linear
+map of the drafter's input `[embedding(x_i); f_{i-1}]`. Both are least squares over some of the
+training data. If tail layers follow the drafter, s is 1.
 
-Where a drafter reads fused hidden states u_{i-1} of verified tokens, they tell more than f_{i-1},
-but beyond these tokens it reads its own prediction of f in the same place. Two maps are fitted at
-once, that share what they make of the token, `A x_i + B f_{i-1}` and `A x_i + C u_{i-1}`; the
-encoder of fused states is then told to write what B reads as C u.
+A drafter with fused hidden states u_{i-1} of verified tokens reads them instead of f_{i-1}, because
+they contain more information; after these tokens it reads its own prediction of f. Therefore two
+maps are fitted at once that share the map of the token, `A x_i + B f_{i-1}` and
+`A x_i + C u_{i-1}`. The encoder of fused states starts as the least-squares solution E of
+`B E u = C u`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,60 +27,78 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 from training.loss.batch import Batch
-from training.loss.views import read_rows
+from training.loss.views import read_batch
 from training.setup.target_layer import LayerFeedForward, layers_of
 
 
-class Reading(NamedTuple):
-    """What is known at each position, by what the drafter can read of it."""
+class DrafterInputs(NamedTuple):
+    """The inputs of a drafter at each position, and the goal of its prediction.
 
-    tokens: Float[Tensor, "batch rows hidden"]
-    features: Float[Tensor, "batch rows hidden"]  # of the position before
-    fused: Float[Tensor, "batch rows fused"] | None  # likewise
-    predicted: (
-        Float[Tensor, "batch rows hidden"] | None
-    )  # at the position; None: the layer's output
+    Attributes:
+        tokens: normed embedding of the position's token.
+        features: normed feature of the position before.
+        fused: fused hidden states of the position before; None without fusion layers.
+        predicted: feature of the position; None if the drafter predicts the layer's output.
+    """
+
+    tokens: Float[Tensor, "batch length hidden"]
+    features: Float[Tensor, "batch length hidden"]
+    fused: Float[Tensor, "batch length fused"] | None
+    predicted: Float[Tensor, "batch length hidden"] | None
 
 
-def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) -> Reading:
-    """Return what the drafter reads at each position, and what it shall predict."""
+def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) -> DrafterInputs:
+    """Return the inputs of the drafter at each position, and the goal of its prediction.
+
+    Args:
+        drafter: a drafter whose trunk reads features, on the target's device.
+        target: the frozen target.
+        batch: packed sequences on the target's device.
+    """
     feature_input, settings = drafter.trunk.feature_input, drafter.config.settings
     assert feature_input is not None
     dtype = feature_input.join.weight.dtype
-    num_rows, length = batch.token_ids.shape
+    batch_size, length = batch.token_ids.shape
     sources = drafter.state_sources._replace(memory=None)
-    cache = target.new_cache(num_rows, length, sources.hidden_states)
-    output = read_rows(target, batch, cache)
+    cache = target.new_cache(batch_size, length, sources.hidden_states)
+    output = read_batch(target, batch, cache)
     features = output.features.to(dtype)
     embeddings = target.embed(batch.token_ids).to(dtype)
-    tokens, before = feature_input.normed(embeddings, _of_the_one_before(features)).chunk(2, dim=-1)
+    tokens, before = feature_input.normed(embeddings, _shifted(features)).chunk(2, dim=-1)
     fused = None
     if settings.trunk.fusion_layers is not None:
         states = sources.read(cache, output.step.slots).features
         assert states is not None
-        fused = _of_the_one_before(states.flatten(2).to(dtype))
-    return Reading(tokens, before, fused, None if settings.tail_layers else features)
+        fused = _shifted(states.flatten(2).to(dtype))
+    return DrafterInputs(tokens, before, fused, None if settings.tail_layers else features)
 
 
-def _of_the_one_before(rows: Float[Tensor, "batch rows _"]) -> Float[Tensor, "batch rows _"]:
-    return torch.cat((torch.zeros_like(rows[:, :1]), rows[:, :-1]), dim=1)
+def _shifted(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch length _"]:
+    """Return the state of the position before each position; zeros at the first."""
+    return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
 @contextmanager
 def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
-    """Yield what will hold the layer's input and output, and the activations of its units."""
+    """Yield a dictionary that receives the layer's inputs, outputs, and activations of its units.
+
+    Args:
+        layer: the layer to observe.
+        down: the linear layer that reads the activations of its feed-forward units; None to leave
+            these out.
+    """
     seen: dict[str, Tensor] = {}
 
-    def note(_: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], out: object) -> None:
+    def keep(_: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], out: object) -> None:
         seen["inputs"] = args[0] if args else named["hidden_states"]
         seen["outputs"] = out[0] if isinstance(out, tuple) else out  # type: ignore[assignment]
 
-    def note_units(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def keep_units(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         seen["units"] = args[0]
 
-    hooks = [layer.register_forward_hook(note, with_kwargs=True)]
+    hooks = [layer.register_forward_hook(keep, with_kwargs=True)]
     if down is not None:
-        hooks.append(down.register_forward_pre_hook(note_units))
+        hooks.append(down.register_forward_pre_hook(keep_units))
     try:
         yield seen
     finally:
@@ -87,23 +106,27 @@ def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Ten
             hook.remove()
 
 
-_RIDGE = 0.03  # of the mean square of what is read, tokens and features each by themselves
-_ENCODER_RIDGE = 0.01  # of the mean square of what features become
-_SMALLEST = 0.01  # scale of a channel, of the median one; gains are divided by it
+_RIDGE = 0.03  # share of the mean square of the inputs, for tokens and features separately
+_ENCODER_RIDGE = 0.01  # share of the mean square of the mapped features
+_SMALLEST = (
+    0.01  # smallest scale of a channel relative to the median, since gains are divided by it
+)
 
 
 class LayerFit(NamedTuple):
-    """Where a drafter must start to be about the target's last layer.
+    """The result of a fit: weights with which a drafter computes about the same as a layer.
 
     Attributes:
-        scale: s, by which what the drafter predicts is larger than the stream.
-        shrinkage: by which the stream's root mean square changes with that.
-        weight: of the map from what the drafter reads to s * h.
-        bias: of the map.
-        encoder: from fused states to what is read in the place of features.
-        strengths: root mean square of what each unit of the feed-forward part adds to the stream.
+        scale: s, the ratio of the drafter's prediction to the residual stream, channel by channel.
+        shrinkage: ratio of the root mean square of s * h to that of h.
+        weight: weight of the map from the drafter's inputs to s * h.
+        bias: bias of the map.
+        encoder: weight of the map from fused states to the features that they replace; None without
+            fusion layers.
+        strengths: root mean square of each feed-forward unit's contribution to the stream; None
+            without a feed-forward part.
         explained: share of the variance of h that the map explains.
-        num_tokens: that all of this was fitted on.
+        num_tokens: number of tokens of the fit.
     """
 
     scale: Float[Tensor, " hidden"]
@@ -117,19 +140,19 @@ class LayerFit(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over tokens, from which everything follows."""
+    """Sums over tokens, from which the fit is computed."""
 
     num_tokens: Tensor
-    read: Tensor  # products of what is read, a 1 behind it, and fused states at the end
-    wanted: Tensor  # of what is read with h
+    read: Tensor  # products of the drafter's inputs, a 1 after them, and fused states at the end
+    wanted: Tensor  # products of these with h
     inputs: Tensor  # squares of h
     outputs: Tensor  # squares of h'
-    predicted: Tensor  # products of h' and what is predicted
-    units: Tensor  # squares of the units' activations; of none if nobody asks
+    predicted: Tensor  # products of h' and the goal of the prediction
+    units: Tensor  # squares of the units' activations; empty if units are not observed
 
     def __add__(self, other: object) -> "_Sums":
         assert isinstance(other, _Sums)
-        return _Sums(*(one + more for one, more in zip(self, other, strict=True)))
+        return _Sums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @torch.no_grad()
@@ -143,18 +166,20 @@ def fit_layer(
     """Return the fit over some batches.
 
     Args:
-        drafter: whose trunk reads features; on the target's device.
+        drafter: a drafter whose trunk reads features, on the target's device.
         target: the frozen target.
-        index: of the layer, negative from the end: the last, or the last before the drafter's tail.
-        feed_forward: of the layer, if its units' strengths are wanted.
-        batches: of training data.
+        index: index of the layer, negative from the end: the last, or the last before the drafter's
+            tail layers.
+        feed_forward: weights of the layer's feed-forward part; None to leave out the strengths of
+            its units.
+        batches: batches of training data.
 
     Raises:
-        NumericalError: what the target computes of them is not finite.
+        NumericalError: hidden states of the target are not finite.
     """
     layer = layers_of(target)[index]
     parts = (
-        _sums_of(drafter, target, layer, feed_forward, one.to(target.device)) for one in batches
+        _sums_of(drafter, target, layer, feed_forward, batch.to(target.device)) for batch in batches
     )
     sums = reduce(add, parts)
     _require_finite(sums)
@@ -170,13 +195,13 @@ def _sums_of(
 ) -> _Sums:
     down = None if feed_forward is None else feed_forward.module
     with observed(layer, down) as seen:
-        reading = read_positions(drafter, target, batch)
+        own = read_positions(drafter, target, batch)
     known = (batch.positions > 0) & (batch.documents >= 0)
-    rows = {name: part[known].float() for name, part in seen.items()}
-    inputs, outputs = rows["inputs"], rows["outputs"]
-    predicted = outputs if reading.predicted is None else reading.predicted[known].float()
-    read = _columns(reading, known)
-    wanted = inputs if reading.fused is None else inputs.repeat(2, 1)
+    parts = {name: part[known].float() for name, part in seen.items()}
+    inputs, outputs = parts["inputs"], parts["outputs"]
+    predicted = outputs if own.predicted is None else own.predicted[known].float()
+    read = _columns(own, known)
+    wanted = inputs if own.fused is None else inputs.repeat(2, 1)
     return _Sums(
         num_tokens=known.sum(),
         read=read.T @ read,
@@ -184,7 +209,7 @@ def _sums_of(
         inputs=inputs.square().sum(0),
         outputs=outputs.square().sum(0),
         predicted=(outputs * predicted).sum(0),
-        units=rows.get("units", inputs[:, :0]).square().sum(0),
+        units=parts.get("units", inputs[:, :0]).square().sum(0),
     )
 
 
@@ -193,21 +218,28 @@ def _require_finite(sums: _Sums) -> None:
         return
     raise NumericalError(
         "a drafter cannot be fitted to start as a layer of the target",
-        expected="finite hidden states of the target on the first rows of training",
+        expected="finite hidden states of the target on the first training sequences",
         got="NaN or infinity",
-        remedy="read the target in another target.dtype, or set initialize.fit_tokens to 0",
+        remedy="choose another target.dtype, or set initialize.fit_tokens to 0",
     )
 
 
-def _columns(reading: Reading, known: Bool[Tensor, "batch rows"]) -> Float[Tensor, "tokens read"]:
-    """Return what is read of each token, and a 1; with fused states once more, by way of these."""
-    tokens, features = (part[known].float() for part in (reading.tokens, reading.features))
-    told = pad(torch.cat((tokens, features), dim=1), (0, 1), value=1.0)
-    if reading.fused is None:
-        return told
-    fused = reading.fused[known].float()
-    by_way_of_fused = (tokens, torch.zeros_like(features), torch.ones_like(told[:, :1]), fused)
-    return torch.cat((pad(told, (0, fused.shape[1])), torch.cat(by_way_of_fused, dim=1)))
+def _columns(
+    inputs: DrafterInputs, known: Bool[Tensor, "batch length"]
+) -> Float[Tensor, "tokens read"]:
+    """Return the drafter's inputs at each token and a 1; with fused states, two rows per token.
+
+    columns             token   feature   1   fused state
+    first rows          x       f         1   0
+    with fused states   x       0         1   u
+    """
+    tokens, features = (part[known].float() for part in (inputs.tokens, inputs.features))
+    columns = pad(torch.cat((tokens, features), dim=1), (0, 1), value=1.0)
+    if inputs.fused is None:
+        return columns
+    fused = inputs.fused[known].float()
+    with_fused = (tokens, torch.zeros_like(features), torch.ones_like(columns[:, :1]), fused)
+    return torch.cat((pad(columns, (0, fused.shape[1])), torch.cat(with_fused, dim=1)))
 
 
 def _solve(sums: _Sums, hidden: int, feed_forward: LayerFeedForward | None) -> LayerFit:
@@ -231,14 +263,14 @@ def _solve(sums: _Sums, hidden: int, feed_forward: LayerFeedForward | None) -> L
 
 
 def _scale_of(sums: _Sums) -> Float[Tensor, " hidden"]:
-    """Return s, the least squares of what is predicted by h', nowhere too small to divide by."""
+    """Return s, the least-squares ratio of the prediction to h', bounded away from zero."""
     scale = sums.predicted / sums.outputs.clamp(min=torch.finfo(sums.outputs.dtype).tiny)
     floor = _SMALLEST * scale.abs().median()
     return torch.where(scale.abs() < floor, floor, scale)
 
 
 def _ridge_of(squares: Float[Tensor, " read"], hidden: int) -> Float[Tensor, " read"]:
-    """Return what is added to the squares: a share of their mean over columns of one kind.
+    """Return the ridge: a share of the mean of the squares over columns of one kind.
 
     Tokens, features, the 1 and fused states may each be of another size.
     """
@@ -248,7 +280,7 @@ def _ridge_of(squares: Float[Tensor, " read"], hidden: int) -> Float[Tensor, " r
 
 
 def _explained(sums: _Sums, fitted: Float[Tensor, "read hidden"], hidden: int, times: int) -> float:
-    """Return the share of the variance of h that a map explains; each token counts `times`."""
+    """Return the share of the variance of h that a map explains; tokens count `times` times."""
     missed = times * sums.inputs.sum() - 2 * (fitted * sums.wanted).sum()
     missed += (fitted * (sums.read @ fitted)).sum()
     total = sums.wanted[2 * hidden] / times
@@ -259,7 +291,7 @@ def _explained(sums: _Sums, fitted: Float[Tensor, "read hidden"], hidden: int, t
 def _encoder(
     of_features: Float[Tensor, "hidden hidden"], of_fused: Float[Tensor, "fused hidden"]
 ) -> Float[Tensor, "hidden fused"]:
-    """Return what makes of fused states that of which the map of features makes theirs."""
+    """Return the least-squares solution E of `of_features^T E = of_fused^T`."""
     square = of_features @ of_features.T
     ridge = _ENCODER_RIDGE * square.diagonal().mean() * torch.eye(len(square)).to(square)
     return torch.linalg.solve(square + ridge, of_features @ of_fused.T)

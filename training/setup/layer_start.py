@@ -1,4 +1,4 @@
-"""Giving a drafter the weights of the target's layer in whose place it stands."""
+"""Initialization of a drafter with the weights of the target's layer that it replaces."""
 
 from collections.abc import Iterable
 
@@ -20,22 +20,26 @@ from training.setup.target_layer import (
     read_feed_forward,
 )
 
-_SHARE_OF_UNITS = 7 / 8  # of the feed-forward units that an expert has at most, if there are others
+_SHARE_OF_UNITS = 7 / 8  # largest share of the feed-forward units in one of several experts
 
 _logger = get_logger(__name__)
 
 
-def place_of(drafter: DrafterSettings) -> int:
-    """Return the index, from the end, of the target's layer in whose place a drafter stands."""
+def replaced_layer(drafter: DrafterSettings) -> int:
+    """Return the index, from the end, of the target's layer that a drafter replaces."""
     return -1 - drafter.tail_layers
 
 
 @torch.no_grad()
 def start_from(trunk: Trunk, attention: LayerAttention) -> None:
-    """Give self- and, if there is one, cross-attention the weights of a target's layer.
+    """Copy the attention weights of a target's layer to self-attention and cross-attention.
 
-    Keys and values of memory start from the layer's, too, and so does the norm before them: in the
-    layer one norm stands before all three.
+    The projections to keys and values of memory, and the norm before them, get the layer's weights,
+    too: in the layer, one norm precedes queries, keys and values.
+
+    Args:
+        trunk: the drafter's trunk, with or without cross-attention.
+        attention: weights of the layer's attention.
     """
     own = trunk.self_attention
     own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
@@ -51,11 +55,16 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
 
 
 def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
-    """Warn of a layer's parameters, if there are any, for which a drafter's part has no place."""
+    """Warn of a layer's parameters that a part of the drafter has no counterpart for.
+
+    Args:
+        part: configuration key of the part, such as `drafter.trunk`.
+        names: names of the parameters; nothing is logged if there are none.
+    """
     if names:
         _logger.warning(
-            f"{part} has no place for these parameters of the target's layer, and starts without "
-            f"them: {', '.join(names)}"
+            f"{part} has no counterpart of these parameters of the target's layer, and starts "
+            f"without them: {', '.join(names)}"
         )
 
 
@@ -66,49 +75,56 @@ def start_as_layer(
     batches: Iterable[Batch],
     seed: int,
 ) -> None:
-    """Let a drafter with the attention of the layer in whose place it stands start as that layer.
+    """Give a drafter the rest of the weights of the layer that it replaces.
 
     Args:
-        drafter: after `start_from`; its trunk reads features.
+        drafter: a drafter after `start_from`, whose trunk reads features.
         target: the frozen target.
-        attention: of the layer at `place_of` the drafter.
-        batches: to fit on.
-        seed: of the units that experts leave out.
+        attention: attention weights of the layer that the drafter replaces, see `replaced_layer`.
+        batches: batches of training data for the fit.
+        seed: seed of the selection of units that experts leave out.
 
     Raises:
         NumericalError: as `fit_layer`.
     """
-    index = place_of(drafter.config.settings)
+    index = replaced_layer(drafter.config.settings)
     feed_forward = read_feed_forward(target, index)
     if feed_forward is not None:
         warn_of_left_behind("drafter.experts", feed_forward.left_behind)
     fit = fit_layer(drafter, target, index, feed_forward, batches)
-    num_units = tell_in_features(drafter, attention, feed_forward, fit, seed)
+    num_units = scale_to_features(drafter, attention, feed_forward, fit, seed)
     number = index + len(layers_of(target))
     experts = f"{num_units} feed-forward units in each expert"
     if feed_forward is None:
-        experts = "experts at random, for its feed-forward part is of another form"
+        experts = "random experts, because its feed-forward part has another form"
     _logger.info(
-        f"the drafter starts as layer {number} of the target, whose input it explains to "
-        f"{fit.explained:.0%} ({fit.num_tokens:,} tokens), with {experts}"
+        f"the drafter starts as layer {number} of the target, and explains {fit.explained:.0%} of "
+        f"the variance of its input ({fit.num_tokens:,} tokens), with {experts}"
     )
 
 
 @torch.no_grad()
-def tell_in_features(
+def scale_to_features(
     drafter: JakiroDrafter,
     attention: LayerAttention,
     feed_forward: LayerFeedForward | None,
     fit: LayerFit,
     seed: int = 0,
 ) -> int:
-    """Give the drafter a layer's weights for a residual stream in the scale of features.
+    """Give the drafter a layer's weights, for a residual stream in the scale of features.
 
-    Norms read channels that are `scale` times as large, and outputs are made so. Cross-attention,
-    which the layer does not have, adds nothing yet.
+    Channels of that stream are `fit.scale` times as large: norms divide by it, and outputs multiply
+    with it. Cross-attention, which the layer does not have, adds nothing at first.
+
+    Args:
+        drafter: a drafter whose trunk reads features.
+        attention: attention weights of the layer.
+        feed_forward: feed-forward weights of the layer; None leaves the experts as they are.
+        fit: the fit of the layer.
+        seed: seed of the selection of units that experts leave out.
 
     Returns:
-        The units of the feed-forward part that each expert has.
+        The number of feed-forward units that each expert has.
     """
     trunk = drafter.trunk
     assert trunk.feature_input is not None
@@ -134,7 +150,7 @@ def tell_in_features(
 def _start_experts(
     experts: MixtureOfExperts, feed_forward: LayerFeedForward, fit: LayerFit, seed: int
 ) -> int:
-    """Give experts the strongest units, not quite the same ones; return how many."""
+    """Give each expert most of the strongest units, partly at random; return their number."""
     assert fit.strengths is not None
     generator = torch.Generator().manual_seed(seed)
     num_units = len(fit.strengths)
@@ -143,8 +159,8 @@ def _start_experts(
     num_kept = min(experts.down.shape[1], num_units)
     gate_up = experts.gate_up.weight.unflatten(0, (experts.num_experts, 2, -1))
     for expert in range(experts.num_experts):
-        luck = torch.rand(len(fit.strengths), generator=generator).to(fit.strengths)
-        weighed = fit.strengths * (1 + luck if experts.num_experts > 1 else 1)
+        random = torch.rand(len(fit.strengths), generator=generator).to(fit.strengths)
+        weighed = fit.strengths * (1 + random if experts.num_experts > 1 else 1)
         kept = weighed.argsort(descending=True)[:num_kept]
         gate_up[expert, 0, :num_kept] = feed_forward.gate[kept]
         gate_up[expert, 1, :num_kept] = feed_forward.up[kept]

@@ -20,7 +20,7 @@ def load_model(settings: TargetSettings) -> PreTrainedModel:
     """Load a target.
 
     Raises:
-        CheckpointError: it cannot be loaded.
+        CheckpointError: the target cannot be loaded.
     """
     try:
         return AutoModelForCausalLM.from_pretrained(
@@ -34,7 +34,7 @@ def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
     """Load a target's tokenizer.
 
     Raises:
-        CheckpointError: it cannot be loaded.
+        CheckpointError: the tokenizer cannot be loaded.
     """
     try:
         return AutoTokenizer.from_pretrained(settings.name_or_path)
@@ -43,10 +43,14 @@ def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
 
 
 def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
-    """Return how many tokens a target knows; its weights are not loaded.
+    """Return the size of a target's vocabulary, without loading the target's weights.
+
+    Args:
+        settings: name of the target.
+        model: the loaded target; None to read its config by name.
 
     Raises:
-        CheckpointError: it has no config that can be read.
+        CheckpointError: the target has no config that can be read.
     """
     if model is not None:
         return int(model.config.get_text_config().vocab_size)
@@ -57,11 +61,11 @@ def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> in
 
 
 def config_at(name_or_path: str) -> PreTrainedConfig:
-    """Return a model's config; that of the model below where a name stands for adapters.
+    """Return a model's config; for adapters, the config of the model that they belong to.
 
     Raises:
-        OSError: there is none.
-        ValueError: it cannot be understood.
+        OSError: there is no config.
+        ValueError: the config cannot be understood.
     """
     adapters = find_adapter_config_file(name_or_path)
     if adapters is None:

@@ -1,4 +1,4 @@
-"""The inputs of a run: what can go wrong with target, data and prompts goes wrong here."""
+"""The inputs of a run, loaded and checked: target, data, prompts, and initial weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from jakiro.target.tail import TargetTail
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
-from training.data.packing import PackedRows
+from training.data.held_out import Documents, prompts_of, read_prompts, split_validation
+from training.data.packing import PackedSequences
 from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
-from training.data.held_out import Documents, choose_held_out, prompts_of, read_prompts
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
 from training.setup.loading import load_model, load_tokenizer, vocab_size_of
@@ -31,34 +31,34 @@ from training.setup.warm_start import read_start, weights_fingerprint
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run whose inputs are all there and fit together.
+    """The inputs of a run, which are complete and fit together.
 
     Attributes:
-        settings: of the run.
+        settings: settings of the run.
         target: the frozen target.
-        tokenizer: the target's.
-        drafter_config: of the drafter to be trained.
-        rows: to train on.
-        held_out: rows of the documents kept out of training.
-        prompts: to be continued when the drafter is evaluated.
-        data_fingerprint: of data and tokenizer.
-        draft_ids: the tokens that the drafter drafts; None for all.
-        start: another drafter, at whose weights this one starts; None if it does not.
+        tokenizer: the target's tokenizer.
+        drafter_config: config of the drafter to be trained.
+        sequences: packed sequences to train on.
+        validation: packed sequences of the documents that are kept out of training.
+        prompts: prompts that are continued when the drafter is evaluated.
+        data_fingerprint: fingerprint of data and tokenizer.
+        draft_ids: tokens that the drafter drafts; None for all.
+        start: another drafter whose weights this drafter starts with; None to start without.
     """
 
     settings: TrainSettings
     target: TargetAdapter
     tokenizer: PreTrainedTokenizerBase
     drafter_config: JakiroConfig
-    rows: PackedRows
-    held_out: PackedRows
+    sequences: PackedSequences
+    validation: PackedSequences
     prompts: Sequence[Prompt]
     data_fingerprint: str
     draft_ids: Int[Tensor, " drafted"] | None = None
     start: JakiroDrafter | None = None
 
     def build_drafter(self) -> JakiroDrafter:
-        """Return an untrained drafter; its weights are drawn from torch's own generator."""
+        """Return an untrained drafter with random weights from torch's default generator."""
         drafter = JakiroDrafter(self.drafter_config)
         if self.draft_ids is not None and drafter.draft_ids is not None:
             drafter.draft_ids.copy_(self.draft_ids)
@@ -66,11 +66,11 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What tells runs of equal settings apart."""
+        """The facts that distinguish runs with equal settings, as their run folder records them."""
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
-            "rows_filled_with": f"split {self.rows.counts.filled_with or 'never'}",
+            "rows_filled_with": f"split {self.sequences.counts.filled_with or 'never'}",
         }
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
@@ -82,10 +82,16 @@ def prepare(
     model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Prepared:
-    """Load the target and the data of a run; arguments and errors are those of `train`."""
+    """Load the target and the data of a run; errors are those of `train`.
+
+    Args:
+        settings: settings of the run.
+        model: the loaded target; None to load it by name.
+        tokenizer: the target's tokenizer; None to load it by name.
+    """
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
-    train, held_out = choose_held_out(store, settings.data.validation_size, settings.data.fraction)
+    train, held_out = split_validation(store, settings.data.validation_size, settings.data.fraction)
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     settings.data.check_context(target.spec.max_position)
     check_initialization(settings, target)
@@ -98,8 +104,8 @@ def prepare(
         target=target,
         tokenizer=tokenizer,
         drafter_config=config,
-        rows=_pack(store, train, settings),
-        held_out=PackedRows(store, held_out, settings.data.sequence_length),
+        sequences=_pack(store, train, settings),
+        validation=PackedSequences(store, held_out, settings.data.sequence_length),
         prompts=_prompts(settings, store, held_out, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=_draft_ids(settings, store, train, target, start),
@@ -112,7 +118,13 @@ def open_store(
     tokenizer: PreTrainedTokenizerBase,
     model: CausalLM | None = None,
 ) -> TokenStore:
-    """Return the tokens of a run's data; arguments and errors are those of `train`."""
+    """Return the tokens of a run's data; errors are those of `train`.
+
+    Args:
+        settings: settings of the run.
+        tokenizer: the target's tokenizer.
+        model: the loaded target, for the size of its vocabulary; None to read its config by name.
+    """
     return open_tokens(
         settings.data.paths,
         tokenizer,
@@ -125,21 +137,29 @@ def open_store(
 def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
     """Refuse another drafter, for the same target and data, that cannot be trained.
 
+    Args:
+        settings: settings of the run with the other drafter.
+        inputs: inputs of a run with the same target and data.
+
     Raises:
-        ConfigError: it cannot start as it is told to.
-        TargetNotSupported: it needs the target's last layers, which cannot be had alone.
-        DataError: it wants to draft more tokens than there are.
+        ConfigError: the drafter cannot start as `initialize` says.
+        TargetNotSupported: the drafter needs the target's last layers, which cannot be run alone.
+        DataError: the draft vocabulary is larger than the number of tokens in the data.
     """
     check_initialization(settings, inputs.target)
     start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
-    store = inputs.rows.store
-    train, _ = choose_held_out(store, settings.data.validation_size, settings.data.fraction)
+    store = inputs.sequences.store
+    train, _ = split_validation(store, settings.data.validation_size, settings.data.fraction)
     _draft_ids(settings, store, train, inputs.target, start)
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Refuse a target whose last layers are wanted, but cannot be had alone.
+    """Refuse a target whose last layers the drafter needs, but that cannot be run alone.
+
+    Args:
+        settings: settings of the run.
+        target: the frozen target.
 
     Raises:
         TargetNotSupported: as `TargetTail`.
@@ -162,25 +182,26 @@ def _draft_ids(
     target: TargetAdapter,
     start: JakiroDrafter | None,
 ) -> Tensor | None:
-    """Return the tokens to draft; with the weights of another drafter come those that it drafts."""
+    """Return the tokens to draft, which come from the start drafter if there is one."""
     if start is not None:
         return start.draft_ids
     size = settings.drafter.draft_vocab_size
     return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
 
 
-def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedRows:
-    rows = PackedRows(store, documents, settings.data.sequence_length, settings.data.split)
+def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedSequences:
+    data = settings.data
+    sequences = PackedSequences(store, documents, data.sequence_length, data.split)
     if store.counts is not None:
-        report(DataCounts(read=store.counts, packed=rows.counts))
-    if not len(rows):
+        report(DataCounts(read=store.counts, packed=sequences.counts))
+    if not len(sequences):
         raise DataError(
             "there is nothing to train on",
-            expected="response tokens outside of the held-out rows of data",
+            expected="response tokens outside of the validation data",
             got="none",
             remedy="add data, or lower data.validation_size",
         )
-    return rows
+    return sequences
 
 
 def _prompts(

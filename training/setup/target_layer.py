@@ -1,4 +1,4 @@
-"""One attention layer of a target, read in the form that this project's attention has."""
+"""The weights of one layer of a target, in the form that the drafter's layers have."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -19,35 +19,40 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def have_matrices(owner: object, names: Collection[str]) -> bool:
-    """Return whether linear layers of these names are there, each with a weight to be read."""
+    """Return whether an object has linear layers with these names, each with a weight.
+
+    Args:
+        owner: the object, such as an attention module.
+        names: names of its attributes.
+    """
     parts = (getattr(owner, name, None) for name in names)
     return all(isinstance(getattr(part, "weight", None), Tensor) for part in parts)
 
 
 def matrix_of(linear: nn.Module) -> Tensor:
-    """Return the matrix that a linear layer multiplies by, with that of its adapters (PEFT).
+    """Return the matrix [out, in] of a linear layer, with its adapters (PEFT) merged.
 
-    Where it keeps no plain matrix [out, in], as when it is quantised, its weight as it is kept.
+    A quantised layer stores no such matrix; then its weight is returned as it is stored.
     """
     weight: Tensor = linear.weight  # type: ignore[assignment]
     if not isinstance(linear, BaseTunerLayer) or weight.dtype not in FLOATS:
         return weight
     units = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    with _without_bias(linear.get_base_layer()):  # which half precision would round the matrix to
+    with _without_bias(linear.get_base_layer()):  # a bias would cost precision
         return (linear(units) - linear(torch.zeros_like(units[:1]))).T
 
 
 def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Tensor, " hidden"]:
-    """Return what a norm multiplies each channel by, however it keeps that; 1 without a norm.
+    """Return the gain of each channel of a norm, whatever form its weight has.
 
     Args:
-        norm: RMS or layer norm over the last axis.
-        like: whose last axis, dtype and device it has.
+        norm: RMS or layer norm over the last axis; None for gains of 1.
+        like: a tensor with the gain's last axis, dtype and device.
     """
     count = like.shape[1]
     if norm is None:
         return like.new_ones(count)
-    # Of mean 0 and mean square 2^12, which no epsilon changes in float32 and whose root is exact.
+    # Values of mean 0 and mean square 2^12, which no epsilon changes in float32; the root is exact.
     signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2).to(like.dtype)
     return (norm(64 * signs) - norm(-64 * signs)) / 2 * signs
 
@@ -65,22 +70,22 @@ def _without_bias(linear: Any) -> Iterator[None]:
 def left_behind_by(
     part: nn.Module, linears: Collection[str], norm: nn.Module | None
 ) -> tuple[str, ...]:
-    """Return the names of parameters that neither `matrix_of` nor `gain_of` read.
+    """Return the names of parameters that neither `matrix_of` nor `gain_of` reads.
 
     Args:
-        part: of a layer, in which the linear layers are.
-        linears: their names, of which the matrices were read.
-        norm: before that part; of which the gain was read.
+        part: the part of a layer that holds the linear layers.
+        linears: names of the linear layers whose matrices are read.
+        norm: the norm before that part, whose gain is read; None without a norm.
     """
-    # PEFT puts a layer with adapters below one that has them.
+    # PEFT puts the original layer into a layer with adapters, as `base_layer`.
     names = [name.replace("base_layer.", "") for name, _ in part.named_parameters()]
     own = [name for name in names if name.split(".")[0] not in linears or name.endswith(".bias")]
     of_norm = [] if norm is None else [name for name, _ in norm.named_parameters()]
     return (*own, *(f"norm.{name}" for name in of_norm if name != "weight"))
 
 
-_POSITIONS = 8  # at which keys are looked at
-_TOLERANCE = 0.02  # of their mean size, above the rounding of half precision
+_POSITIONS = 8  # number of positions at which keys are compared
+_TOLERANCE = 0.02  # share of their mean size, above the rounding of half precision
 
 Keys = Float[Tensor, "positions heads 1 dim"]
 
@@ -90,15 +95,15 @@ class Rotation:
     """A rotary embedding of whole heads.
 
     Attributes:
-        is_interleaved: whether pairs that are rotated stand side by side, not half a head apart.
-        keys: what was seen, of one token at positions 0, 1, ..., pairs half a head apart.
+        is_interleaved: whether rotated pairs stand side by side instead of half a head apart.
+        keys: the layer's keys of one token at positions 0, 1, ..., with pairs half a head apart.
     """
 
     is_interleaved: bool
     keys: Keys
 
     def has_base(self, base: float) -> bool:
-        """Return whether the keys turn as with this wavelength base."""
+        """Return whether the keys are rotated with this `rope_theta`."""
         positions = torch.arange(len(self.keys), device=self.keys.device)[:, None]
         first = self.keys[:1].repeat(len(self.keys), 1, 1, 1)
         return not _differ(Rotary(self.keys.shape[-1], base)(first, positions), self.keys)
@@ -106,44 +111,49 @@ class Rotation:
 
 @torch.no_grad()
 def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
-    """Return how a layer rotates its keys; None if it does not.
+    """Return the rotation of a layer's keys; None if they are not rotated.
 
-    Where pairs half a head apart turn only in a part of the head, that is None, too. Where pairs
-    stand side by side, those that stay as they are look like slow ones; `has_base` tells.
+    None is also returned if pairs half a head apart are rotated in a part of the head alone. If
+    pairs stand side by side, pairs without a rotation look like slow pairs; `Rotation.has_base`
+    detects these.
+
+    Args:
+        target: the frozen target.
+        layer: index of the layer.
     """
     keys = _keys_of_one_token(target, layer)
     if not _differ(keys[:1], keys):
         return None
     for is_interleaved in (False, True):
         halves = in_halves(keys) if is_interleaved else keys
-        lengths = torch.hypot(*halves.chunk(2, dim=-1))  # of pairs, which rotating does not change
+        lengths = torch.hypot(*halves.chunk(2, dim=-1))  # a rotation keeps the lengths of pairs
         if not _differ(lengths[:1], lengths):
             return Rotation(is_interleaved, halves)
     return None
 
 
 def in_halves(heads: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Bring pairs that stand side by side half a head apart."""
+    """Return heads whose side-by-side pairs are moved half a head apart."""
     return torch.cat((heads[..., ::2], heads[..., 1::2]), dim=-1)
 
 
 def _keys_of_one_token(target: TargetAdapter, layer: int) -> Keys:
-    """Return a layer's keys of one token at several positions, alone at each.
+    """Return a layer's keys of one token at several positions, as the only token of its sequence.
 
-    They come from the same vectors, so nothing but the positions tells them apart.
+    All keys come from the same vectors, so they differ only by their positions.
     """
     count = min(_POSITIONS, target.spec.max_position)
-    places = torch.arange(count, device=target.device)[:, None]
-    nothing = torch.zeros_like(places)
-    token_ids = torch.full_like(places, target.spec.vocab_size // 2)
-    step = StepInput(token_ids, places, nothing, nothing[:, 0], highest_slot=0)
+    positions = torch.arange(count, device=target.device)[:, None]
+    zeros = torch.zeros_like(positions)
+    token_ids = torch.full_like(positions, target.spec.vocab_size // 2)
+    step = StepInput(token_ids, positions, zeros, zeros[:, 0], highest_slot=0)
     cache = target.new_cache(count, 1)
     target.forward(step, cache)
     return cache.slot_layers[layer].keys[:, :, :1].float()
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().mean() > _TOLERANCE * other.abs().mean())
+def _differ(keys: Tensor, others: Tensor) -> bool:
+    return bool((keys - others).abs().mean() > _TOLERANCE * others.abs().mean())
 
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -154,13 +164,13 @@ class LayerAttention(NamedTuple):
     """Weights of a layer's attention; heads are rotated in halves, scores divided by sqrt(dim).
 
     Attributes:
-        query: of the query heads, one after the other.
-        key: likewise.
-        value: likewise.
-        output: of the heads' results, to what is added to the stream.
-        gain: of the norm before attention; ones where there is none.
-        left_behind: names of parameters for which `moa` has no place: biases, norms of heads, ...
-        has_same_base: whether the layer rotates as the trunk's settings say.
+        query: matrix of the query heads, one after the other.
+        key: matrix of the key heads, one after the other.
+        value: matrix of the value heads, one after the other.
+        output: matrix from the heads' results to the residual stream.
+        gain: gain of the norm before attention; ones without a norm.
+        left_behind: names of parameters without a counterpart in `moa`: biases, norms of heads, ...
+        has_same_base: whether the layer rotates with the `rope_theta` of the trunk's settings.
     """
 
     query: Float[Tensor, "queries hidden"]
@@ -178,19 +188,19 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
 
     Args:
         target: the frozen target.
-        index: of the layer; negative from the end.
-        heads: of the trunk that the weights are for.
+        index: index of the layer, negative from the end.
+        heads: heads of the trunk that the weights are for.
 
     Raises:
-        ConfigError: there is no such layer, its weights are not four plain matrices, its heads are
-            not the trunk's, or it does not place its keys by rotating them.
+        ConfigError: there is no such layer, its weights are not four floating-point matrices, its
+            heads are not the trunk's, or it does not encode positions by rotating its keys.
     """
     number = _number(target, index)
     layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
     query, key, value, output = (matrix_of(getattr(attention, name)) for name in _PROJECTIONS)
     _check_heads(target, number, heads, (query, key, value, output))
-    rotation = _rotation_of(target, number)
+    rotation = _required_rotation(target, number)
     if rotation.is_interleaved:
         query, key = (_rows_in_halves(part, heads.head_dim) for part in (query, key))
     norm = next((getattr(layer, name) for name in _NORMS if hasattr(layer, name)), None)
@@ -216,7 +226,7 @@ def _number(target: TargetAdapter, index: int) -> int:
     number = index % count
     if number >= target.spec.num_layers:
         raise ConfigError(
-            f"layer {number} of the target reads the keys and values of another one",
+            f"layer {number} of the target reads the keys and values of another layer",
             expected=f"a layer before {target.spec.num_layers}",
             got=index,
             remedy="choose another initialize.attention_layer, or null",
@@ -232,7 +242,7 @@ def layers_of(target: TargetAdapter) -> nn.ModuleList:
 
 
 def residual_factor_of(layer: nn.Module) -> float:
-    """Return what a layer multiplies its parts' outputs by before it adds them to the stream."""
+    """Return the factor of the parts' outputs when a layer adds them to the residual stream."""
     return float(getattr(layer, "residual_multiplier", 1.0))
 
 
@@ -248,33 +258,39 @@ def _attention_in(layer: nn.Module, number: int) -> nn.Module:
 def _check_heads(
     target: TargetAdapter, number: int, trunk: AttentionShape, matrices: tuple[Tensor, ...]
 ) -> None:
-    """Refuse matrices that are not those of heads like the trunk's."""
+    """Refuse matrices of heads that differ from the trunk's."""
     shape = target.spec.head_shapes[number]
-    dim, kv_rows = shape.key_dim, shape.num_kv_heads * shape.key_dim
-    hidden, rows = target.spec.hidden_size, matrices[-1].shape[-1]
-    expected = [(rows, hidden), (kv_rows, hidden), (kv_rows, hidden), (hidden, rows)]
-    are_floats = all(one.dtype in FLOATS for one in matrices)
-    if not are_floats or [tuple(one.shape) for one in matrices] != expected:
-        got = ", ".join(f"{tuple(one.shape)} of {one.dtype}" for one in matrices)
-        raise _unusable(number, "plain matrices of keys and values as the cache keeps them", got)
-    wanted = {"num_heads": rows // dim, "num_kv_heads": shape.num_kv_heads, "head_dim": dim}
+    dim, kv_width = shape.key_dim, shape.num_kv_heads * shape.key_dim
+    hidden, query_width = target.spec.hidden_size, matrices[-1].shape[-1]
+    expected = [
+        (query_width, hidden),
+        (kv_width, hidden),
+        (kv_width, hidden),
+        (hidden, query_width),
+    ]
+    are_floats = all(matrix.dtype in FLOATS for matrix in matrices)
+    if not are_floats or [tuple(matrix.shape) for matrix in matrices] != expected:
+        got = ", ".join(f"{tuple(matrix.shape)} of {matrix.dtype}" for matrix in matrices)
+        wanted_matrices = "floating-point matrices of keys and values as the cache holds them"
+        raise _unusable(number, wanted_matrices, got)
+    wanted = {"num_heads": query_width // dim, "num_kv_heads": shape.num_kv_heads, "head_dim": dim}
     got_heads = trunk.model_dump(include=set(wanted))
     if got_heads != wanted:
         raise ConfigError(
             f"drafter.trunk has other heads than layer {number} of the target",
             expected=_listed(wanted),
             got=_listed(got_heads),
-            remedy="set drafter.trunk to these, or initialize.attention_layer to null",
+            remedy="set drafter.trunk to these heads, or initialize.attention_layer to null",
         )
 
 
-def _rotation_of(target: TargetAdapter, number: int) -> Rotation:
+def _required_rotation(target: TargetAdapter, number: int) -> Rotation:
     rotation = rotation_of(target, number)
     if rotation is None:
         raise _unusable(
             number,
             "keys that are rotated by their position, over the whole head",
-            "another kind of position, rotation of a part, or none",
+            "another encoding of positions, a rotation of a part of the head, or none",
         )
     return rotation
 
@@ -285,7 +301,7 @@ def _rows_in_halves(matrix: Tensor, head_dim: int) -> Tensor:
 
 
 def _score_factor(attention: nn.Module, head_dim: int) -> float:
-    """Return what queries are to be multiplied by, for scores that are divided by sqrt(dim)."""
+    """Return the factor of queries for scores that are divided by sqrt(dim)."""
     usual = float(head_dim**-0.5)
     return float(getattr(attention, "scaling", usual)) / usual
 
@@ -316,12 +332,12 @@ class LayerFeedForward(NamedTuple):
     """Weights of `down(silu(gate(n)) * up(n))`, where n is the norm of the stream after attention.
 
     Attributes:
-        gate: of the inner units.
-        up: likewise.
-        down: of what they add to the stream.
-        gain: of the norm before them.
-        left_behind: names of parameters for which the bank has no place: biases.
-        module: reads the inner units' activations.
+        gate: matrix of the units' gates.
+        up: matrix of the units' values.
+        down: matrix from the units to the residual stream.
+        gain: gain of the norm before the units.
+        left_behind: names of parameters without a counterpart in the experts: biases.
+        module: linear layer that reads the units' activations.
     """
 
     gate: Float[Tensor, "units hidden"]
@@ -338,7 +354,7 @@ def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | N
 
     Args:
         target: the frozen target.
-        index: of the layer; negative from the end.
+        index: index of the layer, negative from the end.
     """
     layer = layers_of(target)[index]
     part = getattr(layer, "mlp", None)
@@ -351,8 +367,8 @@ def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | N
         return None
     gate, up, down = (matrix_of(getattr(part, name)) for name in _FEED_FORWARD_PROJECTIONS)
     hidden = target.spec.hidden_size
-    shapes = [tuple(one.shape) for one in (gate, up, down.T)]
-    are_floats = all(one.dtype in FLOATS for one in (gate, up, down))
+    shapes = [tuple(matrix.shape) for matrix in (gate, up, down.T)]
+    are_floats = all(matrix.dtype in FLOATS for matrix in (gate, up, down))
     if not are_floats or shapes != [(len(gate), hidden)] * 3:
         return None
     return LayerFeedForward(

@@ -1,4 +1,4 @@
-"""A drafter that starts at the weights of another one: a new run, not one that goes on."""
+"""A new run whose drafter starts with the weights of another drafter."""
 
 import hashlib
 from typing import Any
@@ -12,24 +12,24 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import flattened
 from training.config import TrainSettings
 
-# How far drafting and its training go; the weights are the same ones.
+# Settings that change the depth of drafting and of its training, but not the weights.
 _FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"ttt_steps"}}
 
 _logger = get_logger(__name__)
 
 
 def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
-    """Return the drafter at whose weights a new one starts, or None if it starts otherwise.
+    """Return the drafter whose weights a new drafter starts with, or None without such a drafter.
 
-    It may have been made for another target, of the same shape: one that was tuned since.
+    It may have been made for another target of the same shape, such as an earlier version.
 
     Args:
-        settings: of the run.
-        config: of the new drafter.
+        settings: settings of the run.
+        config: config of the new drafter.
 
     Raises:
         CheckpointError: there is no drafter.
-        ConfigError: its settings or its weights' shapes are not those of the new one.
+        ConfigError: settings or shapes of weights differ from those of the new drafter.
     """
     name = settings.initialize.drafter
     if name is None:
@@ -40,7 +40,7 @@ def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter |
     if start.config.target_record.fingerprint != config.target_record.fingerprint:
         _logger.warning(
             f"the drafter in {name} was made for another target, "
-            f"{start.config.target_record.name_or_path}; training starts there all the same"
+            f"{start.config.target_record.name_or_path}; training starts with its weights anyway"
         )
     return start
 
@@ -55,15 +55,15 @@ def weights_fingerprint(drafter: JakiroDrafter) -> str:
 
 
 def _require_same_settings(name: str, found: DrafterSettings, wanted: DrafterSettings) -> None:
-    both = (one.model_dump(mode="json", exclude=_FREE) for one in (found, wanted))
-    theirs, ours = (dict(flattened(one)) for one in both)
+    both = (settings.model_dump(mode="json", exclude=_FREE) for settings in (found, wanted))
+    theirs, ours = (dict(flattened(values)) for values in both)
     for key, expected in ours.items():
         if theirs[key] != expected:
             raise ConfigError(
                 f"the drafter in {name} has another setting drafter.{key}",
                 expected=str(expected),
                 got=theirs[key],
-                remedy="repeat the settings of that drafter, or leave initialize.drafter out",
+                remedy="repeat the settings of that drafter, or leave out initialize.drafter",
             )
 
 

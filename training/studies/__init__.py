@@ -1,1 +1,1 @@
-"""Experiments made of several training runs."""
+"""Studies: experiments made of several training runs."""

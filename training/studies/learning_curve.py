@@ -1,8 +1,8 @@
-"""Is the data enough: the same training on nested shares of the documents, with equal steps.
+"""Learning curve: the same training on nested fractions of the documents, with equal steps.
 
-Equal steps, because the question is what other documents would add to the same training. With equal
-epochs a larger share would also be trained for longer, and would win even if its documents said
-nothing new. All runs are measured on the same held-out data.
+The curve shows whether more data would help. The steps are equal because with equal epochs a larger
+fraction would also be trained for longer, and would win even if its documents were nothing new. All
+runs are measured on the same validation data.
 """
 
 import json
@@ -21,27 +21,28 @@ from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
 from training.config import TrainSettings
-from training.data.packing import PackedSequences
 from training.data.held_out import split_validation
+from training.data.packing import PackedSequences
 from training.loop.run_folder import RunFolder
 from training.setup.loading import load_tokenizer
 from training.setup.preparation import open_store
 
-_SPREAD = 2.0  # standard errors within which a difference may be chance
+_SPREAD = 2.0  # standard errors within which a difference may be random
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one share of the documents led to.
+    """Result of the training on one fraction of the documents.
 
     Attributes:
-        share: of the documents.
-        tokens: of these documents.
-        epochs: times that they were read.
-        agreement: how often drafter and target agree on the next token of held-out text.
-        loss: on held-out text.
-        positions: of held-out text that these are means over.
-        tau: tokens per forward of the target at the first temperature, if it was measured.
+        share: fraction of the documents.
+        tokens: number of tokens in these documents.
+        epochs: number of times that the documents were read.
+        agreement: fraction of validation positions where drafter and target agree on the next
+            token.
+        loss: loss on the validation data.
+        positions: number of validation positions.
+        tau: tokens per target forward at the first temperature; None if it was not measured.
     """
 
     share: float
@@ -54,7 +55,7 @@ class Point:
 
     @property
     def line(self) -> str:
-        """What a reader sees of it."""
+        """The result as a line of text."""
         tau = "" if self.tau is None else f", tau {self.tau:.2f}"
         return (
             f"{self.share:g} of the documents, {self.tokens:,} tokens, {self.epochs:.1f} epochs: "
@@ -63,32 +64,30 @@ class Point:
 
 
 def verdict(points: Sequence[Point]) -> str:
-    """Return a sentence on whether more data would help, judging by the two largest shares."""
+    """Return a sentence on whether more data would help, by the two largest fractions."""
     before, last = points[-2:]
     if before.epochs < 1:
         return (
-            f"The data is not read once in these steps (the smaller share {before.epochs:.2f} "
-            "times): train for more steps before asking for more data."
+            f"The run covers less than one epoch ({before.epochs:.2f} of the smaller subset); "
+            "increase `steps` first."
         )
     if last.tokens == before.tokens:
-        return "The two largest shares hold the same documents: nothing follows for more data."
+        return "The two largest subsets hold the same documents, which says nothing of more data."
     doublings = math.log2(last.tokens / before.tokens)
     gain = last.agreement - before.agreement
-    chance = _SPREAD * math.sqrt(sum(_variance(point) for point in (before, last)))
+    noise = _SPREAD * math.sqrt(sum(_variance(point) for point in (before, last)))
     change = (
         f"From {before.tokens:,} to {last.tokens:,} tokens agreement went from "
         f"{before.agreement:.1%} to {last.agreement:.1%}, {gain / doublings * 100:+.1f} points "
         "per doubling"
     )
-    if gain > chance:
+    if gain > noise:
         return f"{change}: more data of this kind would help."
-    return (
-        f"{change}, within chance ({chance * 100:.1f}): more data would hardly help at this size."
-    )
+    return f"{change}, within noise ({noise * 100:.1f}): more data would hardly help at this size."
 
 
 def _variance(point: Point) -> float:
-    """Return that of an agreement whose positions were independent, which is the least there is."""
+    """Return the variance of the agreement for independent positions, which is a lower bound."""
     return point.agreement * (1 - point.agreement) / max(1, point.positions)
 
 
@@ -97,7 +96,13 @@ _PANEL = (3.2, 2.8)  # inches
 
 
 def plot(points: Sequence[Point], sentence: str, path: Path) -> None:
-    """Write a PNG with one panel for each measure, and the verdict below."""
+    """Write a PNG with a panel for each metric and the verdict below.
+
+    Args:
+        points: results, ascending by their fraction of the documents.
+        sentence: verdict.
+        path: path of the PNG.
+    """
     measures = ["agreement", "loss"]
     if all(point.tau is not None for point in points):
         measures.append("tau")
@@ -114,7 +119,7 @@ def plot(points: Sequence[Point], sentence: str, path: Path) -> None:
 def _paint(panel: Any, name: str, points: Sequence[Point]) -> None:
     tokens = [point.tokens for point in points]
     panel.plot(tokens, [getattr(point, name) for point in points], "o-", color=_COLOR)
-    panel.set_title("held-out loss" if name == "loss" else name)
+    panel.set_title("validation loss" if name == "loss" else name)
     panel.set_xscale("log", base=2)
     panel.set_xticks(tokens, [_short(count) for count in tokens])
     panel.xaxis.set_minor_formatter(NullFormatter())
@@ -132,66 +137,67 @@ def _short(count: int) -> str:
 
 @dataclass(frozen=True)
 class FractionRun:
-    """Training on one share of the documents.
+    """Training run on one fraction of the documents.
 
     Attributes:
-        share: of the documents that are not held out.
-        settings: of the run, with its own folder.
+        fraction: fraction of the documents, validation documents excluded.
+        settings: settings of the run, with a run folder of its own.
     """
 
-    share: float
+    fraction: float
     settings: TrainSettings
 
     @property
     def overrides(self) -> list[str]:
-        """What tells it from the run of all documents, as on the command line."""
-        return [f"data.fraction={self.share}", f"run_folder={json.dumps(str(self.folder.path))}"]
+        """The differences from the run on all documents, as on the command line."""
+        return [f"data.fraction={self.fraction}", f"run_folder={json.dumps(str(self.folder.path))}"]
 
     @property
     def folder(self) -> RunFolder:
-        """Where it trains."""
+        """The run folder."""
         return RunFolder(self.settings.run_folder)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run has ended."""
         return self.folder.is_finished
 
 
 class LearningCurve:
-    """The runs on all shares, in sub-folders of the run folder, and what they say together.
+    """The runs on all fractions, in sub-folders of the run folder, and their common result.
 
     Args:
-        settings: of the run on all documents.
-        shares: ascending.
+        settings: settings of the run on all documents.
+        fractions: fractions of the documents, ascending.
 
     Raises:
-        ConfigError: nothing is held out to measure on, or features are read from disk.
+        ConfigError: there is no validation data, or target states are read from disk.
     """
 
-    def __init__(self, settings: TrainSettings, shares: Sequence[float]) -> None:
+    def __init__(self, settings: TrainSettings, fractions: Sequence[float]) -> None:
         if not settings.data.validation_size or not settings.evaluation.num_sequences:
             raise ConfigError(
-                "a learning curve needs documents that it is measured on",
+                "a learning curve needs validation data",
                 expected="data.validation_size and evaluation.num_sequences above 0",
                 got=f"{settings.data.validation_size} and {settings.evaluation.num_sequences}",
                 remedy="--set data.validation_size=50",
             )
         if settings.target_states.source == "offline":
             raise ConfigError(
-                "a learning curve packs other rows for each share, and features on disk belong to "
-                "the rows that they were written for",
+                "a learning curve packs other sequences for each fraction, but target states on "
+                "disk belong to the sequences that they were written for",
                 expected="target_states.source online",
                 got="offline",
                 remedy="--set target_states.source=online",
             )
         self._settings = settings
         self._folder = settings.run_folder.expanduser().absolute() / "learning-curve"
-        self.runs = [_run(settings, share, self._folder / f"share-{share:g}") for share in shares]
+        self.runs = [
+            _run(settings, fraction, self._folder / f"share-{fraction:g}") for fraction in fractions
+        ]
 
     def finish(self) -> list[str]:
-        """Store and plot what the finished runs say, and return it in lines."""
-
+        """Store and plot the results of the finished runs, and return them as lines of text."""
         points = self._points()
         sentence = verdict(points)
         facts = {"points": [asdict(point) for point in points], "verdict": sentence}
@@ -205,47 +211,47 @@ class LearningCurve:
         points = []
         for run in self.runs:
             documents, _ = split_validation(store, data.validation_size, run.fraction)
-            rows = PackedSequences(store, documents, data.sequence_length, data.split)
+            sequences = PackedSequences(store, documents, data.sequence_length, data.split)
             tokens = sum(int(store.lengths[document]) for document in documents)
             read = self._settings.steps * self._settings.batch.global_batch_size
-            points.append(_point(run, tokens, read / len(rows)))
+            points.append(_point(run, tokens, read / len(sequences)))
         return points
 
 
 def parse_fractions(text: str) -> list[float]:
-    """Return shares of the documents, ascending.
+    """Return the fractions of the documents that a user wrote, ascending.
 
     Raises:
-        ConfigError: they are no numbers above 0 and up to 1, or fewer than two.
+        ConfigError: the text is not a list of two or more numbers above 0 and up to 1.
     """
     try:
-        shares = sorted({float(part) for part in text.split(",")})
+        fractions = sorted({float(part) for part in text.split(",")})
     except ValueError:
-        shares = []
-    if len(shares) < 2 or not 0 < shares[0] <= shares[-1] <= 1:
+        fractions = []
+    if len(fractions) < 2 or not 0 < fractions[0] <= fractions[-1] <= 1:
         raise ConfigError(
-            "these are no shares of the documents to train on",
+            "--learning-curve needs fractions of the documents",
             expected="two or more numbers above 0 and up to 1, such as 0.25,0.5,1",
             got=text,
         )
-    return shares
+    return fractions
 
 
-def _run(settings: TrainSettings, share: float, folder: Path) -> FractionRun:
-    data = settings.data.model_copy(update={"fraction": share})
-    return FractionRun(share, settings.model_copy(update={"data": data, "run_folder": folder}))
+def _run(settings: TrainSettings, fraction: float, folder: Path) -> FractionRun:
+    data = settings.data.model_copy(update={"fraction": fraction})
+    return FractionRun(fraction, settings.model_copy(update={"data": data, "run_folder": folder}))
 
 
 def _point(run: FractionRun, tokens: int, epochs: float) -> Point:
     record: dict[str, Any] = JakiroConfig.from_pretrained(run.folder.drafter).record or {}
-    held_out = record["evaluation"]["held_out"]
+    validation = record["evaluation"]["held_out"]
     decoding = record["evaluation"].get("decoding")
     return Point(
         share=run.fraction,
         tokens=tokens,
         epochs=epochs,
-        agreement=held_out["levels"][0]["agreement"],
-        loss=held_out["loss"],
-        positions=held_out["positions"],
+        agreement=validation["levels"][0]["agreement"],
+        loss=validation["loss"],
+        positions=validation["positions"],
         tau=decoding[0]["tau"] if decoding else None,
     )

@@ -1,4 +1,4 @@
-"""The index of a folder of features: whose they are, and which shards there are."""
+"""The index of a folder of target states: their fingerprint, and the list of shards."""
 
 import hashlib
 import json
@@ -14,93 +14,103 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
 from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.settings import Settings
-from training.data.packing import PackedRow
-from training.input_settings import FeatureDtype
+from training.data.packing import PackedSequence
+from training.input_settings import TargetStateDtype
 from training.setup.preparation import Prepared
 
-_SAMPLED_ROWS = 4096  # are hashed, evenly spread; beside them the data's own fingerprint counts
+_MAX_HASHED = 4096  # sequences that are hashed, evenly spread, besides the data's own fingerprint
 
-# Of a target's configuration, what says where it came from or how it is run.
+# Keys of a target's configuration that say where the target came from or how it is run.
 _BOOKKEEPING = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
 
-class FeatureIdentity(Settings):
-    """What features must have in common with a run that reads them.
+class TargetStateFingerprint(Settings):
+    """The properties that stored target states share with a run that reads them.
 
     Attributes:
-        target_dtype: what it computed in.
+        target_dtype: dtype that the target computed in.
         target_weights: hash of every byte of the target's weights, adapters included.
-        target_configuration: hash of what else decides its features: its configuration, and how
-            adapters are scaled and switched.
+        target_configuration: hash of the target's configuration, and of the scale and the switches
+            of its adapters.
         data: fingerprint of data and tokenizer.
-        packing: hash of packed rows.
-        sequence_length: tokens of a row.
-        num_rows: rows to train on, which come first.
-        num_held_out_rows: rows to measure on, which follow.
-        dtype: what the features are kept in.
+        packing: hash of packed sequences.
+        sequence_length: tokens of a packed sequence.
+        num_sequences: number of training sequences, which come first.
+        num_validation_sequences: number of validation sequences, which follow.
+        dtype: dtype that the states are stored in.
     """
 
-    target_dtype: str  # before the weights, which then differ, too
+    target_dtype: str  # compared before the weights, whose hashes then differ, too
     target_weights: str
     target_configuration: str
     data: str
     packing: str
     sequence_length: int
-    num_rows: int
-    num_held_out_rows: int
-    dtype: FeatureDtype
+    num_sequences: int
+    num_validation_sequences: int
+    dtype: TargetStateDtype
 
     @property
-    def total_rows(self) -> int:
-        """All rows."""
-        return self.num_rows + self.num_held_out_rows
+    def total_sequences(self) -> int:
+        """The number of training and validation sequences."""
+        return self.num_sequences + self.num_validation_sequences
 
-    def difference(self, other: "FeatureIdentity") -> tuple[str, Any, Any] | None:
-        """Return the name of the first thing that differs, and both values; None if none does."""
+    def difference(self, other: "TargetStateFingerprint") -> tuple[str, Any, Any] | None:
+        """Return the name of the first property that differs, and both values, or None."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in type(self).model_fields
         )
         return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
-def identify(inputs: Prepared) -> FeatureIdentity:
-    """Return the identity of the features of a run's rows; reads all of the target's weights."""
-    return FeatureIdentity(
+def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
+    """Return the fingerprint of a run's target states; reads all of the target's weights."""
+    return TargetStateFingerprint(
         target_weights=hash_weights(inputs.target.model),
         target_configuration=_hash_configuration(inputs.target),
         target_dtype=str(inputs.target.dtype).removeprefix("torch."),
         data=inputs.data_fingerprint,
-        packing=_hash_rows(inputs),
+        packing=_hash_packing(inputs),
         sequence_length=inputs.settings.data.sequence_length,
-        num_rows=len(inputs.rows),
-        num_held_out_rows=len(inputs.held_out),
+        num_sequences=len(inputs.sequences),
+        num_validation_sequences=len(inputs.validation),
         dtype=inputs.settings.target_states.dtype,
     )
 
 
 def ways_to_repeat(name: str) -> str:
-    """Return how a run gets the rows that features are of, if it is rows that differ.
+    """Return a remedy that makes a run pack the same sequences; empty if other properties differ.
 
     Args:
-        name: of what differs.
+        name: name of the property that differs.
     """
-    if name not in ("packing", "sequence_length", "num_rows", "num_held_out_rows"):
+    packing = ("packing", "sequence_length", "num_sequences", "num_validation_sequences")
+    if name not in packing:
         return ""
     return (
-        "set data.split, data.sequence_length, data.validation_size and data.fraction as they were when the "
-        "features were written; or "
+        "set data.split, data.sequence_length, data.validation_size and data.fraction as they "
+        "were when the target states were written; or "
     )
 
 
-def packed_row(inputs: Prepared, number: int) -> PackedRow:
-    """Return a row by the number that features know it by: training rows, then held-out ones."""
-    count = len(inputs.rows)
-    return inputs.rows.row(number) if number < count else inputs.held_out.row(number - count)
+def packed_sequence(inputs: Prepared, number: int) -> PackedSequence:
+    """Return a packed sequence by its index among training, then validation sequences.
+
+    Args:
+        inputs: inputs of the run.
+        number: index of the sequence, as in `Batch.sequence_ids`.
+    """
+    count = len(inputs.sequences)
+    return (
+        inputs.sequences.sequence(number)
+        if number < count
+        else inputs.validation.sequence(number - count)
+    )
 
 
 def _hash_configuration(target: TargetAdapter) -> str:
     values = json.loads(target.config.to_json_string(use_diff=False))
-    kept = {
+    relevant = {
         name: value
         for name, value in values.items()
         if not name.startswith("_") and name not in _BOOKKEEPING
@@ -110,15 +120,15 @@ def _hash_configuration(target: TargetAdapter) -> str:
         for name, layer in target.model.named_modules()
         if isinstance(layer, BaseTunerLayer)
     ]
-    return fingerprint(kept, adapters)
+    return fingerprint(relevant, adapters)
 
 
-def _hash_rows(inputs: Prepared) -> str:
-    total = len(inputs.rows) + len(inputs.held_out)
+def _hash_packing(inputs: Prepared) -> str:
+    total = len(inputs.sequences) + len(inputs.validation)
     digest = hashlib.sha256()
-    for number in range(0, total, -(-total // _SAMPLED_ROWS)):
-        row = packed_row(inputs, number)
-        for part in (row.token_ids, row.positions, row.documents):
+    for number in range(0, total, -(-total // _MAX_HASHED)):
+        sequence = packed_sequence(inputs, number)
+        for part in (sequence.token_ids, sequence.positions, sequence.documents):
             digest.update(part.tobytes())
     return digest.hexdigest()
 
@@ -127,66 +137,66 @@ INDEX = "index.json"
 
 
 class Shard(Settings):
-    """One file of whole rows.
+    """One file of the states of whole sequences.
 
     Attributes:
-        file: its name.
-        first_row: number of its first row.
-        num_rows: how many follow each other in it.
-        num_bytes: its size.
-        sha256: its checksum.
+        file: name of the file.
+        first_sequence: index of its first sequence.
+        num_sequences: number of consecutive sequences in it.
+        num_bytes: size of the file.
+        sha256: checksum of the file.
     """
 
     file: str
-    first_row: int
-    num_rows: int
+    first_sequence: int
+    num_sequences: int
     num_bytes: int
     sha256: str
 
 
-class FeatureIndex(Settings):
-    """What a folder holds.
+class TargetStateIndex(Settings):
+    """The content of a folder of target states.
 
     Attributes:
-        identity: of target and rows.
+        fingerprint: fingerprint of target and sequences.
         widths: numbers per position of each part, see `training.target_states.states`.
-        rows_per_shard: of every shard but the last.
-        micro_batch: rows that the target read at a time; other sizes round differently.
-        shards: those that are finished, in the order of their rows.
+        sequences_per_shard: number of sequences in every shard but the last.
+        micro_batch_size: sequences that the target read at a time; other sizes round differently.
+        shards: the finished shards, in the order of their sequences.
     """
 
-    identity: FeatureIdentity
+    fingerprint: TargetStateFingerprint
     widths: dict[str, int]
-    rows_per_shard: int
-    micro_batch: int
+    sequences_per_shard: int
+    micro_batch_size: int
     shards: tuple[Shard, ...] = ()
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are when all are finished."""
-        return -(-self.identity.total_rows // self.rows_per_shard)
+        """The number of shards when all are finished."""
+        return -(-self.fingerprint.total_sequences // self.sequences_per_shard)
 
     @property
     def bytes_per_position(self) -> int:
-        """What one position of a row takes."""
-        return sum(self.widths.values()) * {"fp32": 4, "bf16": 2}[self.identity.dtype]
+        """The number of bytes that one position of a sequence takes."""
+        return sum(self.widths.values()) * {"fp32": 4, "bf16": 2}[self.fingerprint.dtype]
 
-    def rows_of(self, number: int) -> range:
-        """Return the rows of a shard."""
-        first = number * self.rows_per_shard
-        return range(first, min(first + self.rows_per_shard, self.identity.total_rows))
+    def sequences_of(self, number: int) -> range:
+        """Return the indices of the sequences of a shard."""
+        first = number * self.sequences_per_shard
+        return range(first, min(first + self.sequences_per_shard, self.fingerprint.total_sequences))
 
     def file_of(self, number: int) -> str:
         """Return the name of a shard's file."""
         return f"features-{number:06}.safetensors"
 
-    def with_shard(self, shard: Shard) -> "FeatureIndex":
-        """Return the index with one more shard, or with another one in its place."""
-        others = (one for one in self.shards if one.first_row != shard.first_row)
-        shards = sorted((*others, shard), key=lambda one: one.first_row)
+    def with_shard(self, shard: Shard) -> "TargetStateIndex":
+        """Return the index with a shard added, or replaced if its sequences were there already."""
+        others = (other for other in self.shards if other.first_sequence != shard.first_sequence)
+        shards = sorted((*others, shard), key=lambda shard: shard.first_sequence)
         return self.model_copy(update={"shards": tuple(shards)})
 
-    def without(self, shards: Container[Shard]) -> "FeatureIndex":
+    def without(self, shards: Container[Shard]) -> "TargetStateIndex":
         """Return the index without some shards."""
         left = tuple(shard for shard in self.shards if shard not in shards)
         return self.model_copy(update={"shards": left})
@@ -196,22 +206,22 @@ class FeatureIndex(Settings):
         write_atomically(folder / INDEX, self.model_dump_json(indent=1) + "\n")
 
 
-def read_index(folder: Path) -> FeatureIndex | None:
+def read_index(folder: Path) -> TargetStateIndex | None:
     """Return the index of a folder, or None where there is none.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the index cannot be read.
     """
     try:
-        return FeatureIndex.model_validate_json((folder / INDEX).read_bytes())
+        return TargetStateIndex.model_validate_json((folder / INDEX).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
         raise CheckpointError(
-            f"the index of the features in {folder} cannot be read",
-            expected="what `jakiro features` wrote",
+            f"the index of the target states in {folder} cannot be read",
+            expected="an index as `jakiro features` writes it",
             got=str(error).strip().splitlines()[0],
-            remedy="write the features anew into another folder",
+            remedy="write the target states again, into another folder",
         ) from error
 
 
@@ -222,11 +232,21 @@ def checksum(path: Path) -> str:
 
 
 def is_whole(folder: Path, shard: Shard) -> bool:
-    """Whether a shard's file is there in its full size; its bytes are not read."""
+    """Return whether a shard's file has its full size, without reading its bytes.
+
+    Args:
+        folder: the folder of the shards.
+        shard: the shard as the index has it.
+    """
     path = folder / shard.file
     return path.is_file() and path.stat().st_size == shard.num_bytes
 
 
 def is_intact(folder: Path, shard: Shard) -> bool:
-    """Whether a shard's file is, byte by byte, what was written."""
+    """Return whether a shard's file has exactly the bytes that were written.
+
+    Args:
+        folder: the folder of the shards.
+        shard: the shard as the index has it.
+    """
     return is_whole(folder, shard) and checksum(folder / shard.file) == shard.sha256

@@ -1,7 +1,7 @@
-"""Which of the target's states shards keep, and how a batch's view is made of them again.
+"""The states of the target that shards hold, and the view of a batch made from them.
 
-A part is one state of every position of a row: `features`, `hidden.3` (behind layer 3), or
-`layer.5` (keys, then values, of layer 5). A drafter finds what it needs by these names.
+A part is one state of every position of a sequence: `features`, `hidden.3` (after layer 3), or
+`layer.5` (keys, then values, of layer 5). A drafter finds the states that it needs by these names.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,23 @@ from training.loss.views import TargetView
 
 FEATURES = "features"
 
-Parts = Mapping[str, Float[Tensor, "batch rows width"]]
+Parts = Mapping[str, Float[Tensor, "batch length width"]]
 
 
 class States(NamedTuple):
-    """What is kept beside the features: hidden states, and layers' keys and values."""
+    """The states that shards hold beside the features.
+
+    Attributes:
+        hidden: indices of hidden states.
+        layers: indices of layers whose keys and values are held.
+    """
 
     hidden: tuple[int, ...]
     layers: tuple[int, ...]
 
     @classmethod
     def needed_by(cls, config: JakiroConfig) -> "States":
-        """Return what a drafter reads of its target, so that it can be trained without it."""
+        """Return the states that a drafter reads, so that it can be trained without the target."""
         record, num_tail = config.target_record, config.settings.tail_layers
         last = None if record.num_hidden_states is None else record.num_hidden_states - 1
         sources = state_sources(config.settings, record)
@@ -42,11 +47,11 @@ class States(NamedTuple):
             count = len(record.kv_widths)
             hidden.add(count - num_tail)
             layers |= set(range(count - num_tail, count))
-        # The last hidden state is the feature, which is kept anyway.
+        # The last hidden state is the feature, which is stored anyway.
         return cls(tuple(sorted(hidden - {last})), tuple(sorted(layers)))
 
     def widths(self, spec: TargetSpec) -> dict[str, int]:
-        """Return the numbers of each part for one position."""
+        """Return the width of each part: numbers per position."""
         hidden = {f"hidden.{state}": spec.hidden_size for state in self.hidden}
         layers = {f"layer.{layer}": spec.kv_widths[layer] for layer in self.layers}
         return {FEATURES: spec.hidden_size} | hidden | layers
@@ -64,28 +69,29 @@ class States(NamedTuple):
 
 def view_of(
     parts: Parts,
-    embeddings: Float[Tensor, "batch rows hidden"],
+    embeddings: Float[Tensor, "batch length hidden"],
     sources: StateSources,
     tail: TargetTail | None,
 ) -> TargetView:
-    """Return what `look_at_target` says of a batch, made of its parts.
+    """Return the view that `look_at_target` returns for a batch, made from the batch's parts.
 
     Args:
-        parts: of the batch, at least those that the drafter needs.
-        embeddings: of its tokens.
+        parts: parts of the batch, at least those that the drafter needs.
+        embeddings: embeddings of the batch's tokens.
         sources: the drafter's `state_sources`.
-        tail: the target's last layers, if the drafter's output goes through them.
+        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
-    state = TargetState(*(None if one is None else _state(parts, one) for one in sources))
+    states = (None if source is None else _state(parts, source) for source in sources)
+    state = TargetState(*states)
     view = TargetView(parts[FEATURES], state, embeddings)
     if tail is None:
         return view
-    rows = (
+    kv = (
         part
         for number, shape in enumerate(tail.shapes, tail.input_state)
         for part in _heads(parts[f"layer.{number}"], shape)
     )
-    return view._replace(tail_input=_hidden(parts, tail.input_state), tail_kv=tuple(rows))
+    return view._replace(tail_input=_hidden(parts, tail.input_state), tail_kv=tuple(kv))
 
 
 def _only(cache: SlotCache, slots: Tensor, source: StateSource) -> Tensor:
@@ -97,7 +103,7 @@ def _hidden(parts: Parts, state: int) -> Tensor:
 
 
 def _state(parts: Parts, source: StateSource) -> Tensor:
-    """Return one source's states side by side; narrower ones are filled up with zeros."""
+    """Return one source's states side by side; narrower states are filled up with zeros."""
     if source.kind == "hidden":
         return torch.stack([_hidden(parts, state) for state in source.layers], dim=2)
     layers = [parts[f"layer.{layer}"] for layer in source.layers]
@@ -106,7 +112,7 @@ def _state(parts: Parts, source: StateSource) -> Tensor:
 
 
 def _heads(layer: Tensor, shape: HeadShape) -> TailKV:
-    """Return keys and values of a layer by heads, as a cache has them."""
+    """Return keys and values of a layer by heads, in the layout of a cache."""
     count = shape.num_kv_heads
     pair = layer.split([count * shape.key_dim, count * shape.value_dim], dim=-1)
     return tuple(part.unflatten(-1, (count, -1)).transpose(1, 2) for part in pair)

@@ -1,4 +1,4 @@
-"""Reading features: shards mapped into memory, of which a batch takes the rows that it names."""
+"""Reader of target states: shards are mapped into memory, and a batch reads its sequences."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomic
 from jakiro.utils.logs import get_logger
 from training.setup.preparation import Prepared
 from training.target_states.index import (
-    FeatureIndex,
     Shard,
-    identify,
+    TargetStateIndex,
+    fingerprint_of,
     is_intact,
     is_whole,
     read_index,
@@ -27,52 +27,52 @@ from training.target_states.index import (
 )
 from training.target_states.states import States
 
-_OPEN_SHARDS = 256  # are mapped at a time
+_OPEN_SHARDS = 256  # number of shards that are mapped at a time
 
 _logger = get_logger(__name__)
 
 
-class FeatureStore:
-    """Features of all rows of a run, read as they are asked for.
+class TargetStateStore:
+    """Target states of all sequences of a run, read on demand.
 
     Args:
-        folder: with all shards of the index.
-        index: of the folder.
-        names: of the parts to read.
+        folder: folder that holds all shards of the index.
+        index: index of the folder.
+        names: names of the parts to read.
     """
 
-    def __init__(self, folder: Path, index: FeatureIndex, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, index: TargetStateIndex, names: Sequence[str]) -> None:
         self._folder = folder
         self._index = index
         self._names = names
         self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
 
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
-        """Return each part of some rows, [rows, positions, width], as it is kept.
+        """Return each part of some sequences in its stored dtype, [sequences, length, width].
 
         Args:
-            numbers: of the rows, in any order.
+            numbers: indices of the sequences, in any order.
         """
-        rows = [self._row(number) for number in numbers]
-        return {name: torch.stack([row[name] for row in rows]) for name in self._names}
+        sequences = [self._sequence(number) for number in numbers]
+        return {name: torch.stack([parts[name] for parts in sequences]) for name in self._names}
 
-    def _row(self, number: int) -> dict[str, Tensor]:
-        shard, place = divmod(number, self._index.rows_per_shard)
+    def _sequence(self, number: int) -> dict[str, Tensor]:
+        shard, index = divmod(number, self._index.sequences_per_shard)
         slices = self._opened(shard)
-        return {name: slices[name][place] for name in self._names}
+        return {name: slices[name][index] for name in self._names}
 
     def _open(self, number: int) -> dict[str, Any]:
         file = safe_open(self._folder / self._index.shards[number].file, framework="pt")
         return {name: file.get_slice(name) for name in self._names}
 
 
-def open_features(inputs: Prepared) -> FeatureStore | None:
-    """Return the features that a run reads, or None if its target runs beside the drafter.
+def open_target_states(inputs: Prepared) -> TargetStateStore | None:
+    """Return the target states that a run reads, or None if its target runs beside the drafter.
 
-    The sizes of all shards are compared, and their bytes when they are met for the first time.
+    The sizes of all shards are compared, and their bytes when a shard is new on this machine.
 
     Raises:
-        CheckpointError: shards are missing or damaged, or those of another target or other data.
+        CheckpointError: shards are missing or damaged, or belong to another target or other data.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:
@@ -82,38 +82,38 @@ def open_features(inputs: Prepared) -> FeatureStore | None:
     if index is None:
         raise _unusable(folder, "an index of shards", "none")
     needed = list(States.needed_by(inputs.drafter_config).widths(inputs.target.spec))
-    _check_identity(folder, index, inputs)
+    _check_fingerprint(folder, index, inputs)
     _check_parts(folder, index, needed)
     _check_shards(folder, index)
     _check_bytes_once(folder, index.shards, inputs.settings.data.cache_folder)
-    return FeatureStore(folder, index, needed)
+    return TargetStateStore(folder, index, needed)
 
 
-def _check_identity(folder: Path, index: FeatureIndex, inputs: Prepared) -> None:
-    difference = index.identity.difference(identify(inputs))
+def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: Prepared) -> None:
+    difference = index.fingerprint.difference(fingerprint_of(inputs))
     if difference is not None:
         name, got, expected = difference
         raise CheckpointError(
-            f"the features in {folder} are not those of this run ({name} differs)",
+            f"the target states in {folder} are not those of this run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name)}set target_states.folder to features of this target and "
+            remedy=f"{ways_to_repeat(name)}set target_states.folder to states of this target and "
             "data, or write them",
         )
 
 
-def _check_parts(folder: Path, index: FeatureIndex, needed: Iterable[str]) -> None:
+def _check_parts(folder: Path, index: TargetStateIndex, needed: Iterable[str]) -> None:
     missing = [name for name in needed if name not in index.widths]
     if missing:
         raise CheckpointError(
-            f"the features in {folder} do not hold what this drafter reads of its target",
+            f"the target states in {folder} lack states that this drafter reads",
             expected=", ".join(needed),
             got=", ".join(index.widths),
-            remedy="write features with this drafter's settings",
+            remedy="write target states with this drafter's settings",
         )
 
 
-def _check_shards(folder: Path, index: FeatureIndex) -> None:
+def _check_shards(folder: Path, index: TargetStateIndex) -> None:
     if len(index.shards) < index.num_shards:
         expected, got = f"{index.num_shards} shards", str(len(index.shards))
         raise _unusable(folder, expected, got)
@@ -125,23 +125,23 @@ def _check_shards(folder: Path, index: FeatureIndex) -> None:
 
 
 def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path | None) -> None:
-    """Compare checksums of shards that no run on this machine has met as they are now."""
+    """Compare the checksums of shards that are new on this machine or changed since a run."""
     cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "features")
     record = cache / f"features-{fingerprint(str(folder))[:32]}.json"
     with FileLock(record.with_suffix(".lock")):
         known = _read_record(record)
-        met = {shard.file: _state_of(folder, shard) for shard in shards}
-        new = [shard for shard in shards if known.get(shard.file) != met[shard.file]]
+        found = {shard.file: _state_of(folder, shard) for shard in shards}
+        new = [shard for shard in shards if known.get(shard.file) != found[shard.file]]
         if new:
             _logger.info(f"comparing the checksums of {len(new):,} shards in {folder}")
         for shard in new:
             if not is_intact(folder, shard):
-                raise _unusable(folder, f"the bytes written to {shard.file}", "others")
-        write_atomically(record, json.dumps(met))
+                raise _unusable(folder, f"the bytes written to {shard.file}", "other bytes")
+        write_atomically(record, json.dumps(found))
 
 
 def _state_of(folder: Path, shard: Shard) -> list[Any]:
-    """Return what changes when somebody writes to a shard."""
+    """Return values that change when somebody writes to a shard."""
     status = (folder / shard.file).stat()
     return [shard.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
 
@@ -155,9 +155,9 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _unusable(folder: Path, expected: str, got: str) -> CheckpointError:
     return CheckpointError(
-        f"the features in {folder} are not complete",
+        f"the target states in {folder} are not complete",
         expected=expected,
         got=got,
         remedy="run `jakiro features --check` with this configuration and folder, which writes "
-        "what is missing or damaged",
+        "missing and damaged shards again",
     )

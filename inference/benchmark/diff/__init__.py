@@ -1,1 +1,1 @@
-"""`jakiro bench --compare`: two result files side by side."""
+"""`jakiro bench --compare`: two results side by side."""

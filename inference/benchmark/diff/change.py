@@ -9,7 +9,7 @@ from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.stats import FEWEST_PROMPTS, Interval, divided, interval_of
 from jakiro.errors import DataError
 
-Finding = Literal["higher", "lower", "faster", "slower", "cannot be told apart"]
+Finding = Literal["higher", "lower", "faster", "slower", "not distinguishable"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
 _ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
 _SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
@@ -26,7 +26,7 @@ class MethodKey(NamedTuple):
 
 
 class FigureChange(NamedTuple):
-    """One figure before and after, with the 95% bootstrap interval of after / before."""
+    """A figure before and after, with the 95% bootstrap interval of after / before."""
 
     metric: Metric
     before: float
@@ -36,25 +36,29 @@ class FigureChange(NamedTuple):
 
 
 class MethodChange(NamedTuple):
-    """The changes of one method that both documents have."""
+    """The changes of a method that both documents have."""
 
     key: MethodKey
-    is_paired: bool  # the same prompts were decoded together, so that their difficulty cancels
+    is_paired: (
+        bool  # whether the same prompts were decoded together, so that their difficulty cancels
+    )
     figures: tuple[FigureChange, ...]
 
 
 class Difference(NamedTuple):
-    """A fact beside the figures that is not the same in both documents."""
+    """A setting or fact that differs between two documents and may explain changes."""
 
-    what: str
+    name: str
     before: object
     after: object
 
 
 class Changes(NamedTuple):
-    """The changes of all methods, and what else differs between two documents."""
+    """The changes of all methods, and other differences between two documents."""
 
-    no_longer_identical: tuple[MethodKey, ...]  # greedy tokens were the target's own before
+    no_longer_identical: tuple[
+        MethodKey, ...
+    ]  # methods whose greedy tokens were the target's own before
     methods: tuple[MethodChange, ...]
     only_before: tuple[MethodKey, ...]
     only_after: tuple[MethodKey, ...]
@@ -62,7 +66,11 @@ class Changes(NamedTuple):
 
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
-    """Return what changed from one document to another.
+    """Return the changes from a document to another.
+
+    Args:
+        before: first document.
+        after: second document, of the same target and prompts.
 
     Raises:
         DataError: the documents have different targets or prompts, or no method in common.
@@ -83,17 +91,17 @@ def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> 
 
 
 def _sides(document: ComparisonDocument) -> dict[MethodKey, Side]:
-    found = {MethodKey(one.name, one.temperature): one for one in document.methods}
+    found = {MethodKey(method.name, method.temperature): method for method in document.methods}
     return {
-        key: Side(one, found.get(MethodKey(document.baseline, key.temperature)))
-        for key, one in found.items()
+        key: Side(method, found.get(MethodKey(document.baseline, key.temperature)))
+        for key, method in found.items()
     }
 
 
 def _change(key: MethodKey, before: Side, after: Side) -> MethodChange:
     is_paired = before.units() == after.units()
     old, new = before.resampled(stream=0), after.resampled(stream=0 if is_paired else 1)
-    num_units = min(len(set(one.units().values())) for one in (before, after))
+    num_units = min(len(set(side.units().values())) for side in (before, after))
     figures = []
     for metric in (metric for metric in old if metric in new):
         ratios = divided(new[metric], old[metric])
@@ -114,17 +122,22 @@ def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
         return "higher" if metric == "tau" else "faster"
     if ratio.high < 1:
         return "lower" if metric == "tau" else "slower"
-    return "cannot be told apart"
+    return "not distinguishable"
 
 
 def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> None:
-    """Refuse documents whose figures are about different things."""
-    targets = [one.environment.target for one in (before, after)]
+    """Refuse documents of different targets or prompts."""
+    targets = [document.environment.target for document in (before, after)]
     if targets[0].fingerprint != targets[1].fingerprint:
-        raise _mismatch("targets", *(f"{one.name_or_path} ({one.fingerprint})" for one in targets))
-    old, new = ({s.prompt for m in one.methods for s in m.samples} for one in (before, after))
+        raise _mismatch(
+            "targets", *(f"{target.name_or_path} ({target.fingerprint})" for target in targets)
+        )
+    old, new = (
+        {sample.prompt for method in document.methods for sample in method.samples}
+        for document in (before, after)
+    )
     if old != new:
-        raise _mismatch("prompts", f"{len(old)}", f"{len(new)}, {len(old & new)} of them the same")
+        raise _mismatch("prompts", f"{len(old)}", f"{len(new)}, of these {len(old & new)} in both")
 
 
 def _mismatch(what: str, before: str, after: str) -> DataError:
@@ -137,10 +150,10 @@ def _mismatch(what: str, before: str, after: str) -> DataError:
 
 
 def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[Difference]:
-    """Return what may explain a change: machine, versions, settings, trees."""
+    """Return differences that may explain a change: machine, versions, settings, trees."""
     old, new = _facts(before), _facts(after)
-    both = [what for what in new if what in old]  # the trees of other methods are not compared
-    return [Difference(one, old[one], new[one]) for one in both if old[one] != new[one]]
+    both = [name for name in new if name in old]  # the trees of other methods are not compared
+    return [Difference(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 
 def _facts(document: ComparisonDocument) -> dict[str, Any]:
@@ -150,5 +163,8 @@ def _facts(document: ComparisonDocument) -> dict[str, Any]:
         | {name: getattr(machine, name) for name in _ENVIRONMENT}
         | {name: machine.versions.get(name) for name in ("torch", "transformers")}
         | {name: getattr(document.settings, name) for name in _SETTINGS}
-        | {f"tree of {MethodKey(m.name, m.temperature)}": m.tree for m in document.methods}
+        | {
+            f"tree of {MethodKey(method.name, method.temperature)}": method.tree
+            for method in document.methods
+        }
     )

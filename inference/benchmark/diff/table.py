@@ -12,7 +12,12 @@ _COLUMNS = "{:10}{:>9}{:>9}{:>7}  {:13}  {}"
 
 
 def show_changes(changes: Changes, console: Console) -> None:
-    """Print lost identities first, then the figures, then what else differs."""
+    """Print methods that are no longer lossless, then the figures, then other differences.
+
+    Args:
+        changes: changes between two results.
+        console: console to print on.
+    """
 
     def show(text: str, style: str = "") -> None:
         # `Text`, because names may hold brackets, which are markup in plain strings.
@@ -29,8 +34,9 @@ def show_changes(changes: Changes, console: Console) -> None:
     for when, keys in (("before", changes.only_before), ("after", changes.only_after)):
         if keys:
             show(f"Only {when}: {', '.join(map(str, keys))}")
-    for one in changes.differences:
-        show(f"{one.what}: {one.before} before, {one.after} after", "yellow")
+    for difference in changes.differences:
+        text = f"{difference.name}: {difference.before} before, {difference.after} after"
+        show(text, "yellow")
     show("Tokens/s depend on the load of the machine; compare speed-ups.", "dim")
 
 

@@ -1,4 +1,4 @@
-"""Figures by matplotlib, as SVG that takes its ink, its background and its font from the page."""
+"""Matplotlib figures as SVG with the colours and the font of the surrounding page."""
 
 import re
 import warnings
@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 
 from inference.benchmark.report.style import printable
 
-# Stand-ins, which the page's own variables replace: a figure reads well in light and dark.
+# Stand-ins that the page's own variables replace, so that figures suit light and dark pages.
 INK, MUTED, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", PAPER: "var(--paper)"}
 
-SMALL = 10.5  # font size of what is written beside the data, in pixels
+SMALL = 10.5  # font size of text beside the data, in pixels
 
 _THEME = {
     "svg.fonttype": "none",  # text stays text
-    "text.parse_math": False,  # a name with dollars is no formula
+    "text.parse_math": False,  # dollars in a name do not start a formula
     "font.size": 11.5,
     "text.color": INK,
     "hatch.color": PAPER,
@@ -57,13 +57,13 @@ _FONT = re.compile(r"font-family: [^;\"]*;? ?")
 def picture(
     name: str, size: tuple[int, int], paint: Callable[[Figure], None], *, alt: str
 ) -> Markup:
-    """Return what `paint` draws as an `<svg>` element.
+    """Return an `<svg>` element with the drawing of `paint`.
 
     Args:
-        name: unique on the page.
+        name: name of the figure, unique on the page.
         size: width and height in pixels.
-        paint: draws on an empty figure.
-        alt: what the figure says, in words.
+        paint: function that draws on an empty figure.
+        alt: text alternative of the figure.
     """
     width, height = size
     target = StringIO()
@@ -76,14 +76,14 @@ def picture(
 
 @contextmanager
 def any_character() -> Iterator[None]:
-    """Let text have characters that matplotlib's font lacks: browsers' fonts have them."""
+    """Allow characters that matplotlib's font lacks, for browsers have fonts with them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_LACKING, category=UserWarning)
         yield
 
 
 def _for_page(drawing: str, name: str, alt: str) -> str:
-    """Return the element alone, with ids of its own and the page's colours."""
+    """Return the bare element, with ids that are unique on the page and the page's colours."""
     element = _DEFAULT_STYLE.sub("", drawing[drawing.index("<svg") :])
     element = _TAG.sub(lambda tag: _themed(tag[0], name), element)
     label = escape(printable(alt))

@@ -1,4 +1,4 @@
-"""The HTML page of a comparison: one file, a pure function of the document."""
+"""Renders the HTML page of a comparison: a single file, a pure function of the document."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _FILTERS: tuple[Callable[..., str], ...] = (
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure and what stands above it."""
+    """A figure and its title."""
 
     title: str
     figure: Markup
@@ -31,15 +31,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Group:
-    """What was measured at one temperature.
+    """All methods at a temperature.
 
     Attributes:
-        temperature: 0 is greedy.
-        title: of its part of each section.
-        verdict: what the figures say.
-        methods: their figures, where prompts are too few without intervals.
-        categories: of the prompts, if there are several.
-        fastest: the method that is shown to be faster than all others, if there is one.
+        temperature: sampling temperature; 0 is greedy.
+        title: title of the temperature's part of each section.
+        verdict: summary of the figures in sentences.
+        methods: figures of the methods; intervals are collapsed where prompts are too few.
+        categories: categories of prompts; empty if there is a single category.
+        fastest: name of the method that is shown to be faster than all others; None without.
     """
 
     temperature: float
@@ -52,16 +52,16 @@ class Group:
     @property
     def drafting(self) -> tuple[MethodFigures, ...]:
         """The methods that draft."""
-        return tuple(one for one in self.methods if one.acceptance_by_depth)
+        return tuple(method for method in self.methods if method.acceptance_by_depth)
 
     @property
     def with_experts(self) -> tuple[MethodFigures, ...]:
-        """The methods of which it is known who proposed."""
-        return tuple(one for one in self.methods if one.experts)
+        """The methods with figures of experts."""
+        return tuple(method for method in self.methods if method.experts)
 
 
 def render(document: ComparisonDocument) -> str:
-    """Return the page; it needs nothing else, and equal documents give equal pages."""
+    """Return the page, which needs no other file; equal documents give equal pages."""
     look = looks(document)
     groups = _groups(document, look)
     template = _environment().get_template(_TEMPLATE)
@@ -71,7 +71,7 @@ def render(document: ComparisonDocument) -> str:
         groups=groups,
         looks=look,
         phases=PHASES,
-        experts=sorted({one.expert for each in document.methods for one in each.experts}),
+        experts=sorted({expert.expert for method in document.methods for expert in method.experts}),
         trees=[(tree, draw_tree(tree)) for tree in document.trees],
         tree_experts=_tree_experts,
         interval=style.interval,
@@ -83,7 +83,7 @@ def render(document: ComparisonDocument) -> str:
 
 
 def _environment() -> Environment:
-    """Return where templates come from; nothing invisible gets out of them."""
+    """Return the environment of the template, which escapes invisible characters."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -97,47 +97,48 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    is_plain = isinstance(value, str) and not isinstance(value, Markup)
-    return style.printable(value) if is_plain else value
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return style.printable(value) if is_text else value
 
 
 def _groups(document: ComparisonDocument, look: Looks) -> list[Group]:
     return [
         _group(document, temperature, look)
-        for temperature in dict.fromkeys(one.temperature for one in document.methods)
+        for temperature in dict.fromkeys(method.temperature for method in document.methods)
     ]
 
 
 def _group(document: ComparisonDocument, temperature: float, look: Looks) -> Group:
-    methods = tuple(one for one in document.methods if one.temperature == temperature)
-    best = fastest([one for one in methods if one.name != document.baseline])
+    methods = tuple(method for method in document.methods if method.temperature == temperature)
+    best = fastest([method for method in methods if method.name != document.baseline])
     return Group(
         temperature,
         title=f"Temperature {temperature:g}" if temperature else "Greedy (temperature 0)",
         verdict=verdict(document, temperature, look),
         methods=tuple(map(_without_false_findings, methods)),
-        categories=tuple(dict.fromkeys(name for one in methods for name in one.categories)),
+        categories=tuple(dict.fromkeys(name for method in methods for name in method.categories)),
         fastest=None if best is None else best.name,
     )
 
 
-def _has_too_few(one: MethodFigures, category: str | None = None) -> bool:
+def _has_too_few(method: MethodFigures, category: str | None = None) -> bool:
     """Return whether a method's prompts, or those of a category, are too few for intervals."""
     return has_too_few(
-        sample for sample in one.samples if category is None or sample.category == category
+        sample for sample in method.samples if category is None or sample.category == category
     )
 
 
-def _without_false_findings(one: MethodFigures) -> MethodFigures:
-    """Return figures whose intervals are the values themselves where prompts are too few."""
+def _without_false_findings(method: MethodFigures) -> MethodFigures:
+    """Return the figures with intervals collapsed to their values where prompts are too few."""
     categories = {
         name: figures.model_copy(update=_collapsed(figures.speedup, "speedup"))
-        if _has_too_few(one, name)
+        if _has_too_few(method, name)
         else figures
-        for name, figures in one.categories.items()
+        for name, figures in method.categories.items()
     }
-    few = _collapsed(one.speedup, "speedup") | _collapsed(one.tau, "tau")
-    return one.model_copy(update={"categories": categories} | (few if _has_too_few(one) else {}))
+    few = _collapsed(method.speedup, "speedup") | _collapsed(method.tau, "tau")
+    update = {"categories": categories} | (few if _has_too_few(method) else {})
+    return method.model_copy(update=update)
 
 
 def _collapsed(value: float, name: str) -> dict[str, float]:
@@ -147,11 +148,11 @@ def _collapsed(value: float, name: str) -> dict[str, float]:
 def _panels(
     document: ComparisonDocument, groups: Sequence[Group], look: Looks
 ) -> dict[str, list[Panel]]:
-    """Return the figures of every section; those of all temperatures have the same scale."""
-    everything = [one for group in groups for one in group.methods]
+    """Return the panels of every section; those of all temperatures have the same scale."""
+    everything = [method for group in groups for method in group.methods]
     baseline = document.baseline
-    fastest = plots.largest(max(one.speedup, one.speedup_high, 1.0) for one in everything)
-    slowest = plots.largest(plots.token_milliseconds(one) for one in everything)
+    fastest = plots.largest(max(method.speedup, method.speedup_high, 1.0) for method in everything)
+    slowest = plots.largest(plots.token_milliseconds(method) for method in everything)
     sample_limit = plots.sample_limit(everything)
     figures: dict[str, tuple[str, Callable[..., Markup], dict[str, Any]]] = {
         "speedups": ("methods", plots.speedups, {"limit": fastest, "baseline": baseline}),
@@ -162,8 +163,8 @@ def _panels(
     }
     return {
         section: [
-            Panel(group.title, draw(methods, looks=look, name=f"{section}-{place}", **details))
-            for place, group in enumerate(groups)
+            Panel(group.title, draw(methods, looks=look, name=f"{section}-{index}", **details))
+            for index, group in enumerate(groups)
             if (methods := getattr(group, which))
         ]
         for section, (which, draw, details) in figures.items()
@@ -177,11 +178,15 @@ def _tree_experts(tree: ExampleTree) -> list[int]:
 def _described(document: ComparisonDocument) -> list[tuple[MethodFigures, list[str], list[str]]]:
     """Return each method once, with its trees and its notes at all temperatures."""
     found: dict[str, list[MethodFigures]] = {}
-    for one in document.methods:
-        found.setdefault(one.name, []).append(one)
+    for method in document.methods:
+        found.setdefault(method.name, []).append(method)
     return [
-        (each[0], _unique(map(_tree, each)), _unique(note for one in each for note in one.notes))
-        for each in found.values()
+        (
+            methods[0],
+            _unique(map(_tree, methods)),
+            _unique(note for method in methods for note in method.notes),
+        )
+        for methods in found.values()
     ]
 
 
@@ -193,7 +198,7 @@ def _tree(figures: MethodFigures) -> str:
     tree = figures.tree
     if tree is None:
         return ""
-    size = "drawn" if tree.sampled else f"best {tree.num_nodes}"
+    size = "sampled" if tree.sampled else f"best {tree.num_nodes}"
     return (
         f"{size}, depth {tree.autoregressive_levels} + {tree.parallel_levels},"
         f" {tree.children} children, breadth {tree.breadth}"

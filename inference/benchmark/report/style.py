@@ -1,7 +1,8 @@
-"""Colours of the report, told apart by colour-blind readers and on light and dark pages alike.
+"""Colours, wording and number formats of the report.
 
-Okabe and Ito's colours stand for methods, Paul Tol's light ones for experts, and one hue from light
-to dark for the phases of decoding: no colour means two things.
+Colour-blind readers can distinguish the colours, on light and dark pages alike: Okabe and Ito's
+colours stand for methods, Paul Tol's light colours for experts, and a single hue from light to dark
+for the phases of decoding. No colour has two meanings.
 """
 
 import math
@@ -23,22 +24,32 @@ _SIGNS = {" ": "·", "\n": "↵", "\t": "⇥"}
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return text whose control characters, and others that nobody sees, are escapes."""
-    return "".join(one if one.isprintable() or one in keep else _escaped(one) for one in text)
+    """Return text with control characters and other invisible characters escaped.
+
+    Args:
+        text: any text.
+        keep: characters that are not escaped.
+    """
+    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 
 def verbatim(text: str) -> Markup:
-    """Return text for an element that shows its line breaks."""
+    """Return escaped text for an element that shows line breaks."""
     return escape(printable(text, keep="\n"))
 
 
 def visible(token: str) -> str:
-    """Return a token in which white space can be seen, too: space `·`, newline `↵`, tab `⇥`."""
-    return printable("".join(_SIGNS.get(one, one) for one in token))
+    """Return a token with visible white space: space `·`, newline `↵`, tab `⇥`."""
+    return printable("".join(_SIGNS.get(char, char) for char in token))
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return text of at most so many characters; where it is longer, its middle is left out."""
+    """Return text without its middle if it is too long.
+
+    Args:
+        text: any text.
+        limit: largest number of characters.
+    """
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -46,9 +57,14 @@ def shortened(text: str, limit: int) -> str:
 
 
 def short_names(names: Sequence[str], limit: int) -> dict[str, str]:
-    """Return names of at most so many characters, or few more, by name; they remain different.
+    """Return short, different names by name.
 
-    A long name loses its middle, or what all long names begin with if that tells them apart.
+    A long name loses its middle, or the beginning that all long names share if that keeps them
+    different.
+
+    Args:
+        names: different names.
+        limit: number of characters, which numbered names exceed a little.
     """
     middle = {name: shortened(printable(name), limit) for name in names}
     begin = _shared_length([name for name in names if len(name) > limit])
@@ -56,28 +72,36 @@ def short_names(names: Sequence[str], limit: int) -> dict[str, str]:
         name: ELLIPSIS + shortened(printable(name[begin:]), limit) if len(name) > limit else short
         for name, short in middle.items()
     }
-    numbered = {name: f"{short} ({place})" for place, (name, short) in enumerate(middle.items(), 1)}
-    return next((one for one in (middle, end) if len(set(one.values())) == len(one)), numbered)
+    numbered = {
+        name: f"{short} ({number})" for number, (name, short) in enumerate(middle.items(), 1)
+    }
+    different = (names for names in (middle, end) if len(set(names.values())) == len(names))
+    return next(different, numbered)
 
 
 def breakable(name: str) -> Markup:
-    """Return a name that may go on in the next line after its separators."""
+    """Return a name that may break after its separators."""
     parts = _SEPARATOR.split(printable(name))
     return Markup("<wbr>").join(map(escape, parts))
 
 
 def cells(text: str) -> int:
-    """Return how many columns text takes in a font of fixed width."""
-    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
+    """Return the number of columns of text in a font of fixed width."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def fixed(value: float, decimals: int = 2) -> str:
-    """Return a number with so many decimals."""
+    """Return a number with a fixed number of decimals; a dash if it is not finite.
+
+    Args:
+        value: number to format.
+        decimals: digits after the point.
+    """
     return f"{value:,.{decimals}f}" if math.isfinite(value) else NO_NUMBER
 
 
 def significant(value: float) -> str:
-    """Return a number with three significant digits, or all those before the point."""
+    """Return a number with three significant digits, or all digits before the point."""
     if not math.isfinite(value) or not value:
         return fixed(value, 0)
     return fixed(value, min(4, max(0, 2 - math.floor(math.log10(abs(value))))))
@@ -89,7 +113,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share in percent; only all is 100%."""
+    """Return a share in percent; only a share of exactly 1 becomes 100%."""
     if share is None or not math.isfinite(share):
         return NO_NUMBER
     text = f"{100 * share:.1f}" if share < 0.1 else f"{100 * share:.0f}"
@@ -97,7 +121,7 @@ def percent(share: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Return a number of bytes in the unit that suits it."""
+    """Return a number of bytes in a suitable unit."""
     if count is None:
         return NO_NUMBER
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
@@ -107,20 +131,25 @@ def size(count: int | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """Return an interval in brackets."""
+    """Return an interval in brackets.
+
+    Args:
+        low: lower end.
+        high: upper end.
+    """
     return f"[{fixed(low)}, {fixed(high)}]"
 
 
 def enumeration(words: Sequence[Markup]) -> Markup:
-    """Return words with commas between them, and `and` before the last one."""
+    """Return words joined by commas, with `and` before the last."""
     *others, last = words
     return Markup(" and ").join([Markup(", ").join(others), last]) if others else last
 
 
 def _shared_length(names: Sequence[str]) -> int:
-    """Return the length of the parts that all names begin with."""
-    places = zip(*(_SEPARATOR.split(name) for name in names), strict=False)
-    return sum(len(parts[0]) for parts in takewhile(lambda parts: len({*parts}) == 1, places))
+    """Return the length of the beginning that all names share, in whole parts."""
+    columns = zip(*(_SEPARATOR.split(name) for name in names), strict=False)
+    return sum(len(parts[0]) for parts in takewhile(lambda parts: len({*parts}) == 1, columns))
 
 
 def _escaped(character: str) -> str:
@@ -131,7 +160,7 @@ _LABEL_LIMIT = 46  # characters
 
 _METHODS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _NOT_DRAFTING = "#8a8f98"
-# What a second and third turn through the colours is told apart by.
+# Signs that distinguish a second and third pass through the colours.
 _MARKERS, _DASHES, _HATCHES = ("o", "s", "^"), ("-", "--", ":"), ("", "////", "....")
 
 _EXPERTS = (
@@ -150,7 +179,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is written and drawn, everywhere."""
+    """Label, colour and signs of a method, the same everywhere in the report."""
 
     label: str
     color: str
@@ -164,28 +193,35 @@ Looks = Mapping[str, Look]
 
 def looks(document: ComparisonDocument) -> Looks:
     """Return the look of every method by its name; methods that do not draft are grey."""
-    names = list(dict.fromkeys(one.name for one in document.methods))
+    names = list(dict.fromkeys(method.name for method in document.methods))
     labels = short_names(names, _LABEL_LIMIT)
-    colored = dict.fromkeys(one.name for one in document.methods if one.acceptance_by_depth)
+    colored = dict.fromkeys(
+        method.name for method in document.methods if method.acceptance_by_depth
+    )
     return {name: Look(labels[name], _NOT_DRAFTING) for name in names} | {
-        name: look(labels[name], place) for place, name in enumerate(colored)
+        name: look(labels[name], index) for index, name in enumerate(colored)
     }
 
 
-def look(label: str, place: int) -> Look:
-    """Return the look of one of several things, told apart by its place among them."""
-    number, color = divmod(place, len(_METHODS))
+def look(label: str, index: int) -> Look:
+    """Return the look of a method or curve among several.
+
+    Args:
+        label: text of the legend.
+        index: number among them, from 0, which determines colour and signs.
+    """
+    number, color = divmod(index, len(_METHODS))
     number %= len(_MARKERS)
     return Look(label, _METHODS[color], _MARKERS[number], _DASHES[number], _HATCHES[number])
 
 
 def expert_color(expert: int) -> str:
-    """Return the colour of an expert; dark text can be read on it."""
+    """Return the colour of an expert, on which dark text is legible."""
     return _EXPERTS[expert % len(_EXPERTS)]
 
 
 def text_on(color: str) -> str:
-    """Return black or white, whichever can be read on a colour."""
+    """Return black or white, whichever is legible on a colour."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 
@@ -195,7 +231,7 @@ INK, LINE = "#1f2937", "#d1d5db"
 THEME = {
     "font.size": 9.5,
     "text.color": INK,
-    "text.parse_math": False,  # a name with dollars is no formula
+    "text.parse_math": False,  # dollars in a name do not start a formula
     "axes.edgecolor": LINE,
     "axes.labelcolor": INK,
     "axes.titlesize": 10.5,

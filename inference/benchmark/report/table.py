@@ -1,4 +1,4 @@
-"""The figures of a comparison as tables for a terminal."""
+"""Tables of a comparison's figures for a terminal."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ from inference.benchmark.document import ComparisonDocument, MethodFigures
 
 _COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
 LEGEND = (
-    "tau: tokens per target forward. tok/s: new tokens over all seconds. first: median "
+    "tau: tokens per target forward. tok/s: new tokens divided by all seconds. first: median "
     "milliseconds to the first token. same: greedy answers equal to those of generate()."
 )
 
 
 def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
-    """Yield one table per temperature, and what the columns mean."""
+    """Yield a table for each temperature, then the legend of the columns."""
     if not document.is_complete:
-        yield "interrupted: figures of what all methods had decoded by then"
-    for temperature in dict.fromkeys(one.temperature for one in document.methods):
+        yield "interrupted: figures cover the prompts that all methods had decoded"
+    for temperature in dict.fromkeys(method.temperature for method in document.methods):
         table = Table(
             title=f"T = {temperature:g}, {document.prompts} prompts; "
             f"speed-up over {document.baseline}",
@@ -29,19 +29,19 @@ def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
         )
         for number, name in enumerate(_COLUMNS):
             table.add_column(name, justify="right" if number else "left", no_wrap=True)
-        for one in document.methods:
-            if one.temperature == temperature:
-                table.add_row(*_cells(one))
+        for method in document.methods:
+            if method.temperature == temperature:
+                table.add_row(*_cells(method))
         yield table
     yield LEGEND
 
 
-def _cells(one: MethodFigures) -> tuple[str, ...]:
+def _cells(figures: MethodFigures) -> tuple[str, ...]:
     return (
-        one.name,
-        f"{one.tau:.2f}",
-        f"{one.tokens_per_second:.1f}",
-        f"{one.speedup:.2f} [{one.speedup_low:.2f}, {one.speedup_high:.2f}]",
-        f"{one.time_to_first_token.p50 * 1e3:.0f}",
-        "-" if one.identical_share is None else f"{one.identical_share:.0%}",
+        figures.name,
+        f"{figures.tau:.2f}",
+        f"{figures.tokens_per_second:.1f}",
+        f"{figures.speedup:.2f} [{figures.speedup_low:.2f}, {figures.speedup_high:.2f}]",
+        f"{figures.time_to_first_token.p50 * 1e3:.0f}",
+        "-" if figures.identical_share is None else f"{figures.identical_share:.0%}",
     )

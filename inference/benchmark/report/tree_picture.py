@@ -1,4 +1,4 @@
-"""One draft tree as SVG."""
+"""Draws a draft tree as SVG."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from inference.benchmark.document import ExampleTree
 from inference.benchmark.report.style import cells, expert_color, printable, shortened, visible
 
 ROW, GAP = 25, 26  # pixels: height of a row, width between columns
-TOP = 24  # room for the depths
+TOP = 24  # pixels above the tree, for the depths
 MARGIN = 3
-_CELL, _PADDING = 7.3, 7  # a character, and the space beside a token
+_CELL, _PADDING = 7.3, 7  # pixels: width of a character, space beside a token
 _TOKEN_LIMIT = 12  # characters
-_NO_ROW = -1  # not yet placed
+_NO_ROW = -1  # no row assigned yet
 
 
 @dataclass(eq=False)
 class Box:
-    """A token of a tree, and where it stands."""
+    """A token of a tree, with its row and column."""
 
     token: str
     parent: "Box | None"
@@ -35,28 +35,28 @@ class Box:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether it is on the accepted path, or the target's own."""
+        """Whether the token is on the accepted path, or the target's own."""
         return self.kind != "node"
 
     @property
     def branches(self) -> "list[Box]":
-        """Its children, the accepted one first."""
+        """The children of the box, the accepted child first."""
         return sorted(self.children, key=lambda child: not child.is_accepted)
 
     @property
     def text(self) -> str:
-        """What is written in it."""
+        """The text of the box."""
         return shortened(visible(self.token), _TOKEN_LIMIT)
 
     @property
     def middle(self) -> int:
-        """Height of its middle, in pixels from the top."""
+        """The height of the middle of the box, in pixels from the top."""
         return TOP + self.row * ROW + ROW // 2
 
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Boxes that have found their rows, and the columns that they stand in, in pixels."""
+    """Boxes with their rows, and the left edges and widths of the columns in pixels."""
 
     boxes: list[Box]
     lefts: list[float]
@@ -64,20 +64,20 @@ class TreeLayout:
 
     @property
     def size(self) -> tuple[float, int]:
-        """Width and height of all of it."""
-        rows = 1 + max(one.row for one in self.boxes)
+        """The width and height of the drawing, in pixels."""
+        rows = 1 + max(box.row for box in self.boxes)
         return self.lefts[-1] + self.widths[-1] + MARGIN, TOP + ROW * rows
 
     @property
     def in_order(self) -> list[Box]:
-        """The boxes as they are drawn: what is accepted comes last, above the other lines."""
+        """The boxes in the order of drawing: accepted boxes come last, above the other lines."""
         return sorted(self.boxes, key=lambda box: box.is_accepted)
 
 
 def lay_out(tree: ExampleTree) -> TreeLayout:
-    """Return the root, the candidates in their order, and the target's token, all placed."""
+    """Return the layout of the root, the candidates in their order, and the target's token."""
     boxes = _boxes(tree)
-    _place(boxes)
+    _assign_rows(boxes)
     return TreeLayout(boxes, *_columns(boxes))
 
 
@@ -97,10 +97,10 @@ def _boxes(tree: ExampleTree) -> list[Box]:
     return [*boxes, Box(tree.next_token, last, last.depth + 1, "node target", title)]
 
 
-def _place(boxes: list[Box]) -> None:
-    """Give every box the first row in which it and its first children find room.
+def _assign_rows(boxes: list[Box]) -> None:
+    """Give every box the first row with room for it and its first children.
 
-    Parents in the same column branch off one below the other, so no lines cross.
+    Parents in the same column branch off below each other, so no lines cross.
     """
     free = [0] * (1 + max(box.depth for box in boxes))  # first free row of each column
     stack = boxes[:1]
@@ -108,9 +108,9 @@ def _place(boxes: list[Box]) -> None:
         box = stack.pop()
         if box.row == _NO_ROW:
             chain = list(_first_children(box))
-            row = max(free[one.depth] for one in chain)
-            for one in chain:
-                one.row, free[one.depth] = row, row + 1
+            row = max(free[link.depth] for link in chain)
+            for link in chain:
+                link.row, free[link.depth] = row, row + 1
         stack.extend(reversed(box.branches))
 
 
@@ -122,7 +122,7 @@ def _first_children(box: Box) -> Iterator[Box]:
 
 
 def _columns(boxes: list[Box]) -> tuple[list[float], list[float]]:
-    """Return where the boxes of each depth begin, and how wide they are."""
+    """Return the left edge and the width of the column of each depth, in pixels."""
     depths = range(1 + max(box.depth for box in boxes))
     texts = [[box.text for box in boxes if box.depth == depth] for depth in depths]
     widths = [_CELL * max(map(cells, column), default=1) + 2 * _PADDING for column in texts]
@@ -136,7 +136,7 @@ _BOX = 20  # pixels: height of a box
 def draw_tree(tree: ExampleTree) -> Markup:
     """Return an `<svg>` element that shows a tree.
 
-    Every candidate is a `<g class="node">` with `data-expert`; the accepted ones have the class
+    Every candidate is a `<g class="node">` with `data-expert`; accepted candidates have the class
     `accepted`, too. The root is a `node root`, the target's own token a `node target`.
     """
     layout = lay_out(tree)

@@ -1,4 +1,4 @@
-"""What was measured of one drafter is not taken for another's."""
+"""Costs that were measured with a drafter are not used for another."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from inference.autotune.costs import Costs, known_costs
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 
-PLAIN = tiny_settings(combine="sum", parallel_levels=0)
+BASE = tiny_settings(combine="sum", parallel_levels=0)
 OTHERS = {
     "tail-1": {"tail_layers": 1},
     "tail-2": {"tail_layers": 2},
     "draft-vocabulary": {"draft_vocab_size": 23},
-    "feedback": {"trunk": PLAIN.trunk.model_copy(update={"kind": "feedback"})},
-    "hybrid": {"trunk": PLAIN.trunk.model_copy(update={"kind": "hybrid"})},
+    "feedback": {"trunk": BASE.trunk.model_copy(update={"kind": "feedback"})},
+    "hybrid": {"trunk": BASE.trunk.model_copy(update={"kind": "hybrid"})},
 }
 
 
@@ -23,7 +23,7 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = TargetAdapter(tiny_llama())
-    several = [PLAIN, *(PLAIN.model_copy(update=change) for change in OTHERS.values())]
+    several = [BASE, *(BASE.model_copy(update=change) for change in OTHERS.values())]
     drafters = [tiny_drafter(target, settings) for settings in several]
     measured: list[JakiroDrafter] = []
 
@@ -35,5 +35,5 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
     first = [known_costs(target, drafter, tmp_path) for drafter in drafters]
     assert measured == drafters
     assert [known_costs(target, drafter, tmp_path) for drafter in drafters] == first
-    assert measured == drafters  # nothing twice
+    assert measured == drafters  # no costs are measured twice
     assert len(list(tmp_path.iterdir())) == len(drafters)

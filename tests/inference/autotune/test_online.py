@@ -1,4 +1,4 @@
-"""`tree="auto"`: drafts as much as pays, stops where it does not, and never changes a token."""
+"""`tree="auto"` drafts where it pays, stops where it does not, and never changes a token."""
 
 import itertools
 from pathlib import Path
@@ -10,7 +10,7 @@ from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs, known_costs
-from inference.autotune.online import SHORTEST_PAUSE, Arm, AutoRun, AutoTree, _arms, _Learner
+from inference.autotune.online import SHORTEST_PAUSE, AutoRun, AutoTree, TreeArm, _arms, _Learner
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget
 from inference.sampling import Sampling
@@ -26,12 +26,12 @@ PLAN = TreePlan(
     greedy=TreeShape(**LEVELS, children=4, breadth=2, num_nodes=24),
     sampling=TreeShape(**LEVELS, children=3, breadth=2, num_nodes=24, sampled=True),
 )
-GREEDY, RANDOM = no_processors(do_sample=False), no_processors()
-NO_ROW = SequenceTree([], [], [], [], [], {}, {}, {})
+GREEDY, SAMPLING = no_processors(do_sample=False), no_processors()
+NO_TREE = SequenceTree([], [], [], [], [], {}, {}, {})
 
 
 class World:
-    """Rounds of a machine with known costs, and drafts accepted as a law says."""
+    """Simulated decoding on a machine with known costs and known acceptance."""
 
     def __init__(self, sampling: Sampling, depth_accepted: int) -> None:
         self.run: AutoRun = AutoTree(PLAN, COSTS).new_run(sampling, 1)
@@ -39,70 +39,70 @@ class World:
         self.depth_accepted = depth_accepted
         self.seconds = 0.0
         self.tokens = 0
-        self.num_plain = 0
+        self.num_undrafted = 0
 
-    def round(self) -> Budget | None:
-        """Play one round."""
+    def step(self) -> Budget | None:
+        """Simulate a decoding step and return its budget."""
         budget = self.run.next_budget()
         shape = None if budget is None else self.shape.within(budget)
         if shape is None:
-            seconds, row, path = COSTS.verify_seconds(0), NO_ROW, []
-            self.num_plain += 1
+            seconds, tree, path = COSTS.verify_seconds(0), NO_TREE, []
+            self.num_undrafted += 1
         else:
             draft = COSTS.draft[shape.autoregressive_levels]
             seconds = COSTS.verify_seconds(shape.max_nodes) + draft
             count, depth = shape.max_nodes, min(self.depth_accepted, shape.depth)
-            # The accepted path is the chain of first candidates, the best-ranked ones.
+            # The accepted path is the chain of first candidates, which are ranked best.
             firsts = [0, *(sum(shape.level_sizes[:level]) for level in range(1, shape.depth))]
             path = (firsts if shape.sampled else list(range(count)))[: min(depth, count)]
             depths = [1] * count
             for level, node in enumerate(path, start=1):
                 depths[node] = level
-            row = SequenceTree(
+            tree = SequenceTree(
                 [0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {}
             )
-        self.run.learn([row], [path], seconds)
+        self.run.learn([tree], [path], seconds)
         self.seconds += seconds
         self.tokens += 1 + len(path)
         return budget
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, RANDOM], ids=["greedy", "random"])
-def test_a_useless_drafter_is_left_alone_after_a_few_rounds(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
+def test_a_useless_drafter_is_paused_after_a_few_steps(sampling: Sampling) -> None:
     world = World(sampling, depth_accepted=0)
     while world.tokens < 512:
-        world.round()
+        world.step()
     slow_down = world.seconds / (world.tokens * COSTS.verify_seconds(0))
     assert slow_down < 1.05
-    assert world.num_plain > 480
+    assert world.num_undrafted > 480
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, RANDOM], ids=["greedy", "random"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
 def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None:
     world = World(sampling, depth_accepted=3)
     for _ in range(400):
-        world.round()
-    budgets = [budget for budget in (world.round() for _ in range(10)) if budget is not None]
-    assert len(budgets) >= 9  # the odd plain step tells what it takes
+        world.step()
+    budgets = [budget for budget in (world.step() for _ in range(10)) if budget is not None]
+    assert len(budgets) >= 9  # a rare step without drafts is timed
     shape = world.shape.within(budgets[0])
     assert shape is not None
-    # Three candidates in a row are all that is ever accepted: more nodes would only cost.
+    # At most three candidates in a chain are accepted: more nodes would only cost.
     assert shape.depth == 3
     assert shape.max_nodes <= 4
-    assert world.num_plain < 20
+    assert world.num_undrafted < 20
 
 
 def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> None:
     world = World(GREEDY, depth_accepted=0)
-    while world.round() is not None:
+    while world.step() is not None:
         pass
     world.depth_accepted = 3
     for _ in range(10 * SHORTEST_PAUSE):
-        world.round()
-    before = world.num_plain
+        world.step()
+    before = world.num_undrafted
     for _ in range(50):
-        world.round()
-    assert world.num_plain <= before + 2
+        world.step()
+    assert world.num_undrafted <= before + 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -132,7 +132,7 @@ def test_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 8, 13, 30])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, None])
-@pytest.mark.parametrize("shape", PLAN.shapes, ids=["greedy", "random"])
+@pytest.mark.parametrize("shape", PLAN.shapes, ids=["greedy", "sampling"])
 def test_every_budget_is_kept(shape: TreeShape, depth: int | None, num_nodes: int) -> None:
     cut = shape.within(Budget(num_nodes, depth))
     if cut is None:
@@ -147,18 +147,20 @@ def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
     assert torch.tensor(PLAN.sampling.level_sizes).sum() == PLAN.sampling.max_nodes
 
 
-def test_places_are_ranks_of_chosen_candidates_and_turns_of_drawn_ones() -> None:
+def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates() -> None:
     wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
-    chosen, drawn = (
-        Arm(Budget(12), shape.model_copy(update=wanted), (3, 12, 1), 1.0) for shape in PLAN.shapes
+    deterministic, sampled = (
+        TreeArm(Budget(12), shape.model_copy(update=wanted), (3, 12, 1), 1.0)
+        for shape in PLAN.shapes
     )
-    # Two levels of candidates; the accepted ones stand at 2 and 5, with ranks 1 and 3.
-    row = SequenceTree(
+    # Two levels of candidates; nodes 2 and 5, with ranks 1 and 3, are accepted.
+    tree = SequenceTree(
         [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
     )
-    assert chosen.places(row, [2, 5]) == [(0, 1, 0), (1, 3, 0)]
-    # Drawn levels of 2, 4 and 4: node 1; then the second parent's first child; the first's second.
-    assert drawn.places(row, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
+    assert deterministic.positions(tree, [2, 5]) == [(0, 1, 0), (1, 3, 0)]
+    # Sampled levels of 2, 4 and 4: node 1; the first child of the second parent; the second child
+    # of the first.
+    assert sampled.positions(tree, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
 
 
 def test_every_sequence_of_a_batch_counts_as_experience() -> None:
@@ -170,12 +172,12 @@ def test_every_sequence_of_a_batch_counts_as_experience() -> None:
 
 def test_pauses_grow_while_drafting_does_not_pay() -> None:
     world = World(GREEDY, depth_accepted=0)
-    kinds = [world.round() is None for _ in range(8 * SHORTEST_PAUSE)]
-    lengths = [len(list(run)) for is_plain, run in itertools.groupby(kinds) if is_plain]
+    kinds = [world.step() is None for _ in range(8 * SHORTEST_PAUSE)]
+    lengths = [len(list(run)) for is_undrafted, run in itertools.groupby(kinds) if is_undrafted]
     assert lengths[1:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE]
 
 
-def test_trees_that_turn_out_slower_than_modelled_are_given_up() -> None:
+def test_trees_that_are_slower_than_modelled_are_given_up() -> None:
     arms = _arms(PLAN.greedy, COSTS)
     learner = _Learner(arms, COSTS.verify_seconds(0))
     learner.learn(None, [], 1, COSTS.verify_seconds(0))
@@ -188,9 +190,9 @@ def test_trees_that_turn_out_slower_than_modelled_are_given_up() -> None:
     assert learner.choose() is None
 
 
-def test_ways_of_sampling_and_batches_learn_apart() -> None:
+def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
     trees = AutoTree(PLAN, COSTS)
     first = trees.new_run(GREEDY, 1)
     assert trees.new_run(GREEDY, 1)._learner is first._learner
     assert trees.new_run(GREEDY, 2)._learner is not first._learner
-    assert trees.new_run(RANDOM, 1)._learner is not first._learner
+    assert trees.new_run(SAMPLING, 1)._learner is not first._learner

@@ -1,4 +1,4 @@
-"""Choosing a tree from measured costs."""
+"""Trees are selected by measured costs and recorded acceptance."""
 
 import pytest
 import torch
@@ -29,9 +29,9 @@ def test_the_ceiling_counts_verification_and_drafting() -> None:
     assert COSTS.ceiling(None, tau=1.0) == pytest.approx(1.0)
 
 
-def test_a_record_tells_what_every_smaller_tree_would_have_won() -> None:
-    rounds = [StepRecord([0, 5]), StepRecord([3]), StepRecord([])]
-    taus = [expected_tau(rounds, num_nodes) for num_nodes in (1, 4, 6)]
+def test_a_record_gives_the_tau_of_every_smaller_tree() -> None:
+    steps = [StepRecord([0, 5]), StepRecord([3]), StepRecord([])]
+    taus = [expected_tau(steps, num_nodes) for num_nodes in (1, 4, 6)]
     assert taus == pytest.approx([4 / 3, 5 / 3, 6 / 3])
 
 
@@ -44,26 +44,26 @@ def test_recorded_ranks_reproduce_tau() -> None:
         model, [[1, 2, 3]], seed=0, max_position=128, temperature=0.0, max_new_tokens=60
     )
     run = DecodeRun(target, recorder, requests)
-    rounds = list(run)
+    steps = list(run)
     accepted = sum(len(record.ranks) for record in recorder.records)
-    emitted = sum(len(one.token_ids) - 1 for (one,) in rounds[1:])  # the last round may be cut
+    emitted = sum(len(tokens.token_ids) - 1 for (tokens,) in steps[1:])  # the last step may be cut
     assert 0 < emitted <= accepted <= emitted + shape.depth
     assert all(record.ranks == sorted(record.ranks) for record in recorder.records)
 
 
-def test_trees_are_chosen_and_expected_speed_follows_from_costs() -> None:
+def test_trees_are_selected_and_expected_speed_follows_from_costs() -> None:
     target = TargetAdapter(tiny_llama(vocab=11))
     drafter = tiny_drafter(target)
     choice = choose_plan(target, drafter, [[1, 2, 3]], max_new_tokens=12)
     assert not choice.plan.greedy.sampled
     assert choice.plan.sampling.sampled
-    plain = choice.costs.ceiling(None, 1.0)
+    autoregressive = choice.costs.ceiling(None, 1.0)
     for rated in (choice.greedy, choice.sampling):
-        speedup = choice.costs.ceiling(rated.shape, rated.tau) / plain
+        speedup = choice.costs.ceiling(rated.shape, rated.tau) / autoregressive
         assert rated.speedup == pytest.approx(speedup)
 
 
-def test_chosen_trees_can_be_rated_where_tokens_are_drawn() -> None:
+def test_deterministic_trees_can_be_rated_where_tokens_are_sampled() -> None:
     target = TargetAdapter(tiny_llama(vocab=11))
     drafter = tiny_drafter(target)
     costs = Costs(verify={0: 1.0, 24: 1.0}, draft={1: 0.1, 2: 0.1, 3: 9.0})
@@ -72,13 +72,13 @@ def test_chosen_trees_can_be_rated_where_tokens_are_drawn() -> None:
     )
     assert choice.costs == costs
     assert not choice.plan.sampling.sampled
-    # Nodes cost nothing here, a third pass everything.
+    # Nodes are free here, and a third pass is very slow.
     for rated in (choice.greedy, choice.sampling):
         assert rated.shape.autoregressive_levels < 3
         assert rated.tau > 1
 
 
-def test_a_smaller_budget_draws_fewer_and_never_cuts_what_was_drawn() -> None:
+def test_a_smaller_budget_samples_fewer_nodes_and_never_cuts_sampled_nodes() -> None:
     target = TargetAdapter(tiny_llama())
     shape = TreeShape(children=3, breadth=2, sampled=True)
     drafter = TrainedDrafter(tiny_drafter(target), target, shape)
@@ -89,7 +89,7 @@ def test_a_smaller_budget_draws_fewer_and_never_cuts_what_was_drawn() -> None:
         tree = session.propose(Budget(num_nodes), [torch.Generator()])
         sizes.append(tree.num_nodes)
         assert tree.num_nodes <= num_nodes
-        for siblings in tree.sequence_tree().sampled.values():  # all sampled ones, in order
+        for siblings in tree.sequence_tree().sampled.values():  # all of them, in order
             ranks = [int(tree.rank[0, node]) for node in siblings]
             assert ranks == list(range(len(ranks)))
     assert sizes == [15, 10, 3, 0]

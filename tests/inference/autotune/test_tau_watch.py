@@ -1,4 +1,4 @@
-"""A drafter that does far worse in use than in its evaluation is noticed once."""
+"""A tau far below that of the drafter's evaluation causes a single warning."""
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
@@ -13,8 +13,8 @@ def _decoder(
 ) -> SpeculativeDecoder:
     model = tiny_llama(vocab=61)
     drafter = tiny_drafter(TargetAdapter(model))  # untrained: its drafts are hardly ever accepted
-    one = {"temperature": temperature, "tau": tau}
-    drafter.config.record = {"evaluation": {"decoding": [one]}}
+    figures = {"temperature": temperature, "tau": tau}
+    drafter.config.record = {"evaluation": {"decoding": [figures]}}
     return SpeculativeDecoder(model, drafter, tree=tree)
 
 
@@ -23,12 +23,12 @@ def _decode(decoder: SpeculativeDecoder, count: int) -> None:
     decoder.generate_batch(prompts, max_new_tokens=100, temperature=0.0, seed=0)
 
 
-def test_a_tau_far_below_the_evaluation_is_warned_of_once_with_both_figures(
+def test_a_tau_far_below_the_evaluation_causes_one_warning_with_both_figures(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     decoder = _decoder(tau=3.21)
     _decode(decoder, 2)
-    assert not caplog.records  # too early to tell
+    assert not caplog.records  # too few decoding steps
     for _ in range(2):
         _decode(decoder, 6)
     (record,) = caplog.records
@@ -36,19 +36,19 @@ def test_a_tau_far_below_the_evaluation_is_warned_of_once_with_both_figures(
     assert "chat template" in record.getMessage()
 
 
-def test_a_tau_as_evaluated_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tau_as_evaluated_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     _decode(_decoder(tau=1.01), 5)
     assert not caplog.records
 
 
-def test_a_temperature_that_was_not_evaluated_is_not_judged(
+def test_a_temperature_that_was_not_evaluated_causes_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _decode(_decoder(tau=3.0, temperature=0.5), 5)
     assert not caplog.records
 
 
-def test_other_trees_than_the_evaluated_ones_are_not_judged(
+def test_other_trees_than_the_evaluated_trees_cause_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _decode(_decoder(tau=3.0, tree=TreeShape(num_nodes=1)), 6)

@@ -1,4 +1,4 @@
-"""Trees of a given size: those of 8 stay what they were, large ones are wide enough to be full."""
+"""Trees of a given size: those of 8 nodes are as published, large trees are wide enough."""
 
 import pytest
 import torch
@@ -26,14 +26,14 @@ def _drafter(autoregressive: int, parallel: int) -> JakiroDrafter:
     return tiny_drafter(TargetAdapter(tiny_llama()), settings)
 
 
-def test_trees_of_eight_candidates_stay_what_published_figures_rest_on() -> None:
+def test_trees_of_eight_candidates_are_those_of_the_published_figures() -> None:
     plan = trees_of_size(_drafter(2, 1), 8)
     levels = {"autoregressive_levels": 2, "parallel_levels": 1, "num_nodes": 8}
     assert plan.greedy == TreeShape(**levels, children=4, breadth=3)
     assert plan.sampling == TreeShape(**levels, children=2, breadth=1, sampled=True)
 
 
-def test_sixty_candidates_are_chosen_among_ten_times_ten() -> None:
+def test_sixty_candidates_are_selected_from_levels_of_ten_times_ten() -> None:
     greedy = trees_of_size(_drafter(2, 1), 60).greedy
     assert (greedy.children, greedy.breadth, greedy.max_nodes) == (10, 10, 60)
     assert greedy.level_sizes == [10, 100, 100]
@@ -41,11 +41,11 @@ def test_sixty_candidates_are_chosen_among_ten_times_ten() -> None:
 
 @pytest.mark.parametrize("levels", [(1, 0), (2, 0), (2, 1), (5, 1)])
 @pytest.mark.parametrize("num_nodes", [1, 5, 8, 9, 24, 60])
-def test_chosen_trees_are_full_and_drawn_ones_fit_as_they_are(
+def test_deterministic_trees_are_full_and_sampled_trees_fit_uncut(
     levels: tuple[int, int], num_nodes: int
 ) -> None:
     plan = trees_of_size(_drafter(*levels), num_nodes)
-    if sum(levels) > 1:  # siblings of one root would be a tree in name only
+    if sum(levels) > 1:  # a single level has only the root's children
         assert plan.greedy.max_nodes == num_nodes
         assert plan.sampling.max_nodes > num_nodes / 3
     assert sum(plan.sampling.level_sizes) == plan.sampling.max_nodes <= num_nodes
@@ -72,16 +72,16 @@ def test_trees_of_sixty_are_drafted_and_verified(temperature: float) -> None:
     output = decoder.generate(ids, temperature=temperature, seed=0, max_new_tokens=20)
     assert len(output.new_token_ids) == 20
     if not temperature:
-        plain = SpeculativeDecoder(model).generate(ids, temperature=0.0, max_new_tokens=20)
-        assert output.new_token_ids == plain.new_token_ids
+        expected = SpeculativeDecoder(model).generate(ids, temperature=0.0, max_new_tokens=20)
+        assert output.new_token_ids == expected.new_token_ids
     shape = plan.sampling if temperature else plan.greedy
     proposed = sum(output.stats.proposed_by_proposer.values())
-    full_rounds = output.stats.target_forwards - 2  # the last ones may have had less room
-    assert proposed >= full_rounds * shape.max_nodes
+    full_steps = output.stats.target_forwards - 2  # the last steps may have had less room
+    assert proposed >= full_steps * shape.max_nodes
 
 
 @pytest.mark.parametrize(("levels", "passes"), [((4, 0), 4), ((2, 1), 3), ((6, 2), 6)])
-def test_trees_that_adapt_are_as_deep_as_was_trained(levels: tuple[int, int], passes: int) -> None:
+def test_automatic_trees_are_as_deep_as_in_training(levels: tuple[int, int], passes: int) -> None:
     plan = largest_trees(_drafter(*levels))
     assert {shape.autoregressive_levels for shape in plan.shapes} == {passes}
     assert {shape.parallel_levels for shape in plan.shapes} == {levels[1]}

@@ -33,7 +33,7 @@ class Clock:
 
 
 class Steady:
-    """A method that delivers tokens in known portions, each a second after the one before."""
+    """A method that delivers tokens in known portions at a known pace."""
 
     parameters = None
     note = ""
@@ -51,11 +51,11 @@ class Steady:
         self.clock, self.portions, self.pace = clock, portions, pace
         self.seeds: list[int] = []
 
-    def decode(self, prompts: list[list[int]], law: SamplingOptions, seed: int) -> Decoded:
-        """Deliver."""
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
+        """Deliver all portions and advance the clock."""
         self.seeds.append(seed)
         self.clock.seconds += self.pace * len(self.portions)
-        times = [self.pace * (place + 1) for place in range(len(self.portions))]
+        times = [self.pace * (index + 1) for index in range(len(self.portions))]
         arrivals = [Arrival(when, count) for when, count in zip(times, self.portions, strict=True)]
         stats = DecodeStats(
             prefilled=self.portions[0],
@@ -66,16 +66,16 @@ class Steady:
         return Decoded([Continuation(ids, arrivals, stats) for _ in prompts], {"prefill": 0.25})
 
     def reset(self) -> None:
-        """Nothing was learnt."""
+        """Do nothing: this method learns nothing."""
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """There is none."""
+        """Return None: there are no trees."""
         return None
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """Time that passes only where a method says so."""
+    """A clock that replaces the harness's, so that only methods take time."""
     clock = Clock()
     monkeypatch.setattr(harness_module, "now", clock.now)
     return clock
@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 def _compared(methods: Sequence[Steady], **changes: Any) -> ComparisonDocument:
     settings = ComparisonSettings(
-        methods=tuple(one.name for one in methods),
+        methods=tuple(method.name for method in methods),
         prompts="none",
         temperatures=(1.0,),
         max_new_tokens=8,
@@ -98,7 +98,7 @@ def _figures(clock: Clock, *methods: Steady, **changes: Any) -> list[MethodFigur
     return list(_compared(methods, **changes).methods)
 
 
-def test_speeds_and_latencies_are_those_that_one_reckons_by_hand(clock: Clock) -> None:
+def test_speeds_and_latencies_are_those_computed_by_hand(clock: Clock) -> None:
     slow = Steady("slow", clock, [1, 1, 1, 1], pace=1.0)  # 4 tokens in 4 seconds
     fast = Steady("fast", clock, [2, 3, 3], pace=0.5)  # 8 tokens in 1.5 seconds
     first, second = _figures(clock, slow, fast, repeats=2)
@@ -106,7 +106,7 @@ def test_speeds_and_latencies_are_those_that_one_reckons_by_hand(clock: Clock) -
     assert second.tokens_per_second == pytest.approx(8 / 1.5)
     assert second.speedup == pytest.approx(8 / 1.5)
     assert second.speedup_low == second.speedup_high == pytest.approx(second.speedup)
-    assert (first.tau, second.tau) == (1.0, 3.0)  # (3 + 3) / 2, without what came first
+    assert (first.tau, second.tau) == (1.0, 3.0)  # (3 + 3) / 2, without the first portion
     assert second.decoding_tokens_per_second == pytest.approx(6 / 1.0)
     assert second.time_to_first_token.p50 == 0.5
     assert second.inter_token.p50 == pytest.approx(0.5 / 3)
@@ -128,36 +128,36 @@ def test_prompts_decoded_together_share_their_seconds(clock: Clock) -> None:
 
 
 def test_the_fastest_of_a_family_counts_and_the_others_are_named(clock: Clock) -> None:
-    plain = Steady("plain", clock, [1, 1], pace=1.0)
+    baseline = Steady("autoregressive", clock, [1, 1], pace=1.0)
     family = [
         Steady(f"lookup ({pace})", clock, [1, 1], pace=pace, family="lookup")
         for pace in (2.0, 0.5, 1.0)
     ]
-    _, lookup = _figures(clock, plain, *family)
+    _, lookup = _figures(clock, baseline, *family)
     assert lookup.name == "lookup"
     assert lookup.speedup == pytest.approx(2.0)
     assert "1.0 tokens/s" in lookup.notes[0]
 
 
-def test_methods_draw_with_the_same_numbers_and_repeats_with_others(clock: Clock) -> None:
+def test_methods_share_their_random_numbers_and_repeats_do_not(clock: Clock) -> None:
     one, other = (Steady(name, clock, [1, 1], pace=1.0) for name in ("a", "b"))
     _figures(clock, one, other, repeats=2)
     assert sorted(one.seeds) == sorted(other.seeds)
-    assert len(set(one.seeds[1:])) == 2 * len(PROMPTS)  # the first one is the warm-up
+    assert len(set(one.seeds[1:])) == 2 * len(PROMPTS)  # the first seed is the warm-up's
 
 
 class Interrupted(Steady):
-    """A method at which somebody loses patience."""
+    """A method that the user interrupts."""
 
-    def decode(self, prompts: list[list[int]], law: SamplingOptions, seed: int) -> Decoded:
-        """Deliver, but not for long."""
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
+        """Deliver four times, then be interrupted."""
         if len(self.seeds) == 4:
             raise KeyboardInterrupt
-        return super().decode(prompts, law, seed)
+        return super().decode(prompts, sampling, seed)
 
 
 def test_an_interruption_keeps_what_all_methods_have_decoded(clock: Clock) -> None:
-    steady = Steady("plain", clock, [1, 1], pace=1.0)
+    steady = Steady("autoregressive", clock, [1, 1], pace=1.0)
     document = _compared([steady, Interrupted("other", clock, [1, 2], pace=1.0)])
     assert not document.is_complete
     assert document.prompts == 3  # the fourth call is the warm-up's
@@ -166,30 +166,30 @@ def test_an_interruption_keeps_what_all_methods_have_decoded(clock: Clock) -> No
     assert second.speedup == pytest.approx(1.5)
 
 
-def test_an_interruption_before_there_is_anything_is_one(clock: Clock) -> None:
-    hasty = Interrupted("other", clock, [1, 2], pace=1.0)
-    hasty.seeds = [0, 0, 0]
+def test_an_interruption_before_the_first_result_is_raised(clock: Clock) -> None:
+    interrupted = Interrupted("other", clock, [1, 2], pace=1.0)
+    interrupted.seeds = [0, 0, 0]
     with pytest.raises(KeyboardInterrupt):
-        _compared([Steady("plain", clock, [1, 1], pace=1.0), hasty])
+        _compared([Steady("autoregressive", clock, [1, 1], pace=1.0), interrupted])
 
 
-def test_what_ends_early_in_a_batch_is_counted_without_its_padding() -> None:
+def test_a_sequence_that_ends_early_in_a_batch_is_counted_without_its_padding() -> None:
     model = tiny_llama(vocab=61)
     method = TransformersDecoding("transformers", "transformers", model)
-    law = SamplingOptions(0.0, 12)
+    sampling = SamplingOptions(0.0, 12)
     prompts = [[5, 6, 7], [9, 3, 2, 8, 1]]
-    alone = [method.decode([prompt], law, 0).continuations[0].token_ids for prompt in prompts]
+    alone = [method.decode([prompt], sampling, 0).continuations[0].token_ids for prompt in prompts]
     end = next(token for token in alone[0] if token not in alone[1])
     unused = next(token for token in range(61) if token not in {*alone[0], *alone[1]})
     model.generation_config.eos_token_id = [unused, end]
-    both = method.decode(prompts, law, 0).continuations
+    both = method.decode(prompts, sampling, 0).continuations
     length = alone[0].index(end) + 1
     assert [one.token_ids for one in both] == [alone[0][:length], alone[1]]
     assert [one.stats.target_forwards for one in both] == [length - 1, 11]
     assert sum(one.num_tokens for one in both[0].arrivals) == length
 
 
-def test_tokens_that_come_with_the_prompt_are_not_decoded_ones() -> None:
+def test_tokens_that_prefill_delivers_are_not_decoded_tokens() -> None:
     model = tiny_llama(vocab=61)
     method = TransformersDecoding(
         "assisted", "transformers-assisted", model, assistant_model=tiny_llama(vocab=61)
@@ -219,7 +219,7 @@ def test_resetting_our_decoding_resets_its_policy(monkeypatch: pytest.MonkeyPatc
     decoder = SpeculativeDecoder(tiny_llama(vocab=61))
     resets: list[bool] = []
     monkeypatch.setattr(decoder.policy, "reset", lambda: resets.append(True))
-    OwnDecoding("plain", "plain", decoder).reset()
+    OwnDecoding("autoregressive", "autoregressive", decoder).reset()
     assert resets == [True]
 
 
@@ -228,7 +228,7 @@ def test_a_dialogue_that_grows_too_long_is_cut_in_its_last_answer() -> None:
         return list(map(ord, "".join(message["content"] for message in prompt)))
 
     texts = harness_module.Texts(encode, lambda ids: "x" * 3 * len(ids), longest_prompt=20)
-    settings = ComparisonSettings(methods=("plain",), prompts="none")
+    settings = ComparisonSettings(methods=("autoregressive",), prompts="none")
     harness = harness_module.Harness([], settings, texts, torch.device("cpu"))
     prompt = BenchPrompt([{"role": "user", "content": "abcde"}], ("fgh",), "all", "id")
     answer = Continuation([1] * 9, [Arrival(0.1, 9)], DecodeStats(emitted=9))

@@ -1,4 +1,4 @@
-"""How callers name methods."""
+"""Names of methods are parsed, and malformed names are refused."""
 
 import pytest
 
@@ -7,9 +7,14 @@ from jakiro.errors import ConfigError
 
 
 def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
-    texts = ["plain", "drafter=runs/a,candidates=12,tree=trained", "drafter=b,c=d,name=other"]
+    texts = [
+        "autoregressive",
+        "drafter=runs/a,candidates=12,tree=trained",
+        "drafter=b,c=d,name=other",
+    ]
     texts += ["drafter=b,tree=auto,name=auto"]
-    texts += ["drafter=b,tree=chosen,name=best", "drafter=b,tree=drawn,candidates=costs,name=pays"]
+    texts += ["drafter=b,tree=deterministic,name=best"]
+    texts += ["drafter=b,tree=sampled,candidates=costs,name=pays"]
     texts += [
         "lm=small,candidates=12",
         "aded",
@@ -17,12 +22,12 @@ def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
         "lookup,settings=s.yaml",
     ]
     assert parse_methods(texts) == [
-        MethodName("plain", None, "plain"),
+        MethodName("autoregressive", None, "autoregressive"),
         MethodName("drafter", "runs/a", "drafter", "trained", 12),
         MethodName("drafter", "b,c=d", "other"),
         MethodName("drafter", "b", "auto", "auto"),
-        MethodName("drafter", "b", "best", "chosen"),
-        MethodName("drafter", "b", "pays", "drawn", "costs"),
+        MethodName("drafter", "b", "best", "deterministic"),
+        MethodName("drafter", "b", "pays", "sampled", "costs"),
         MethodName("lm", "small", "lm", candidates=12),
         MethodName("aded", None, "aded"),
         MethodName("aded", "t", "warm", candidates=8),
@@ -30,10 +35,11 @@ def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
     ]
 
 
-def test_what_drafts_beside_another_drafter_stands_before_it() -> None:
-    texts = ["aded+drafter=a,candidates=12,tree=chosen", "lookup+lm=b", "aded=t+lm=c,name=both"]
+def test_a_second_drafter_stands_before_the_other() -> None:
+    texts = ["aded+drafter=a,candidates=12,tree=deterministic", "lookup+lm=b"]
+    texts += ["aded=t+lm=c,name=both"]
     assert parse_methods(texts) == [
-        MethodName("drafter", "a", "aded+drafter", "chosen", 12, beside="aded"),
+        MethodName("drafter", "a", "aded+drafter", "deterministic", 12, beside="aded"),
         MethodName("lm", "b", "lookup+lm", beside="lookup"),
         MethodName("lm", "c", "both", beside="aded=t"),
     ]
@@ -56,29 +62,29 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
     [
         (["plan"], "one of transformers"),
         (["drafter"], "drafter=PATH"),
-        (["plain=path"], "expected: plain"),
-        (["drafter=a,tree=large"], "one of tree=trained, tree=auto, tree=chosen, tree=drawn"),
+        (["autoregressive=path"], "expected: autoregressive"),
+        (["drafter=a,tree=large"], "tree=auto, tree=deterministic, tree=sampled"),
         (["drafter=a,candidates=0"], "N at least 1"),
-        (["drafter=a,levels=8"], "levels beside drafter=PATH,candidates=N"),
-        (["drafter=a,candidates=costs,levels=8"], "levels beside"),
-        (["aded,candidates=8,levels=8"], "levels beside"),
+        (["drafter=a,levels=8"], "levels with drafter=PATH,candidates=N"),
+        (["drafter=a,candidates=costs,levels=8"], "levels with"),
+        (["aded,candidates=8,levels=8"], "levels with"),
         (["drafter=a,candidates=8,levels=0"], "N at least 1"),
         (["drafter=a,candidates=many"], "or candidates=costs"),
-        (["drafter=a,tree=auto,candidates=costs"], "chooses its own size"),
-        (["plain,candidates=3"], "options of drafter=PATH and aded, lookup, lm"),
+        (["drafter=a,tree=auto,candidates=costs"], "selects its own size"),
+        (["autoregressive,candidates=3"], "options of drafter=PATH and aded, lookup, lm"),
         (["lookup,tree=auto"], "options of drafter=PATH only"),
         (["aded,candidates=costs"], "options of drafter=PATH only"),
         (["drafter=a,settings=b"], "settings of aded, lookup, lm only"),
         (["aded,beside-settings=b"], "two drafters"),
         (["drafter=a,sharing-settings=b"], "two drafters"),
-        (["drafter=a,merged-repeats=8"], "a method that chooses"),
+        (["drafter=a,merged-repeats=8"], "a method with deterministic trees"),
         (["lookup,merged-repeats=0"], "N at least 1"),
         (["lookup=a"], "expected: lookup"),
         (["lm"], "expected: lm=PATH"),
         (["aded+drafter=a,tree=auto"], "two drafters that share trees"),
         (["aded+lookup"], "one of transformers"),
-        (["drafter=a,tree=auto,candidates=3"], "chooses its own size"),
-        (["plain,name=lookup (3)"], "without parentheses"),
+        (["drafter=a,tree=auto,candidates=3"], "selects its own size"),
+        (["autoregressive,name=lookup (3)"], "without parentheses"),
         (["drafter=a", "drafter=b"], "a different name for each"),
     ],
 )

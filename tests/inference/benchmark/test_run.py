@@ -28,7 +28,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-ROWS = (
+RECORDS = (
     {"prompt": "def main(", "category": "code"},
     {"prompt": "print(41)\n", "category": "code"},
     {"turns": ["main?", "and then?"], "category": "chat"},
@@ -41,14 +41,14 @@ NEW_TOKENS = 10
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a drafter, a smaller model and a file of prompts."""
-    place = tmp_path_factory.mktemp("comparison")
+    path = tmp_path_factory.mktemp("comparison")
     model = tiny_llama(vocab=300, max_position_embeddings=256)
-    model.save_pretrained(place / "target")
-    tiny_tokenizer(TEMPLATE).save_pretrained(place / "target")
-    tiny_drafter(TargetAdapter(model)).save_pretrained(place / "drafter")
-    tiny_llama(vocab=300, num_hidden_layers=1).save_pretrained(place / "small")
-    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return place
+    model.save_pretrained(path / "target")
+    tiny_tokenizer(TEMPLATE).save_pretrained(path / "target")
+    tiny_drafter(TargetAdapter(model)).save_pretrained(path / "drafter")
+    tiny_llama(vocab=300, num_hidden_layers=1).save_pretrained(path / "small")
+    (path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
 
 
 Subject = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -56,13 +56,13 @@ Subject = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 @pytest.fixture(scope="module")
 def subject(folder: Path) -> Subject:
-    """The loaded target."""
+    """The loaded target and its tokenizer."""
     return load_target(str(folder / "target"), "float32", torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument]:
-    """Runs a comparison."""
+    """A function that runs a comparison."""
 
     def run(*methods: str, **changes: Any) -> ComparisonDocument:
         settings = _settings(folder, *methods, **changes)
@@ -76,7 +76,7 @@ def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument
 
 @pytest.fixture(scope="module")
 def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> ComparisonDocument:
-    """All methods on all prompts, twice."""
+    """The results of all methods on all prompts, each decoded twice."""
     return compared(
         "transformers",
         "transformers-lookup",
@@ -99,29 +99,29 @@ def _settings(folder: Path, *names: str, **changes: Any) -> ComparisonSettings:
     return ComparisonSettings(**fields)
 
 
-def test_all_methods_are_measured_and_greedy_ones_say_what_the_target_says(
+def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
     everything: ComparisonDocument,
 ) -> None:
     document = everything
     assert document.baseline == "transformers"
-    assert document.prompts == len(ROWS)
+    assert document.prompts == len(RECORDS)
     assert len(document.methods) == 6 * 2
     for one in document.methods:
         assert one.identical_to_target is (None if one.temperature else True)
         assert {sample.prompt for sample in one.samples} == {
             sample.prompt for sample in document.methods[0].samples
         }
-        assert len(one.samples) == len(ROWS) * 2
-        assert sum(sample.turns for sample in one.samples) == (len(ROWS) + 1) * 2
+        assert len(one.samples) == len(RECORDS) * 2
+        assert sum(sample.turns for sample in one.samples) == (len(RECORDS) + 1) * 2
         assert one.tokens == sum(sample.tokens for sample in one.samples)
         assert one.speedup_low <= one.speedup <= one.speedup_high
         assert one.categories.keys() == {"code", "chat", "ids"}
         assert one.inter_token.p50 > 0
         assert one.time_to_first_token.p50 > 0
-    plain = document.figures("autoregressive", 0.0)
-    assert plain.tau == 1.0
-    assert plain.tokens == (len(ROWS) + 1) * 2 * NEW_TOKENS
-    assert plain.seconds.draft < plain.seconds.verify
+    alone = document.figures("autoregressive", 0.0)
+    assert alone.tau == 1.0
+    assert alone.tokens == (len(RECORDS) + 1) * 2 * NEW_TOKENS
+    assert alone.seconds.draft < alone.seconds.verify
     assert document.figures("transformers", 1.0).speedup == 1.0
 
 
@@ -155,7 +155,7 @@ def test_prompts_decoded_together_give_the_same_greedy_tokens(
     )
     for one in document.methods:
         assert one.identical_to_target
-        assert one.tokens == (len(ROWS) + 1) * NEW_TOKENS
+        assert one.tokens == (len(RECORDS) + 1) * NEW_TOKENS
         assert {sample.group for sample in one.samples} == {0, 1, 2}
 
 
@@ -164,8 +164,8 @@ def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument
     assert [tree.temperature for tree in fixed] == [0.0, 1.0]
     for tree in fixed:
         assert 0 < len(tree.nodes) <= 6
-        for place, node in enumerate(tree.nodes):
-            assert node.parent < place
+        for index, node in enumerate(tree.nodes):
+            assert node.parent < index
             assert node.depth == 1 + (tree.nodes[node.parent].depth if node.parent >= 0 else 0)
         depths = [node.depth for node in tree.nodes if node.accepted]
         assert depths == list(range(1, len(depths) + 1))
@@ -174,45 +174,54 @@ def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument
 def test_the_document_survives_being_written(everything: ComparisonDocument) -> None:
     document = everything
     assert ComparisonDocument.model_validate_json(document.model_dump_json()) == document
-    plain = json.loads(document.model_dump_json())["methods"][0]
-    assert plain.keys() >= {"name", "tau", "speedup", "speedup_low", "speedup_high", "seconds"}
-    assert plain["seconds"].keys() >= {"draft", "verify", "commit", "other"}
+    written = json.loads(document.model_dump_json())["methods"][0]
+    assert written.keys() >= {"name", "tau", "speedup", "speedup_low", "speedup_high", "seconds"}
+    assert written["seconds"].keys() >= {"draft", "verify", "commit", "other"}
 
 
-def test_chosen_and_drawn_trees_of_one_size_stand_beside_each_other(
+def test_deterministic_and_sampled_trees_of_a_size_are_compared(
     folder: Path, compared: Callable[..., ComparisonDocument]
 ) -> None:
     drafter = f"drafter={folder / 'drafter'}"
     document = compared(
         "autoregressive",
-        *(f"{drafter},tree={one},candidates=60,name={one}" for one in ("chosen", "drawn")),
-        f"{drafter},tree=chosen,name=small",
+        *(
+            f"{drafter},tree={tree},candidates=60,name={tree}"
+            for tree in ("deterministic", "sampled")
+        ),
+        f"{drafter},tree=deterministic,name=small",
         num_prompts=2,
     )
-    drawn = {(one.name, one.temperature): one.tree.sampled for one in document.methods if one.tree}
-    assert drawn == {
-        ("chosen", 0.0): False,
-        ("drawn", 0.0): False,
+    sampled = {
+        (method.name, method.temperature): method.tree.sampled
+        for method in document.methods
+        if method.tree
+    }
+    assert sampled == {
+        ("deterministic", 0.0): False,
+        ("sampled", 0.0): False,
         ("small", 0.0): False,
-        ("chosen", 1.0): False,
-        ("drawn", 1.0): True,
+        ("deterministic", 1.0): False,
+        ("sampled", 1.0): True,
         ("small", 1.0): False,
     }
-    nodes = {name: document.figures(name, 1.0).tree.max_nodes for name in ("chosen", "small")}
-    assert nodes == {"chosen": 60, "small": TreeShape().num_nodes}
-    assert document.figures("chosen", 0.0).tree == document.figures("drawn", 0.0).tree
+    nodes = {
+        name: document.figures(name, 1.0).tree.max_nodes for name in ("deterministic", "small")
+    }
+    assert nodes == {"deterministic": 60, "small": TreeShape().num_nodes}
+    assert document.figures("deterministic", 0.0).tree == document.figures("sampled", 0.0).tree
 
 
 @pytest.mark.slow
-def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
+def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
     folder: Path, subject: Subject
 ) -> None:
     drafter = f"drafter={folder / 'drafter'},candidates=costs"
-    names = ("autoregressive", drafter, f"{drafter},tree=chosen,name=chosen")
+    names = ("autoregressive", drafter, f"{drafter},tree=deterministic,name=best")
     settings = _settings(folder, *names)
     measured, trial = prompts_for(settings), trial_for(settings)
     assert trial.temperature == 1.0
-    # Five prompts of three categories: the last one of each, and one more.
+    # Five prompts of three categories: the last prompt of each, and another.
     assert [one.category for one in trial.prompts] == ["ids", "chat", "code", "chat"]
     assert [one.first for one in measured] == ["def main("]
     assert not {one.identity for one in measured} & {one.identity for one in trial.prompts}
@@ -220,25 +229,25 @@ def test_trees_that_pay_are_chosen_on_prompts_that_are_not_measured(
     methods = build_methods(parse_methods(names), model, tokenizer, trial)
     document = Comparison(settings, measured, methods, model, tokenizer, "tiny").run()
     assert document.prompts == 1
-    for name, is_drawn in (("drafter", True), ("chosen", False)):
+    for name, is_sampled in (("drafter", True), ("best", False)):
         one = document.figures(name, 1.0)
-        assert one.tree.sampled is is_drawn
+        assert one.tree.sampled is is_sampled
         assert "on 4 prompts of the file, which are not measured" in one.notes[0]
     assert document.figures("autoregressive", 1.0).notes == ()
-    with pytest.raises(ConfigError, match="nothing to choose trees on"):
+    with pytest.raises(ConfigError, match="no prompts to select trees on"):
         build_methods(parse_methods(names), model, tokenizer)
     everything = prompts_for(_settings(folder, "autoregressive"))
-    assert len(everything) == len(ROWS)
+    assert len(everything) == len(RECORDS)
     assert not trial_for(_settings(folder, "autoregressive")).prompts
 
 
-def test_a_file_that_is_too_short_to_choose_trees_on_is_refused(
+def test_a_file_that_is_too_short_to_select_trees_on_is_refused(
     folder: Path, tmp_path: Path
 ) -> None:
     short = tmp_path / "short.jsonl"
-    short.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:4]))
+    short.write_text("".join(json.dumps(record) + "\n" for record in RECORDS[:4]))
     names = ("drafter=any,candidates=costs",)
-    with pytest.raises(ConfigError, match="too few prompts to choose trees on"):
+    with pytest.raises(ConfigError, match="too few prompts to select trees on"):
         prompts_for(_settings(folder, *names, prompts=str(short)))
 
 
@@ -252,8 +261,8 @@ class Learner:
         self.log = log
         self.seen = 0
 
-    def decode(self, prompts: list[list[int]], law: SamplingOptions, seed: int) -> Decoded:
-        """Note the first token of the first prompt, and how many prompts were seen before."""
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
+        """Log the first token of the first prompt, and the number of prompts seen before."""
         self.log.append((self.name, prompts[0][0], self.seen))
         self.seen += len(prompts)
         stats = DecodeStats(emitted=2, target_forwards=1)
@@ -265,7 +274,7 @@ class Learner:
         self.seen = 0
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """There is none."""
+        """Return None: there are no trees."""
         return None
 
 
@@ -282,17 +291,17 @@ def _learned(folder: Path, **changes: Any) -> list[tuple[str, int, int]]:
 
 def test_learners_start_afresh_with_every_prompt(folder: Path) -> None:
     log = _learned(folder, repeats=3)
-    assert len(log) == 2 * 3 * (len(ROWS) - 1)
+    assert len(log) == 2 * 3 * (len(RECORDS) - 1)
     assert all(seen == 0 for _, _, seen in log)
 
 
 def test_learners_that_keep_their_state_see_every_prompt_once(folder: Path) -> None:
     log = _learned(folder, keep_state=True)
-    assert [seen for name, _, seen in log if name == "a"] == list(range(len(ROWS) - 1))
-    assert len(log) == 2 * (len(ROWS) - 1)
+    assert [seen for name, _, seen in log if name == "a"] == list(range(len(RECORDS) - 1))
+    assert len(log) == 2 * (len(RECORDS) - 1)
 
 
-def test_methods_take_turns_in_an_order_drawn_for_every_group(folder: Path) -> None:
+def test_methods_are_interleaved_in_a_random_order_for_every_group(folder: Path) -> None:
     log = _learned(folder, repeats=8)
     pairs = [(log[at][0], log[at + 1][0]) for at in range(0, len(log), 2)]
     assert {("a", "b"), ("b", "a")} == set(pairs)
@@ -313,12 +322,12 @@ def test_few_prompts_come_from_all_categories(folder: Path) -> None:
 def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> None:
     model, _ = subject
     method = TransformersDecoding("transformers", "transformers", model)
-    law = SamplingOptions(0.0, NEW_TOKENS)
-    (whole,) = method.decode([[5, 6, 7]], law, 0).continuations
+    sampling = SamplingOptions(0.0, NEW_TOKENS)
+    (whole,) = method.decode([[5, 6, 7]], sampling, 0).continuations
     before = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = whole.token_ids[3]
     try:
-        (short,) = method.decode([[5, 6, 7]], law, 0).continuations
+        (short,) = method.decode([[5, 6, 7]], sampling, 0).continuations
     finally:
         model.generation_config.eos_token_id = before
     end = whole.token_ids.index(whole.token_ids[3]) + 1
@@ -331,7 +340,7 @@ def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> N
     ("changes", "expected"),
     [
         ({"keep_state": True, "repeats": 2}, "must not see a prompt twice"),
-        ({"baseline": "other"}, "the baseline is none of the methods"),
+        ({"baseline": "other"}, "names a method that is not compared"),
         ({"methods": ("transformers-lookup",), "batch_size": 2}, "one prompt at a time"),
     ],
 )

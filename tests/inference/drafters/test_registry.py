@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.losslessness import (
     assert_conversation_goes_on,
-    assert_follows_law,
+    assert_follows_distribution,
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
@@ -82,7 +82,7 @@ def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> 
 def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, DRAFTERS[name]())
-    assert assert_follows_law(decoder, model, 1.0).accepted.total() > 20
+    assert assert_follows_distribution(decoder, model, 1.0).accepted.total() > 20
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

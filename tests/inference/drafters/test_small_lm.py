@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.losslessness import (
     assert_conversation_goes_on,
-    assert_follows_law,
+    assert_follows_distribution,
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
@@ -82,7 +82,7 @@ def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
 def test_sampled_sequences_follow_the_target_law() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, _drafter(model))
-    assert assert_follows_law(decoder, model, 0.8).accepted.total() > 200
+    assert assert_follows_distribution(decoder, model, 0.8).accepted.total() > 200
 
 
 def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
@@ -100,7 +100,7 @@ def test_a_small_model_that_overflows_costs_speed_and_never_the_law(
 ) -> None:
     model = tiny_llama(vocab=23)
     decoder = SpeculativeDecoder(model, _spoilt(model, slice(5, 14)))
-    assert assert_follows_law(decoder, model, 1.0, samples, batch).accepted.total() > 20
+    assert assert_follows_distribution(decoder, model, 1.0, samples, batch).accepted.total() > 20
     silent = SpeculativeDecoder(model, _spoilt(model, slice(0, 23)))
     for temperature in (0.0, 1.0):
         output = silent.generate([1, 2], temperature=temperature, seed=0, max_new_tokens=9)

@@ -1,4 +1,4 @@
-"""Prompts to verify on: built in, or from a file whose mistakes are named by their line."""
+"""Prompts to verify with: built in, or from a file whose errors are reported with their line."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_prompts_are_read_from_lines_of_text_or_of_json(tmp_path: Path) -> None:
         ("p.json", b'["a", "b"]', "p.json:1 has no usable prompt"),
     ],
 )
-def test_a_malformed_file_of_prompts_is_refused_by_its_line(
+def test_a_malformed_file_of_prompts_is_refused_with_its_line(
     name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)

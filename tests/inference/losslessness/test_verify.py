@@ -1,4 +1,4 @@
-"""Verification passes a correct decoder, catches planted faults, and does not cry wolf."""
+"""Verification passes a correct decoder, catches planted faults and raises no false alarms."""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,11 +19,11 @@ from inference.losslessness.reference import NEAR_TIE_ULPS, Reference, Tokens, r
 from inference.losslessness.sampled import (
     OTHER,
     REST,
-    Sample,
+    SampledContinuation,
     SequenceCells,
     check_sampled,
     chi_square,
-    draw_samples,
+    sample_continuations,
     sample_length,
 )
 from inference.trees.builder import TreeBuilder
@@ -33,15 +33,15 @@ from jakiro.target.adapter import TargetAdapter
 
 SETTINGS = VerifySettings(max_new_tokens=12, samples=60, sample_length=3)
 SHAPES = {
-    "chosen": TreeShape(children=3, breadth=2, num_nodes=7),
-    "drawn": TreeShape(children=2, breadth=1, sampled=True),
+    "deterministic": TreeShape(children=3, breadth=2, num_nodes=7),
+    "sampled": TreeShape(children=2, breadth=1, sampled=True),
 }
 PROMPTS = [[1, 2], [3, 1, 4]]
 THRESHOLD = 0.0005
 
 
 def _decoder(
-    shape: TreeShape = SHAPES["drawn"],
+    shape: TreeShape = SHAPES["sampled"],
     kind: type[SpeculativeDecoder] = SpeculativeDecoder,
     **model: Any,
 ) -> SpeculativeDecoder:
@@ -56,17 +56,17 @@ def _failed(checks: tuple[Check, ...]) -> set[str]:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_correct_decoder_passes_every_check(shape: TreeShape) -> None:
     heard: list[Check] = []
-    verdict = verify_losslessness(_decoder(shape), PROMPTS, SETTINGS, heard.append)
-    assert verdict.passed
-    assert tuple(heard) == verdict.checks
-    greedy, sequences, ranks, support = verdict.checks
+    report = verify_losslessness(_decoder(shape), PROMPTS, SETTINGS, heard.append)
+    assert report.passed
+    assert tuple(heard) == report.checks
+    greedy, sequences, ranks, support = report.checks
     assert (greedy.prompts, greedy.tokens, greedy.differences) == (2, 24, ())
     assert (sequences.counted, ranks.counted, support.tokens) == (60, 120, 180)
     assert sequences.cells > 3
     assert sequences.drafted > 20
 
 
-def test_decoding_that_ends_early_or_cuts_the_law_passes_too() -> None:
+def test_decoding_that_ends_early_or_cuts_the_distribution_passes_too() -> None:
     decoder = _decoder(eos_token_id=6)
     settings = VerifySettings(
         max_new_tokens=20,
@@ -77,48 +77,50 @@ def test_decoding_that_ends_early_or_cuts_the_law_passes_too() -> None:
         top_p=0.8,
         top_k=4,
     )
-    verdict = verify_losslessness(decoder, PROMPTS, settings)
-    assert verdict.passed
-    assert len(verdict.checks) == 1 + 2 * 3
-    assert verdict.checks[3].tokens < 50 * 3  # some did end
+    report = verify_losslessness(decoder, PROMPTS, settings)
+    assert report.passed
+    assert len(report.checks) == 1 + 2 * 3
+    assert report.checks[3].tokens < 50 * 3  # some continuations ended early
 
 
-def _choose(builder: TreeBuilder, law: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
-    """Take the likeliest candidates for drawn ones."""
-    return law.ids[:, :, :children], law.probs.log()[:, :, :children]
+def _take_best(
+    builder: TreeBuilder, distribution: SparseDistribution, children: int
+) -> tuple[Tensor, Tensor]:
+    """Return the likeliest candidates in the place of sampled candidates."""
+    return distribution.ids[:, :, :children], distribution.probs.log()[:, :, :children]
 
 
-def test_a_chosen_tree_that_is_taken_for_a_drawn_one_is_caught_by_the_law(
+def test_a_deterministic_tree_that_is_declared_as_sampled_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TreeBuilder, "_sample", _choose)
+    monkeypatch.setattr(TreeBuilder, "_sample", _take_best)
     settings = SETTINGS.model_copy(update={"samples": 120})
-    checks = check_sampled(_decoder(SHAPES["drawn"]), [1, 2], settings, 1, THRESHOLD)
-    assert "sequence law" in _failed(checks)
+    checks = check_sampled(_decoder(SHAPES["sampled"]), [1, 2], settings, 1, THRESHOLD)
+    assert "sequence distribution" in _failed(checks)
 
 
-def test_trees_that_are_verified_against_another_law_are_caught(
+def test_trees_that_are_verified_against_another_distribution_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def sharpened(features: Tensor) -> Tensor:
         logits = correct(features)
         return logits * (4.0 if logits.shape[-2] > 1 else 1.0)  # trees, but not prompts
 
-    decoder = _decoder(SHAPES["chosen"])
+    decoder = _decoder(SHAPES["deterministic"])
     correct = decoder.target.logits
     monkeypatch.setattr(decoder.target, "logits", sharpened)
     checks = check_sampled(decoder, [1, 2], SETTINGS, 1, THRESHOLD)
-    assert {"sequence law", "token ranks"} <= _failed(checks)
+    assert {"sequence distribution", "token ranks"} <= _failed(checks)
 
 
 class _ForgettingTopK(SpeculativeDecoder):
-    """Draws from the whole vocabulary."""
+    """A decoder that ignores top-k."""
 
     def generate(self, prompt: Any, **arguments: Any) -> GenerateOutput:
         return super().generate(prompt, **(arguments | {"top_k": 0}))
 
 
-def test_tokens_that_the_law_excludes_are_caught() -> None:
+def test_tokens_that_the_processors_exclude_are_caught() -> None:
     settings = SETTINGS.model_copy(update={"top_k": 5, "samples": 50})
     decoder = _decoder(kind=_ForgettingTopK)
     checks = check_sampled(decoder, [1, 2], settings, 1, THRESHOLD)
@@ -127,7 +129,7 @@ def test_tokens_that_the_law_excludes_are_caught() -> None:
 
 
 class _WrongAtFive(SpeculativeDecoder):
-    """Takes another fifth token than the best one."""
+    """A decoder whose fifth token is not the best token."""
 
     def generate(self, prompt: Any, **arguments: Any) -> GenerateOutput:
         output = super().generate(prompt, **arguments)
@@ -142,7 +144,7 @@ class _EndingEarly(SpeculativeDecoder):
         return replace(output, new_token_ids=output.new_token_ids[:4])
 
 
-def test_a_greedy_difference_is_reported_where_it_is() -> None:
+def test_a_greedy_difference_is_reported_with_its_position() -> None:
     decoder = _decoder(kind=_WrongAtFive)
     check = check_greedy(decoder, [[1, 2], [3]], 8)
     assert not check.passed
@@ -163,7 +165,7 @@ def test_a_continuation_that_ends_too_early_differs() -> None:
 
 
 @pytest.mark.parametrize(("nearness", "passes"), [(1.0, True), (0.9, False)])
-def test_in_half_precision_a_near_tie_is_counted_and_no_failure(
+def test_in_half_precision_a_near_tie_is_counted_but_is_not_a_failure(
     nearness: float, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scores(self: Reference, prefix: Tokens) -> Tensor:
@@ -184,10 +186,10 @@ def test_in_half_precision_a_near_tie_is_counted_and_no_failure(
 @pytest.mark.parametrize(("dtype", "advises"), [("bfloat16", True), ("float32", False)])
 def test_a_failure_in_half_precision_advises_single_precision(dtype: str, advises: bool) -> None:
     failed = SupportCheck(prompt=1, tokens=9, impossible=1, at_the_cut=0)
-    verdict = VerifyReport(target="t", dtype=dtype, settings=SETTINGS, checks=(failed,))
-    assert not verdict.passed
-    assert verdict.summary.startswith("0 of 1 checks passed")
-    assert ("float32" in verdict.summary) == advises
+    report = VerifyReport(target="t", dtype=dtype, settings=SETTINGS, checks=(failed,))
+    assert not report.passed
+    assert report.summary.startswith("0 of 1 checks passed")
+    assert ("float32" in report.summary) == advises
 
 
 def test_rounding_is_units_in_the_last_place_of_the_largest_logit() -> None:
@@ -208,31 +210,33 @@ def test_a_token_is_at_the_cut_only_if_rounding_could_keep_it() -> None:
     assert not Reference(model.float(), [1, 2], {"top_k": 3}).is_at_the_cut((), order[3])
 
 
-def _drawn(reference: Reference, settings: VerifySettings, bias: float) -> list[Sample]:
-    """Draw exactly, but after the first token take the likeliest one in a share of cases."""
+def _sampled(
+    reference: Reference, settings: VerifySettings, bias: float
+) -> list[SampledContinuation]:
+    """Sample exactly, but after the first token take the likeliest token with a small rate."""
     generator = torch.Generator().manual_seed(settings.seed)
     sequences: list[Tokens] = [()] * settings.samples
-    for place in range(4):
-        laws = dict(reference.distributions(sorted(set(sequences))))
+    for position in range(4):
+        distributions = dict(reference.distributions(sorted(set(sequences))))
         for index, sequence in enumerate(sequences):
-            law = laws[sequence]
-            if place and float(torch.rand(1, generator=generator)) < bias:
-                token = int(law.argmax())
+            probs = distributions[sequence]
+            if position and float(torch.rand(1, generator=generator)) < bias:
+                token = int(probs.argmax())
             else:
-                token = int(law.multinomial(1, generator=generator))
+                token = int(probs.multinomial(1, generator=generator))
             sequences[index] = (*sequence, token)
-    return [Sample(sequence, 0) for sequence in sequences]
+    return [SampledContinuation(sequence, 0) for sequence in sequences]
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.05])
-def test_a_bias_of_five_percent_is_caught_and_none_is_not(
+def test_a_bias_of_five_percent_is_caught_and_exact_sampling_passes(
     bias: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = _decoder(vocab=61)
     settings = VerifySettings(samples=2000, sample_length=4, temperature=2.0)
     reference = Reference(decoder.target.model, [1, 2], settings.sampling)
-    samples = _drawn(reference, settings, bias)
-    monkeypatch.setattr("inference.losslessness.sampled.draw_samples", lambda *_: samples)
+    samples = _sampled(reference, settings, bias)
+    monkeypatch.setattr("inference.losslessness.sampled.sample_continuations", lambda *_: samples)
     checks = check_sampled(decoder, [1, 2], settings, 1, THRESHOLD)
     assert bool(_failed(checks)) == (bias > 0)
 
@@ -246,8 +250,8 @@ def test_cells_are_a_partition_of_all_continuations() -> None:
     for depth in range(1, 4):
         longer = {
             (*prefix, token): growing[prefix] * float(share)
-            for prefix, law in reference.distributions(list(growing))
-            for token, share in enumerate(law)
+            for prefix, probs in reference.distributions(list(growing))
+            for token, share in enumerate(probs)
         }
         done = {key for key in longer if depth == 3 or key[-1] == 3}
         for key in done:
@@ -274,16 +278,18 @@ def test_samples_reach_past_the_first_tree() -> None:
     assert sample_length(_decoder(), VerifySettings(sample_length=2)) == 2
 
 
-def test_the_same_seed_draws_the_same_samples_and_another_one_others() -> None:
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others() -> None:
     decoder = _decoder()
-    drawn = [
-        draw_samples(decoder, [1, 2], SETTINGS.model_copy(update={"samples": 8, "seed": seed}))
+    sampled = [
+        sample_continuations(
+            decoder, [1, 2], SETTINGS.model_copy(update={"samples": 8, "seed": seed})
+        )
         for seed in (0, 0, 1)
     ]
-    assert drawn[0] == drawn[1]
-    assert drawn[0] != drawn[2]
+    assert sampled[0] == sampled[1]
+    assert sampled[0] != sampled[2]
 
 
-def test_there_must_be_something_to_verify_on() -> None:
-    with pytest.raises(PromptError, match="nothing to verify on"):
+def test_verification_without_prompts_is_refused() -> None:
+    with pytest.raises(PromptError, match="no prompts to verify with"):
         verify_losslessness(_decoder(), [])

@@ -1,4 +1,4 @@
-"""The measuring programs run to their end and print what they promise."""
+"""The profiling programs run to their end and print the documented figures."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def test_nothing_is_decided_by_rounding_in_float32(
 
 
 @pytest.mark.parametrize(("num_right", "num_nodes"), [(3, 8), (1, 2), (2, 7)])
-def test_oracle_wins_as_many_tokens_as_it_is_told_to(num_right: int, num_nodes: int) -> None:
+def test_an_oracle_has_as_many_accepted_drafts_as_requested(num_right: int, num_nodes: int) -> None:
     target = TargetAdapter(tiny_llama())
     prompts = [[1, 2, 3], [4, 5]]
     known = [start(target, None, [ids], 40).finish().token_ids for ids in prompts]
@@ -93,7 +93,7 @@ def test_oracle_wins_as_many_tokens_as_it_is_told_to(num_right: int, num_nodes: 
         assert one.token_ids == all_ids[: len(ids) + count]
 
 
-def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None:
+def test_nested_forwards_are_watched_once_and_can_be_replayed() -> None:
     target = TargetAdapter(tiny_llama())
     drafter = tiny_drafter(target)
     cache = target.new_cache(1, 4)
@@ -102,7 +102,7 @@ def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None
         with watched(target, drafter, around), torch.inference_mode():
             output = target.forward(chain_step(torch.tensor([[1, 2]]), 0), cache)
             logits = target.logits(output.features)
-            _remember(drafter, drafter.state_sources.read(cache, torch.tensor([[0, 1]])))
+            _encode(drafter, drafter.state_sources.read(cache, torch.tensor([[0, 1]])))
     assert set(stopwatch.seconds) == {"target", "logits", "memory"}
     assert len(recorder.calls) == 3
     with torch.inference_mode():
@@ -110,11 +110,11 @@ def test_forwards_inside_others_are_watched_once_and_can_be_done_again() -> None
     assert "logits" not in vars(target)
 
 
-def _remember(drafter: JakiroDrafter, state: TargetState) -> None:
+def _encode(drafter: JakiroDrafter, state: TargetState) -> None:
     drafter.encode_memory(state, torch.tensor([[0, 1]]))
 
 
-def test_interval_holds_its_value_and_narrows_with_more_items() -> None:
+def test_an_interval_holds_its_value_and_narrows_with_more_items() -> None:
     few = median_interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert few.low <= few.value == 3.0 <= few.high
     many = interval([1.0, 2.0, 3.0, 4.0, 5.0] * 40, lambda values: sum(values) / len(values))

@@ -62,7 +62,7 @@ def test_a_corpus_becomes_a_table_that_decoding_begins_with(
 
     settings.write_text("depth: 3\nreset_per_request: true\n")
     sharing.write_text("num_nodes: 5\n")
-    methods = ["plain", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
+    methods = ["autoregressive", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
     methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
     methods += [f"lookup+lm={folder / 'small'}", "lookup,merged-repeats=9,name=repeats"]
     methods += [f"aded={table}+lm={folder / 'small'},beside-settings={settings},name=both"]

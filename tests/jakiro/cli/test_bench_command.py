@@ -53,11 +53,16 @@ def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
 ) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file in files:
-        words = ["--method", "plain", "--method", f"drafter={folder / 'drafter'},candidates=4"]
+        words = [
+            "--method",
+            "autoregressive",
+            "--method",
+            f"drafter={folder / 'drafter'},candidates=4",
+        ]
         words += ["--temperature", "0", "--temperature", "1", "--num-prompts", "3"]
         page = file.with_suffix(".html")
         assert bench(*words, "--json", str(file), "--report", str(page)) == 0
-        assert "speed-up over plain" in capsys.readouterr().out
+        assert "speed-up over autoregressive" in capsys.readouterr().out
         document = read_document(file)
         assert document.prompts == 3
         assert document.settings.temperatures == (0.0, 1.0)
@@ -74,10 +79,16 @@ def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
     [
         ([], "there is nothing to compare"),
         (["--method", "small-lm"], "cannot be used"),
-        (["--method", "plain", "--batch-size", "0"], "batch_size"),
-        (["--method", "plain", "--keep-state", "--repeats", "2"], "must not see a prompt twice"),
-        (["--method", "plain", "--max-new-tokens", "400"], "do not fit into the target's context"),
-        (["--method", "plain", "--temperature", "-1"], "temperatures"),
+        (["--method", "autoregressive", "--batch-size", "0"], "batch_size"),
+        (
+            ["--method", "autoregressive", "--keep-state", "--repeats", "2"],
+            "must not see a prompt twice",
+        ),
+        (
+            ["--method", "autoregressive", "--max-new-tokens", "400"],
+            "do not fit into the target's context",
+        ),
+        (["--method", "autoregressive", "--temperature", "-1"], "temperatures"),
         (["--method", "drafter=nowhere"], "nowhere"),
     ],
 )
@@ -95,16 +106,16 @@ def test_files_that_exist_are_refused_before_any_work(
 ) -> None:
     taken = tmp_path / "taken.html"
     taken.touch()
-    assert bench("--method", "plain", "--report", str(taken)) == 2
+    assert bench("--method", "autoregressive", "--report", str(taken)) == 2
     assert "choose another name for --report" in capsys.readouterr().err
 
 
 def test_a_target_or_prompts_that_are_not_there_are_named(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench("--method", "plain", target="nowhere") == 2
+    assert bench("--method", "autoregressive", target="nowhere") == 2
     assert "cannot load the target" in capsys.readouterr().err
-    assert bench("--method", "plain", prompts="nowhere.jsonl") == 2
+    assert bench("--method", "autoregressive", prompts="nowhere.jsonl") == 2
     assert "cannot read the prompts" in capsys.readouterr().err
 
 
@@ -114,7 +125,7 @@ def test_something_else_is_no_result_to_compare(
     with pytest.raises(SystemExit) as exit_info:
         main(["bench", "--compare", str(folder / "prompts.jsonl"), str(folder / "prompts.jsonl")])
     assert exit_info.value.code == 2
-    assert "is no result of `jakiro bench`" in capsys.readouterr().err
+    assert "does not hold a result of `jakiro bench`" in capsys.readouterr().err
 
 
 def test_the_schema_describes_every_field_of_a_method() -> None:

@@ -38,12 +38,13 @@ def run(folder: Path, command: str, *words: str) -> int:
 def test_prepare_fills_the_cache_that_training_reads(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--row-length", "64"]
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--sequence-length", "64"]
     assert run(folder, "prepare", *words) == 0
     said = capsys.readouterr().out
-    assert "4 rows read, 2 skipped; 2 documents" in said
-    assert re.search(r"2 documents packed into \d rows with [\d.]+% padding; 1 were split", said)
-    monkeypatch.delattr(token_store, "encode_rows")
+    assert "4 records read, 2 skipped; 2 documents" in said
+    packed = r"2 documents packed into \d sequences with [\d.]+% padding; 1 were split"
+    assert re.search(packed, said)
+    monkeypatch.delattr(token_store, "encode_records")
     store = open_tokens(
         [str(folder / "data.jsonl")],
         tiny_tokenizer(CHAT_TEMPLATE),
@@ -55,14 +56,15 @@ def test_prepare_fills_the_cache_that_training_reads(
 
 
 @pytest.mark.parametrize(
-    ("split", "advised"), [("texts", "--split all, or another --row-length"), ("all", "another --")]
+    ("split", "advised"),
+    [("texts", "--split all, or another --sequence-length"), ("all", "another --")],
 )
 def test_prepare_names_its_own_options_where_there_is_much_padding(
     folder: Path, split: str, advised: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--split", split]
     assert run(folder, "prepare", *words) == 0
-    assert f"of what is read is padding: {advised}" in capsys.readouterr().out
+    assert f"of all packed tokens are padding: {advised}" in capsys.readouterr().out
 
 
 def test_a_preview_shows_responses_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +103,7 @@ def test_regenerate_writes_rows_that_prepare_reads(
     assert "0 of them new" in capsys.readouterr().out
     out.replace(folder / "data.jsonl")
     assert run(folder, "prepare", "--cache-folder", str(folder / "cache")) == 0
-    assert "2 rows read, 0 skipped" in capsys.readouterr().out
+    assert "2 records read, 0 skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "aded", "lm={}/target", "aded+lm={}/target"])

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.features import offline_run
 from helpers.models import tiny_llama
+from helpers.target_states import offline_run
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
 
@@ -66,5 +66,6 @@ def test_a_disk_that_is_too_small_is_one_line_after_the_size(
     assert run(folder) == 2
     captured = capsys.readouterr()
     assert " tokens x 256 bytes = " in captured.out
-    assert captured.err.splitlines()[-1].startswith("error: the features do not fit on the disk")
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("error: the target states do not fit on the disk")
     assert not list((folder / "features").glob("*.safetensors"))

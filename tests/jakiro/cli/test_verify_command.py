@@ -51,7 +51,7 @@ def test_a_correct_drafter_gives_a_line_per_check_a_verdict_and_exit_code_0(
     figures = tmp_path / "figures.json"
     assert _run(drafter_path, "--prompts", prompts_path, "--json", figures, *QUICK) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = ["greedy equality", "sequence law", "token ranks", "impossible tokens"]
+    names = ["greedy equality", "sequence distribution", "token ranks", "impossible tokens"]
     assert [line.split(":")[0] for line in lines[:4]] == [f"pass  {name}" for name in names]
     assert lines[4].startswith("pass  ")
     assert lines[4].endswith("in float32: 4 of 4 checks passed")

@@ -1,4 +1,4 @@
-"""The corpus, its splits, its tokenizer, and the prompts that are held out."""
+"""The demo's corpus, its splits, its tokenizer, and the held-out prompts."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from jakiro.demo.corpus import Corpus, SourceFile, load_corpus, split_of
-from jakiro.demo.prompts import held_out_prompts
+from jakiro.demo.prompts import prompts_from_split
 from jakiro.demo.target import END_OF_TEXT, encode_documents, train_tokenizer
 from jakiro.errors import DataError
 
@@ -53,7 +53,7 @@ def paths_of(corpus: Corpus) -> list[str]:
     return [file.path for file in (*corpus.train, *corpus.dev, *corpus.test)]
 
 
-def test_this_interpreters_library_is_split_into_files_that_share_no_path() -> None:
+def test_the_splits_of_this_interpreters_library_share_no_file() -> None:
     corpus = load_corpus()
     paths = paths_of(corpus)
     assert len(paths) == len(set(paths)) > 300
@@ -65,16 +65,16 @@ def test_this_interpreters_library_is_split_into_files_that_share_no_path() -> N
 
 def test_test_suites_tables_and_foreign_packages_are_left_out(tmp_path: Path) -> None:
     corpus = load(write_library(tmp_path))
-    for place in ("site-packages/torch", "test", "json/tests", "encodings", "config-3.11"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "more.py").write_text("x = 1\n")
+    for name in ("site-packages/torch", "test", "json/tests", "encodings", "config-3.11"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "more.py").write_text("x = 1\n")
     (tmp_path / "_sysconfigdata__linux.py").write_text("build_time_vars = {}\n")
     (tmp_path / "empty.py").write_text("\n")
     (tmp_path / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nname = 'é'\n".encode("latin-1"))
     assert load(tmp_path) == corpus
 
 
-def test_split_follows_from_the_path_alone(tmp_path: Path) -> None:
+def test_the_split_of_a_file_depends_only_on_its_path(tmp_path: Path) -> None:
     before = load(write_library(tmp_path))
     changed = tmp_path / before.dev[0].path
     changed.write_text("changed = True\n")
@@ -84,9 +84,9 @@ def test_split_follows_from_the_path_alone(tmp_path: Path) -> None:
     assert split_of(before.dev[0].path) == "dev"
 
 
-def test_fingerprint_follows_from_contents_and_not_from_place(tmp_path: Path) -> None:
-    one, other = write_library(tmp_path / "one"), write_library(tmp_path / "other")
-    assert load(one) == load(other)
+def test_the_fingerprint_depends_on_contents_and_not_on_the_folder(tmp_path: Path) -> None:
+    first, second = write_library(tmp_path / "first"), write_library(tmp_path / "second")
+    assert load(first) == load(second)
 
 
 def test_missing_library_source_is_a_clear_error(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_line_break_and_indentation_are_one_token() -> None:
 
 
 def test_same_texts_give_the_same_tokenizer() -> None:
-    one, other = (train_tokenizer(TEXTS, vocab_size=400) for _ in range(2))
-    assert one.get_vocab() == other.get_vocab()
+    first, second = (train_tokenizer(TEXTS, vocab_size=400) for _ in range(2))
+    assert first.get_vocab() == second.get_vocab()
 
 
 def test_every_document_ends_with_the_end_of_text() -> None:
@@ -126,7 +126,7 @@ def test_every_document_ends_with_the_end_of_text() -> None:
 def test_prompts_come_from_held_out_files_and_differ(split: Literal["dev", "test"]) -> None:
     corpus = load_corpus()
     tokenizer = train_tokenizer([file.text for file in corpus.train[:20]], vocab_size=1024)
-    prompts = held_out_prompts(corpus, split, tokenizer, count=40)
+    prompts = prompts_from_split(corpus, split, tokenizer, count=40)
     text_of = {file.path: file.text for file in corpus.files(split)}
     assert len({prompt.text for prompt in prompts}) == 40
     assert len({prompt.path for prompt in prompts}) >= 15
@@ -134,14 +134,14 @@ def test_prompts_come_from_held_out_files_and_differ(split: Literal["dev", "test
         assert prompt.text in text_of[prompt.path]
         assert prompt.text.endswith(":")
         assert 32 <= len(tokenizer.encode(prompt.text)) <= 96
-    assert prompts[:10] == held_out_prompts(corpus, split, tokenizer, count=10)
+    assert prompts[:10] == prompts_from_split(corpus, split, tokenizer, count=10)
 
 
 def test_prompts_end_after_the_whole_head() -> None:
     files = tuple(SourceFile(f"{n}.py", text) for n, text in enumerate(TEXTS))
     corpus = Corpus(train=files[2:], dev=files[:1], test=files[1:2], fingerprint="")
     tokenizer = train_tokenizer(TEXTS, vocab_size=400)
-    prompts = held_out_prompts(corpus, "dev", tokenizer, count=4, min_tokens=1, max_tokens=200)
+    prompts = prompts_from_split(corpus, "dev", tokenizer, count=4, min_tokens=1, max_tokens=200)
     assert {prompt.text.splitlines()[-1].strip() for prompt in prompts} == {
         "class Stack0:",
         "def __init__(self, things=()):",
@@ -157,4 +157,4 @@ def test_asking_for_more_prompts_than_there_are_is_a_clear_error() -> None:
     corpus = Corpus(train=files[2:], dev=files[:1], test=files[1:2], fingerprint="")
     tokenizer = train_tokenizer(TEXTS, vocab_size=400)
     with pytest.raises(DataError, match="too few prompts in the dev files; expected: 50; got: 4"):
-        held_out_prompts(corpus, "dev", tokenizer, count=50, min_tokens=1, max_tokens=200)
+        prompts_from_split(corpus, "dev", tokenizer, count=50, min_tokens=1, max_tokens=200)

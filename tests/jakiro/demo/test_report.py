@@ -1,12 +1,12 @@
-"""What the demo says of its figures."""
+"""The demo's table of figures, and its explanation of slowdowns."""
 
 from helpers.comparisons import make_document
 
 from inference.autotune.costs import Costs
 from inference.autotune.search import PlanChoice, Rated
-from inference.benchmark.method_names import PLAIN, TRANSFORMERS
+from inference.benchmark.method_names import AUTOREGRESSIVE, TRANSFORMERS
 from inference.trees.shape import TreeShape
-from jakiro.demo.report import JAKIRO, losses_explained, results_of
+from jakiro.demo.report import JAKIRO, explain_slowdowns, results_of
 
 SHAPE = TreeShape(autoregressive_levels=1, parallel_levels=1, num_nodes=4)
 CHOICE = PlanChoice(
@@ -16,21 +16,22 @@ CHOICE = PlanChoice(
 )
 
 
-def test_rows_compare_speed_with_transformers_and_with_plain_decoding() -> None:
-    document = make_document(methods=(TRANSFORMERS, PLAIN, JAKIRO))
+def test_rows_compare_speed_with_transformers_and_with_autoregressive_decoding() -> None:
+    document = make_document(methods=(TRANSFORMERS, AUTOREGRESSIVE, JAKIRO))
     rows = {row["method"]: row for row in results_of(document, CHOICE)}
     own = document.figures(JAKIRO, 0.0)
-    plain = document.figures(PLAIN, 0.0)
+    baseline = document.figures(AUTOREGRESSIVE, 0.0)
     assert rows[JAKIRO]["tau"] == own.tau
     assert rows[JAKIRO]["speedup"] == own.speedup
-    assert rows[JAKIRO]["speedup_over_plain"] == own.tokens_per_second / plain.tokens_per_second
+    expected = own.tokens_per_second / baseline.tokens_per_second
+    assert rows[JAKIRO]["speedup_over_autoregressive"] == expected
     assert rows[JAKIRO]["ceiling"] == own.tau / (1.5 + 0.5)
-    assert rows[PLAIN]["ceiling"] == 1.0
+    assert rows[AUTOREGRESSIVE]["ceiling"] == 1.0
     assert rows[TRANSFORMERS]["ceiling"] is None
 
 
-def test_where_plain_decoding_is_faster_the_reason_is_given() -> None:
-    row = {"method": JAKIRO, "temperature": 0.0, "tau": 1.6, "speedup_over_plain": 0.8}
-    (sentence,) = losses_explained([row], CHOICE)
-    assert "takes at least 2.00 plain steps and won 1.60 tokens" in sentence
-    assert losses_explained([row | {"speedup_over_plain": 1.2}], CHOICE) == []
+def test_a_slowdown_against_autoregressive_decoding_is_explained() -> None:
+    row = {"method": JAKIRO, "temperature": 0.0, "tau": 1.6, "speedup_over_autoregressive": 0.8}
+    (sentence,) = explain_slowdowns([row], CHOICE)
+    assert "at least as long as 2.00 autoregressive steps and gave 1.60 tokens" in sentence
+    assert explain_slowdowns([row | {"speedup_over_autoregressive": 1.2}], CHOICE) == []

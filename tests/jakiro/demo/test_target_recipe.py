@@ -1,4 +1,4 @@
-"""The embedded target: recipe, optimizer, interruption, and cache."""
+"""The demo's toy target: recipe, optimizer, interruption, and cache."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jakiro.demo.corpus import Corpus, SourceFile
 from jakiro.demo.presets import PRESETS, TargetRecipe
-from jakiro.demo.pretraining import Pretraining, learning_rate_share
+from jakiro.demo.pretraining import Pretraining, learning_rate_factor
 from jakiro.demo.target import RECORD_NAME, is_intact, read_record, train_target
 from jakiro.errors import DataError
 from training.loop.muon import Muon, orthogonalize
@@ -46,7 +46,7 @@ class Interrupted(Exception):
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """A tiny model gains nothing from threads and, on a busy machine, waits for them."""
+    """Use one thread, since more threads only slow a tiny model down on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,7 +69,7 @@ def progress() -> Progress:
 
 @pytest.fixture
 def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let the next training be interrupted when it has taken this many steps."""
+    """Return a function that interrupts the next training after a number of steps."""
     advance = Pretraining.advance
 
     def plan(num_steps: int) -> None:
@@ -90,10 +90,10 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    mine, theirs = weights_of(one), weights_of(other)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+def assert_same_weights(first: Path, second: Path) -> None:
+    expected, got = weights_of(first), weights_of(second)
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
 def test_target_learns_and_is_loaded_by_transformers(
@@ -126,13 +126,13 @@ def test_interrupted_training_resumes_to_the_same_weights(
     interrupt_at(7)
     with pytest.raises(Interrupted):
         train_target(TINY, corpus, tmp_path / "cut", progress, seconds_between_checkpoints=0.0)
-    interrupt_at(6)  # were it to start anew, it would need twelve steps and not come through
+    interrupt_at(6)  # a new start would need twelve steps and would be interrupted
     resumed = train_target(TINY, corpus, tmp_path / "cut", progress)
     assert_same_weights(straight, resumed)
     assert [path.name for path in (tmp_path / "cut").iterdir() if path.is_dir()] == [resumed.name]
 
 
-def test_damaged_checkpoint_starts_anew(
+def test_training_starts_again_from_a_damaged_checkpoint(
     corpus: Corpus,
     progress: Progress,
     tmp_path: Path,
@@ -147,7 +147,7 @@ def test_damaged_checkpoint_starts_anew(
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1000])
     resumed = train_target(TINY, corpus, tmp_path / "cut", progress)
     assert_same_weights(straight, resumed)
-    assert "training starts anew" in caplog.text
+    assert "training starts again" in caplog.text
 
 
 def test_interruption_leaves_nothing_that_looks_like_a_target(
@@ -159,7 +159,7 @@ def test_interruption_leaves_nothing_that_looks_like_a_target(
     assert not list(tmp_path.glob("target-*"))
 
 
-def test_interruption_while_saving_is_made_good(
+def test_an_interruption_while_saving_is_repaired(
     corpus: Corpus, progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -199,7 +199,7 @@ def test_another_recipe_or_corpus_is_another_target(
     assert len(folders) == 3
 
 
-def test_two_at_once_train_one_target(
+def test_two_simultaneous_calls_train_one_target(
     corpus: Corpus, progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds = []
@@ -225,8 +225,8 @@ def test_text_shorter_than_a_batch_is_a_clear_error(
 
 def test_learning_rate_rises_stays_and_falls() -> None:
     recipe = TINY.target.model_copy(update={"num_steps": 10, "warmup_steps": 2, "decay_share": 0.5})
-    shares = [learning_rate_share(recipe, step) for step in range(10)]
-    assert shares == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
+    factors = [learning_rate_factor(recipe, step) for step in range(10)]
+    assert factors == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 32, 8), (2, 8, 32)])
@@ -248,8 +248,8 @@ def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
             parameter.grad = gradient.clone()
         for optimizer in optimizers:
             optimizer.step()
-    for mine, other in zip(ours, theirs, strict=True):
-        assert (mine - other).abs().max() < 0.01
+    for got, expected in zip(ours, theirs, strict=True):
+        assert (got - expected).abs().max() < 0.01
 
 
 def test_muon_update_does_not_depend_on_the_scale_of_gradients() -> None:

@@ -1,4 +1,4 @@
-"""A small model that can draft for a target."""
+"""The command that trains a small model to draft for a target."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_the_model_has_the_targets_tokenizer_and_drafts_for_it(tmp_path: Path) -
     model = tiny_llama(vocab=len(tokenizer))
     drafter = SmallLMDrafter.from_pretrained(str(out), model, tokenizer)
     assert len(SpeculativeDecoder(model, drafter).generate([1, 2], max_new_tokens=3).new_token_ids)
-    assert main(words) == 2  # never written over
+    assert main(words) == 2  # never overwritten
 
 
 def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training text for any target, without the files that it is measured on."""
+"""The command that writes training text for a target, without the files of its prompts."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from jakiro.demo.write import main, without_files
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A target on disk."""
+    """Return the folder of a target with its tokenizer."""
     tiny_llama(vocab=300, max_position_embeddings=512).save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     return tmp_path / "target"
@@ -27,10 +27,10 @@ def test_texts_are_own_continuations_and_library_source(target: Path, tmp_path: 
     sources = {file.text for file in load_corpus().train}
     assert len(texts) == 64 + 3
     assert sum(text in sources for text in texts) == 3
-    assert main(words) == 2  # never written over
+    assert main(words) == 2  # never overwritten
 
 
-def test_files_that_prompts_come_from_are_left_out(tmp_path: Path) -> None:
+def test_source_files_of_prompts_are_left_out(tmp_path: Path) -> None:
     corpus = load_corpus()
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "x", "file": corpus.train[0].path}) + "\n")
@@ -39,9 +39,7 @@ def test_files_that_prompts_come_from_are_left_out(tmp_path: Path) -> None:
     assert left.test == corpus.test
 
 
-def test_a_target_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_target_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["texts", "--target", str(tmp_path / "nowhere"), "--out", str(tmp_path / "texts.jsonl")]
     assert main(words) == 2
     assert "cannot load the target" in capsys.readouterr().err

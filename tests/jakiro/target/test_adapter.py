@@ -1,4 +1,4 @@
-"""The target adapter and its cache: trees, packed rows and commits reproduce plain forwards."""
+"""The target adapter and its cache: trees, packing and commits reproduce the model's logits."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
 from jakiro.target.masks import ancestor_matrix
 from jakiro.target.record import check_target, record_target
 
-# Forwards of other shapes round differently, by how much depends on the processor.
+# Forwards of other shapes round differently; the difference depends on the processor.
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def test_the_ancestor_matrix_holds_exactly_each_nodespath_to() -> None:
+def test_the_ancestor_matrix_marks_exactly_the_path_to_each_node() -> None:
     matrix = ancestor_matrix(torch.tensor([PARENTS]), max_depth=4)[0]
     for query in range(len(PARENTS)):
         assert matrix[query].nonzero().flatten().tolist() == sorted(path_to(query))
@@ -34,8 +34,8 @@ def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
         torch.testing.assert_close(logits[0, query], model(path).logits[0, -1], **CLOSE)
 
     accepted = torch.tensor([path_to(7)])
-    kept = torch.arange(6, 6 + accepted.shape[1])[None]
-    cache.move(step.slots.gather(1, accepted), kept)
+    committed = torch.arange(6, 6 + accepted.shape[1])[None]
+    cache.move(step.slots.gather(1, accepted), committed)
     more = torch.randint(0, 61, (1, 3))
     start = 6 + accepted.shape[1]
     got = target.logits(target.forward(chain_step(more, start), cache).features)
@@ -44,7 +44,7 @@ def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
 
 
 @torch.no_grad()
-def test_ragged_sequences_of_a_batch_do_not_disturb_each_other() -> None:
+def test_sequences_of_different_lengths_in_a_batch_do_not_disturb_each_other() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     tokens = torch.randint(0, 61, (2, 9))
@@ -54,13 +54,13 @@ def test_ragged_sequences_of_a_batch_do_not_disturb_each_other() -> None:
     roots = tokens.gather(1, lengths[:, None])
     step = StepInput(roots, lengths[:, None], lengths[:, None], lengths, highest_slot=8)
     got = target.logits(target.forward(step, cache).features)
-    for row, length in enumerate(lengths.tolist()):
-        expected = model(tokens[row : row + 1, : length + 1]).logits[0, -1]
-        torch.testing.assert_close(got[row, 0], expected, **CLOSE)
+    for sequence, length in enumerate(lengths.tolist()):
+        expected = model(tokens[sequence : sequence + 1, : length + 1]).logits[0, -1]
+        torch.testing.assert_close(got[sequence, 0], expected, **CLOSE)
 
 
 @torch.no_grad()
-def test_packed_documents_are_isolated_and_rows_read_the_cache() -> None:
+def test_packed_documents_are_isolated_and_keys_and_values_are_read_from_the_cache() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     documents = [torch.randint(0, 61, (1, count)) for count in (5, 7)]
@@ -77,11 +77,11 @@ def test_packed_documents_are_isolated_and_rows_read_the_cache() -> None:
     expected = torch.cat([model(document).logits for document in documents], dim=1)
     torch.testing.assert_close(logits, expected)
 
-    rows = cache.kv(torch.tensor([[3, 10]]), layers=(0, 2))
+    kv = cache.kv(torch.tensor([[3, 10]]), layers=(0, 2))
     layer = cache.slot_layers[2]
-    assert rows.shape == (1, 2, 2, 32)
-    torch.testing.assert_close(rows[0, 1, 1, :16], layer.keys[0, :, 10].flatten())
-    torch.testing.assert_close(rows[0, 1, 1, 16:], layer.values[0, :, 10].flatten())
+    assert kv.shape == (1, 2, 2, 32)
+    torch.testing.assert_close(kv[0, 1, 1, :16], layer.keys[0, :, 10].flatten())
+    torch.testing.assert_close(kv[0, 1, 1, 16:], layer.values[0, :, 10].flatten())
 
 
 def test_the_fingerprint_survives_a_change_of_dtype_but_not_of_weights() -> None:

@@ -1,4 +1,4 @@
-"""A trunk has the heads of the target's last layer where it can have them."""
+"""A trunk inherits the attention geometry of the target's last layer if it can."""
 
 from typing import Any
 
@@ -24,23 +24,23 @@ LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=5
         ("gpt2", {}, (4, 4, 8, 10_000.0)),
     ],
 )
-def test_it_is_read_off_the_target(
+def test_the_geometry_is_read_from_the_target(
     family: str, changes: dict[str, Any], heads: tuple[int, int, int, float]
 ) -> None:
     attention = TargetAdapter(tiny_family(family, **changes)).spec.attention
     assert tuple(attention.model_dump().values()) == heads
 
 
-def test_what_is_given_stands_and_the_rest_is_the_targets() -> None:
+def test_given_settings_stay_and_the_others_are_the_targets() -> None:
     heads = TrunkSettings(num_heads=16, rope_theta=100.0).heads_for(LLAMA3)
     assert heads == LLAMA3.model_copy(update={"num_heads": 16, "rope_theta": 100.0})
 
 
-def test_heads_that_do_not_fit_those_of_the_target_are_refused() -> None:
+def test_a_number_of_heads_that_does_not_fit_the_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected: a multiple of 8 heads; got: 12"):
         TrunkSettings(num_heads=12).heads_for(LLAMA3)
 
 
-def test_a_target_of_unknown_heads_gives_heads_of_64() -> None:
+def test_a_target_with_unknown_heads_gives_heads_of_size_64() -> None:
     assert usual_shape(4096).num_heads == 64
     assert usual_shape(32).num_heads == 1

@@ -1,4 +1,4 @@
-"""Every family of targets: its trees, commits and greedy tokens equal those of the stock model."""
+"""Trees, commits and greedy tokens of every target family equal those of the stock model."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def _tokens(count: int) -> Tensor:
 
 @torch.no_grad()
 def _assert_tree_equals_paths(model: nn.Module, length: int) -> None:
-    """Compare a tree after `length` tokens with its paths, then commit one and read on."""
+    """Compare a tree after `length` tokens with its paths, then commit a path and read on."""
     target = TargetAdapter(model)
     prompt, drafts, more = _tokens(length), _tokens(8), _tokens(3)
     cache = target.new_cache(1, 64)
@@ -63,7 +63,7 @@ def _assert_greedy_tokens_equal_generate(model: Any) -> None:
 def test_hidden_states_of_accepted_nodes_are_those_of_the_stock_model(family: str) -> None:
     model = tiny_family(family)
     target = TargetAdapter(model)
-    if family in {"gemma3n", "opt, projected"}:  # several streams, and streams of another width
+    if family in {"gemma3n", "opt, projected"}:  # several residual streams, or another width
         assert target.spec.num_hidden_states is None
         return
     every = tuple(range(target.spec.num_hidden_states))
@@ -113,12 +113,12 @@ def test_packed_documents_are_isolated_within_windows(family: str) -> None:
     torch.testing.assert_close(logits, expected, **CLOSE)
 
 
-def test_a_window_that_no_layer_reads_is_refused() -> None:
-    with pytest.raises(TargetNotSupported, match="window that its layers do not read"):
+def test_a_window_that_no_layer_applies_is_refused() -> None:
+    with pytest.raises(TargetNotSupported, match="window that its layers do not apply"):
         TargetAdapter(tiny_llama(sliding_window=WINDOW))
 
 
-def test_layers_that_reuse_rows_of_others_need_none_of_their_own() -> None:
+def test_layers_that_reuse_keys_and_values_of_others_store_none() -> None:
     spec = TargetAdapter(tiny_family("gemma4, shared rows")).spec
     assert spec.kv_widths == (32, 32)
 
@@ -186,14 +186,14 @@ def test_llama4_ends_before_its_temperatures_depend_on_the_order_of_the_cache() 
         SpeculativeDecoder(model).generate([1, 2], max_new_tokens=30)
 
 
-# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+# PEFT calls transformers by a deprecated name: https://github.com/huggingface/peft
 BUILDS_AN_ADAPTER = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
 
 
 def _with_lora(model: PreTrainedModel) -> peft.PeftModel:
-    """Add adapters that change every law: their weights are random, where fresh ones are zero."""
+    """Add adapters that change every distribution: random weights instead of initial zeros."""
     config = peft.LoraConfig(
         r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
     )
@@ -206,9 +206,9 @@ def _with_lora(model: PreTrainedModel) -> peft.PeftModel:
 
 @BUILDS_AN_ADAPTER
 def test_a_model_with_lora_adapters_is_a_target() -> None:
-    plain = tiny_llama()(input_ids=_tokens(5)).logits
+    original = tiny_llama()(input_ids=_tokens(5)).logits
     adapted = _with_lora(tiny_llama())
-    assert (adapted(input_ids=_tokens(5)).logits - plain).abs().max() > 0.1
+    assert (adapted(input_ids=_tokens(5)).logits - original).abs().max() > 0.1
     _assert_tree_equals_paths(adapted, length=5)
     _assert_greedy_tokens_equal_generate(adapted)
 
@@ -222,7 +222,7 @@ def test_adapters_of_virtual_tokens_are_refused_by_name(kind: type[peft.PeftConf
 
 
 class _EightBitLinear(nn.Module):
-    """A linear layer of 8-bit weights, and on request of 8-bit inputs with one scale for all."""
+    """A linear layer with 8-bit weights and, on request, 8-bit inputs with one common scale."""
 
     def __init__(self, linear: nn.Linear, quantise_inputs: bool) -> None:
         super().__init__()
@@ -252,6 +252,6 @@ def test_a_target_with_quantised_weights_is_decoded_exactly() -> None:
     _assert_greedy_tokens_equal_generate(model)
 
 
-def test_inputs_quantised_by_one_scale_for_all_tokens_of_a_forward_are_refused() -> None:
+def test_inputs_quantised_with_one_scale_for_all_tokens_of_a_forward_are_refused() -> None:
     with pytest.raises(TargetNotSupported, match="quantised activations"):
         TargetAdapter(_quantised(tiny_llama(), quantise_inputs=True))

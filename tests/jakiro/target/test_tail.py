@@ -1,4 +1,4 @@
-"""The target's last layers run alone: the target's own features, and nothing of it is touched."""
+"""The target's last layers, run by themselves, give its own features and stay untouched."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from jakiro.errors import TargetNotSupported
 from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter, chain_step
 from jakiro.target.tail import TargetTail
-from training.loss.anchors import draw_blocks
+from training.loss.anchors import sample_blocks
 from training.loss.drafting import draft_all_positions, through_tail
 
 COUNT = 2 * WINDOW + 5
@@ -28,9 +28,9 @@ REFUSED = {
     "opt, projected": "layers that cannot be taken apart",
     "gemma3n": "layers that cannot be taken apart",
     "gemma4, shared rows": "layers that cannot be taken apart",
-    "gemma4, heads of two widths": "without providing `input_ids`",  # it embeds per layer
-    "granite": "features that differ by",  # it scales what comes in, too
-    "opt": "features that differ by",  # it adds positions to what comes in
+    "gemma4, heads of two widths": "without providing `input_ids`",  # embeds per layer
+    "granite": "features that differ by",  # also scales its input
+    "opt": "features that differ by",  # adds positions to its input
 }
 
 
@@ -40,7 +40,7 @@ def _tokens(count: int) -> Tensor:
 
 @torch.no_grad()
 def _assert_tail_makes_the_features(model: PreTrainedModel, num_layers: int) -> None:
-    """Feed a tail what the model says enters it, for more tokens than a window holds."""
+    """Run a tail on the model's own hidden states, for more tokens than a window holds."""
     target = TargetAdapter(model)
     tail, tokens = TargetTail(target, num_layers), _tokens(COUNT)
     states = model(input_ids=tokens, output_hidden_states=True).hidden_states
@@ -67,12 +67,12 @@ def test_tails_of_every_family_make_its_features_unless_refused(
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_the_last_layer_may_be_of_another_kind_than_the_one_before(num_layers: int) -> None:
+def test_the_last_two_layers_may_be_of_different_kinds(num_layers: int) -> None:
     model = tiny_family("gemma3", layer_types=REVERSED)
     _assert_tail_makes_the_features(model, num_layers)
 
 
-def test_layers_that_ask_for_what_is_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_need_a_missing_part_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TargetAdapter(tiny_llama())
 
     def fail(*_: object, **__: object) -> Tensor:
@@ -93,7 +93,7 @@ def test_layers_that_cannot_run_alone_are_refused_by_name(family: str) -> None:
 
 
 @torch.no_grad()
-def test_the_target_is_what_it_was_after_its_tail_was_built_and_run() -> None:
+def test_building_and_running_a_tail_leaves_the_target_unchanged() -> None:
     model = tiny_family("gemma3")
     tokens = _tokens(COUNT)
     expected = model(input_ids=tokens).logits
@@ -135,7 +135,7 @@ OFTEN_WINDOWED = [
 @pytest.mark.parametrize("length", [WINDOW - 3, COUNT])
 @pytest.mark.parametrize("name", OFTEN_WINDOWED)
 @torch.no_grad()
-def test_windows_end_where_they_do_in_training(name: str, length: int) -> None:
+def test_windows_end_at_the_same_position_as_in_training(name: str, length: int) -> None:
     family, tail, changes = WINDOWED[name]
     target = TargetAdapter(tiny_family(family, **changes))
     settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=tail)
@@ -145,19 +145,19 @@ def test_windows_end_where_they_do_in_training(name: str, length: int) -> None:
 @pytest.mark.parametrize("name", OFTEN_WINDOWED)
 @torch.no_grad()
 def test_windows_of_a_tree_count_positions_and_not_slots(name: str) -> None:
-    """Nodes take a slot each, beyond their positions; here paths outgrow windows and chunks."""
+    """Each node takes its own slot, beyond its position; here paths outgrow windows and chunks."""
     family, tail, changes = WINDOWED[name]
     target = TargetAdapter(tiny_family(family, **changes))
     settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=tail)
     assert_tree_equals_paths(target, tiny_drafter(target, settings), COUNT, passes=5)
 
 
-def test_gradients_reach_the_drafter_through_the_tail_and_none_the_target() -> None:
+def test_gradients_reach_the_drafter_through_the_tail_but_not_the_target() -> None:
     tiny = tiny_training(tiny_settings(combine="sum", parallel_levels=0, tail_layers=1))
     model = tiny.target.model
-    anchors = torch.from_numpy(draw_blocks(torch.zeros(20, dtype=torch.long).numpy(), 3, (0,)))
+    anchors = torch.from_numpy(sample_blocks(torch.zeros(20, dtype=torch.long).numpy(), 3, (0,)))
     batch = one_document(_tokens(20), anchors)
-    tiny.loss(batch, feature_weight=0.0).total.backward()  # the tail is all that is left
+    tiny.loss(batch, feature_weight=0.0).total.backward()  # only through the tail
     for name, part in tiny.drafter.named_parameters():
         assert part.grad is not None, name
         assert part.grad.isfinite().all(), name
@@ -166,14 +166,14 @@ def test_gradients_reach_the_drafter_through_the_tail_and_none_the_target() -> N
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_rows(
+def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_states(
     num_layers: int,
 ) -> None:
-    """Published form: 2S rows [true; predicted] and one mask, through the layers one by one."""
+    """Published form: 2S states [true; predicted] and one mask, through the layers one by one."""
     model = tiny_llama()
     target, count = TargetAdapter(model), 14
     tail, tokens = TargetTail(target, num_layers), _tokens(count)
-    anchors = torch.from_numpy(draw_blocks(torch.zeros(count, dtype=torch.long).numpy(), 3, (4,)))
+    anchors = torch.from_numpy(sample_blocks(torch.zeros(count, dtype=torch.long).numpy(), 3, (4,)))
     batch = one_document(tokens, anchors)
     settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=num_layers)
     tiny = tiny_training(settings)
@@ -182,14 +182,14 @@ def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_rows(
     got = through_tail(output, tail, view, batch, 0).features[:, :, 0, 0]
 
     states = model(input_ids=tokens, output_hidden_states=True).hidden_states
-    rows = torch.cat((states[-1 - num_layers], output.mean_feature), dim=1)
-    expected = _stock_layers(model, rows, _double_mask(anchors, count), num_layers)[:, count:]
+    both = torch.cat((states[-1 - num_layers], output.mean_feature), dim=1)
+    expected = _stock_layers(model, both, _double_mask(anchors, count), num_layers)[:, count:]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     _assert_same_gradients(tiny.drafter, got, expected)
 
 
 def _double_mask(anchors: Tensor, count: int) -> Tensor:
-    """True i sees true j <= i; predicted i sees true j <= a_i and predicted a_i < j <= i."""
+    """Let true i see true j <= i; predicted i, true j <= a_i and predicted a_i < j <= i."""
     mask = torch.full((2 * count, 2 * count), float("-inf"))
     for i in range(count):
         mask[i, : i + 1] = 0
@@ -198,52 +198,51 @@ def _double_mask(anchors: Tensor, count: int) -> Tensor:
     return mask[None, None]
 
 
-def _stock_layers(model: nn.Module, rows: Tensor, mask: Tensor, num_layers: int) -> Tensor:
+def _stock_layers(model: nn.Module, states: Tensor, mask: Tensor, num_layers: int) -> Tensor:
     decoder = model.get_decoder()
-    positions = torch.arange(rows.shape[1] // 2).repeat(2)[None]
-    rotations = decoder.rotary_emb(rows, positions)
+    positions = torch.arange(states.shape[1] // 2).repeat(2)[None]
+    rotations = decoder.rotary_emb(states, positions)
     for layer in decoder.layers[-num_layers:]:
-        rows = layer(rows, attention_mask=mask, position_embeddings=rotations)
-        rows = rows if isinstance(rows, Tensor) else rows[0]
-    return decoder.norm(rows)
+        output = layer(states, attention_mask=mask, position_embeddings=rotations)
+        states = output if isinstance(output, Tensor) else output[0]
+    return decoder.norm(states)
 
 
 def _assert_same_gradients(drafter: nn.Module, got: Tensor, expected: Tensor) -> None:
     weights, parts = torch.randn_like(got), list(drafter.parameters())
     pairs = [
-        torch.autograd.grad((one * weights).sum(), parts, allow_unused=True, retain_graph=True)
-        for one in (got, expected)
+        torch.autograd.grad((output * weights).sum(), parts, allow_unused=True, retain_graph=True)
+        for output in (got, expected)
     ]
-    for one, other in zip(*pairs, strict=True):
-        if one is None or other is None:
-            assert one is other
+    for mine, theirs in zip(*pairs, strict=True):
+        if mine is None or theirs is None:
+            assert mine is theirs
         else:
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_rows_that_a_tail_keeps_are_those_of_the_targets_cache() -> None:
+def test_keys_and_values_that_a_tail_stores_are_those_of_the_targets_cache() -> None:
     target = TargetAdapter(tiny_llama())
     tail, slots = TargetTail(target, 2), torch.arange(9)[None]
     cache = target.new_cache(1, 16)
     target.forward(chain_step(_tokens(9), 0), cache)
-    rows = tail.kv(cache, slots)
     own = tail.new_cache(1, 16)
-    tail.store(own, rows, slots)
-    for layer, kept in zip(cache.slot_layers[-2:], own.slot_layers, strict=True):
-        assert torch.equal(layer.keys[:, :, :9], kept.keys[:, :, :9])
-        assert torch.equal(layer.values[:, :, :9], kept.values[:, :, :9])
+    tail.store(own, tail.kv(cache, slots), slots)
+    for layer, stored in zip(cache.slot_layers[-2:], own.slot_layers, strict=True):
+        assert torch.equal(layer.keys[:, :, :9], stored.keys[:, :, :9])
+        assert torch.equal(layer.values[:, :, :9], stored.values[:, :, :9])
 
 
-def test_an_output_behind_the_tail_keeps_weights_and_gate() -> None:
+def test_an_output_that_went_through_the_tail_keeps_weights_and_gate() -> None:
     tiny = tiny_training(tiny_settings(combine="sum", parallel_levels=0, tail_layers=1))
     batch = one_document(_tokens(8), (torch.arange(8) - 1).clamp(min=0))
     reader = tiny.reader(8)
     view = reader.view(batch)
     (output,) = draft_all_positions(tiny.drafter, view, batch)
     assert reader.tail is not None
-    behind = through_tail(output, reader.tail, view, batch, 0)
-    assert isinstance(behind, ExpertsOutput)
-    assert behind.features.shape == output.features.shape
-    assert torch.equal(behind.gate, output.gate)
-    assert torch.equal(behind.log_weights, output.log_weights)
+    through = through_tail(output, reader.tail, view, batch, 0)
+    assert isinstance(through, ExpertsOutput)
+    assert through.features.shape == output.features.shape
+    assert torch.equal(through.gate, output.gate)
+    assert torch.equal(through.log_weights, output.log_weights)

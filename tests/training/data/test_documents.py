@@ -1,4 +1,4 @@
-"""Rows become tokens, and the mask covers exactly what the drafter shall learn to guess."""
+"""Records become tokens, and the mask covers exactly the tokens that the drafter learns."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ CHAT = [
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, *rows: dict[str, Any], **options: Any
+    tokenizer: PreTrainedTokenizerBase, *values: dict[str, Any], **options: Any
 ) -> list[Document]:
-    records = [Record(row, f"file:{number}") for number, row in enumerate(rows, start=1)]
+    records = [Record(fields, f"file:{number}") for number, fields in enumerate(values, start=1)]
     return list(encode_documents(tokenizer, records, **options))
 
 
@@ -68,35 +68,35 @@ def test_a_tokenizer_without_offsets_finds_the_same_responses() -> None:
     assert tokenizer.decode(document.token_ids.tolist()) == expected
 
 
-def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_row() -> None:
+def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_record() -> None:
     tokenizer = SlowTokenizer(CHAT_TEMPLATE, group=8)
     with pytest.raises(DataError, match=r"which tokens of file:1 .* got: SlowTok.* remedy: put"):
         encode(tokenizer, {"messages": CHAT})
     assert len(encode(tokenizer, {"text": TEXTS[0]})) == 1
     intake = Intake(is_skipping=True)
     assert not encode(tokenizer, {"messages": CHAT}, intake=intake)
-    assert intake.skipped == 1
+    assert intake.num_skipped == 1
 
 
-def test_sharegpt_rows_are_read_like_messages() -> None:
+def test_sharegpt_records_are_read_like_messages() -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     names = {"system": "system", "user": "human", "assistant": "gpt"}
     shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
-    plain, sharegpt = encode(tokenizer, {"messages": CHAT}, {"conversations": shared})
-    for one, other in zip(plain, sharegpt, strict=True):
-        np.testing.assert_array_equal(one, other)
+    messages, sharegpt = encode(tokenizer, {"messages": CHAT}, {"conversations": shared})
+    for first, second in zip(messages, sharegpt, strict=True):
+        np.testing.assert_array_equal(first, second)
 
 
 def test_texts_and_conversations_keep_their_order() -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
-    rows = [{"text": TEXTS[0]}, {"messages": CHAT}, {"text": TEXTS[1]}]
-    together = encode(tokenizer, *rows)
-    for document, row in zip(together, rows, strict=True):
-        np.testing.assert_array_equal(document.token_ids, encode(tokenizer, row)[0].token_ids)
+    records = [{"text": TEXTS[0]}, {"messages": CHAT}, {"text": TEXTS[1]}]
+    together = encode(tokenizer, *records)
+    for document, fields in zip(together, records, strict=True):
+        np.testing.assert_array_equal(document.token_ids, encode(tokenizer, fields)[0].token_ids)
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("fields", "message"),
     [
         ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
         ({"text": None}, "file:1 is neither a text .*, and not null; got: text: null"),
@@ -127,45 +127,45 @@ def test_texts_and_conversations_keep_their_order() -> None:
         ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 is the same.* got: nothing but resp"),
     ],
 )
-def test_a_row_that_teaches_nothing_is_named(row: dict[str, Any], message: str) -> None:
+def test_an_unusable_record_is_named(fields: dict[str, Any], message: str) -> None:
     good = {"messages": CHAT}
     with pytest.raises(DataError, match=message):
-        encode(tiny_tokenizer(CHAT_TEMPLATE), row)
+        encode(tiny_tokenizer(CHAT_TEMPLATE), fields)
     intake = Intake(is_skipping=True)
-    (document,) = encode(tiny_tokenizer(CHAT_TEMPLATE), row, good, intake=intake)
-    assert intake.skipped == 1
+    (document,) = encode(tiny_tokenizer(CHAT_TEMPLATE), fields, good, intake=intake)
+    assert intake.num_skipped == 1
     assert document.is_response.any()
 
 
 def test_tokens_and_their_mask_are_taken_as_they_are() -> None:
-    row = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0], "attention_mask": [1] * 4}
-    for mask in (row["loss_mask"], [False, True, True, False]):
-        (document,) = encode(tiny_tokenizer(), row | {"loss_mask": mask})
+    fields = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0], "attention_mask": [1] * 4}
+    for mask in (fields["loss_mask"], [False, True, True, False]):
+        (document,) = encode(tiny_tokenizer(), fields | {"loss_mask": mask})
         assert document.token_ids.tolist() == [5, 6, 7, 8]
         assert document.is_response.tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
-    "row", [{"input_ids": [5, 299, 7], "loss_mask": [0, 1, 1]}, {"text": "any text"}]
+    "fields", [{"input_ids": [5, 299, 7], "loss_mask": [0, 1, 1]}, {"text": "any text"}]
 )
-def test_a_token_that_the_target_does_not_have_is_named(row: dict[str, Any]) -> None:
+def test_a_token_that_the_target_does_not_have_is_named(fields: dict[str, Any]) -> None:
     tokenizer = tiny_tokenizer()
-    highest = max(encode(tokenizer, row, vocab_size=300)[0].token_ids)
+    highest = max(encode(tokenizer, fields, vocab_size=300)[0].token_ids)
     with pytest.raises(DataError, match=rf"file:1 has a token .* got: {highest};"):
-        encode(tokenizer, row, vocab_size=int(highest))
+        encode(tokenizer, fields, vocab_size=int(highest))
 
 
-def test_a_conversation_of_text_parts_is_read_like_one_of_texts() -> None:
+def test_a_conversation_of_text_parts_is_read_like_a_conversation_of_texts() -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     parted = [
         {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]}
         for turn in CHAT
     ]
-    plain, same = encode(tokenizer, {"messages": CHAT}, {"conversations": parted})
-    np.testing.assert_array_equal(plain.token_ids, same.token_ids)
+    whole, same = encode(tokenizer, {"messages": CHAT}, {"conversations": parted})
+    np.testing.assert_array_equal(whole.token_ids, same.token_ids)
 
 
-def test_a_tokenizer_without_a_template_is_no_fault_of_a_row() -> None:
+def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
     with pytest.raises(DataError, match="no chat template"):
         encode(tiny_tokenizer(), {"messages": CHAT}, intake=Intake(is_skipping=True))
 
@@ -186,7 +186,7 @@ def test_an_unsuitable_template_is_explained(template: str | None, message: str)
 
 
 @pytest.mark.parametrize(
-    "row",
+    "fields",
     [
         {"text": "half \ud800 a character"},
         {
@@ -199,10 +199,10 @@ def test_an_unsuitable_template_is_explained(template: str | None, message: str)
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "\ud800"}]},
     ],
 )
-def test_half_a_character_is_a_fault_of_its_row(row: dict[str, Any]) -> None:
-    records = [Record({"text": "good"}, "data:1"), Record(row, "data:2")]
+def test_half_a_character_is_a_fault_of_its_record(fields: dict[str, Any]) -> None:
+    records = [Record({"text": "good"}, "data:1"), Record(fields, "data:2")]
     with pytest.raises(DataError, match="data:2 holds half a character"):
         list(encode_documents(tiny_tokenizer(), records))
     intake = Intake(is_skipping=True)
     assert len(list(encode_documents(tiny_tokenizer(), records, intake))) == 1
-    assert intake.skipped == 1
+    assert intake.num_skipped == 1

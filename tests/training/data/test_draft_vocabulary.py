@@ -1,4 +1,4 @@
-"""A vocabulary of its own: which tokens are in it, what is lost outside, and a whole run."""
+"""The draft vocabulary: its tokens, losses over a part of the vocabulary, and a whole run."""
 
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from training.train import train
 
 
 def store_of(*documents: list[int], prompt: int = 0) -> TokenStore:
-    """Documents whose first `prompt` tokens are no response."""
+    """Documents whose first `prompt` tokens are not part of a response."""
     starts = np.cumsum([0, *map(len, documents)])
-    is_response = np.concatenate([np.arange(len(one)) >= prompt for one in documents])
+    is_response = np.concatenate([np.arange(len(tokens)) >= prompt for tokens in documents])
     return TokenStore(np.concatenate(documents).astype(np.int32), is_response, starts, "any")
 
 
@@ -31,7 +31,7 @@ def test_the_most_frequent_response_tokens_are_drafted() -> None:
     store = store_of([9, 9, 9, 5, 5, 2], [8, 8, 8, 5, 7, 2], prompt=3)
     assert choose_draft_ids(store, np.arange(2), 2, 10).tolist() == [2, 5]
     assert choose_draft_ids(store, [0, 1], 3, 10).tolist() == [2, 5, 7]
-    assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # 7 is of no document asked for
+    assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # 7 is in another document
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.data())
@@ -59,21 +59,21 @@ def test_token_losses_sum_over_drafted_tokens_alone(combine: str) -> None:
     assert drafter.draft_ids is not None
     drafter.draft_ids.copy_(ids)
     tokens = ids[torch.randint(0, 9, (1, count))]
-    tokens[0, [4, 9]] = torch.tensor([1, 59])  # are never drafted: weights stay as they are
+    tokens[0, [4, 9]] = torch.tensor([1, 59])  # never drafted, so the weights stay unchanged
     batch = one_document(tokens, (torch.arange(count) - 1).clamp(min=0))
     view = tiny.view(batch)
     (output,) = draft_all_positions(drafter, view, batch)
     terms = tiny.loss(batch, distance_decay=1.0)
 
     drafted = tiny.target.logits(output.features[0])[..., ids].softmax(-1)
-    wanted = tiny.target.logits(view.features[0]).softmax(-1)
+    target_probs = tiny.target.logits(view.features[0]).softmax(-1)
     expected, correct = torch.zeros(3), torch.zeros(3)
     for i in range(1, count):
         weights = output.log_weights[0, i].exp()
         for level in range(min(3, count - 1 - i)):
-            law = weights @ drafted[i, level]
-            expected[level] -= (wanted[i + level][ids] * law.log()).sum()
-            correct[level] += int(ids[law.argmax()] == wanted[i + level].argmax())
+            draft_probs = weights @ drafted[i, level]
+            expected[level] -= (target_probs[i + level][ids] * draft_probs.log()).sum()
+            correct[level] += int(ids[draft_probs.argmax()] == target_probs[i + level].argmax())
             token = int(tokens[0, i + level + 1])
             if token in ids:
                 weights = weights * drafted[i, level, :, ids.tolist().index(token)]

@@ -1,4 +1,4 @@
-"""What is held out stays the same whatever else the data holds, and never trains."""
+"""Validation documents stay the same whatever else the data holds, and are never trained on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from helpers.training import tiny_run, write_jsonl
 
 from inference.generation.prompt_file import read_bench_prompts
 from jakiro.errors import DataError, PromptError
-from training.data.held_out import choose_held_out, prompts_of, read_prompts
-from training.data.token_store import Places, TokenStore
+from training.data.held_out import prompts_of, read_prompts, split_validation
+from training.data.token_store import Locations, TokenStore
 from training.setup.preparation import prepare
 
 LENGTHS = (9, 30, 12, 50, 8, 21)
@@ -27,30 +27,32 @@ def store(order: list[int], first_response: int = 0) -> TokenStore:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5])
-def test_every_document_either_trains_or_is_held_out(count: int) -> None:
-    training, held_out = choose_held_out(store([0, 1, 2, 3, 4, 5]), count)
-    assert len(held_out) == count
-    assert sorted([*training, *held_out]) == [0, 1, 2, 3, 4, 5]
+def test_every_document_is_for_training_or_for_validation(count: int) -> None:
+    training, validation = split_validation(store([0, 1, 2, 3, 4, 5]), count)
+    assert len(validation) == count
+    assert sorted([*training, *validation]) == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("share", [0.4, 1.0])
+@pytest.mark.parametrize("fraction", [0.4, 1.0])
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_documents_of_one_conversation_are_held_out_together_or_not_at_all(
-    count: int, share: float
+    count: int, fraction: float
 ) -> None:
-    rows = [1, 2, 2, 2, 4, 4]
-    places = Places(("chats.jsonl",), np.array([(0, row) for row in rows]))
-    split = replace(store([0, 1, 2, 3, 4, 5]), places=places)
-    training, held_out = (
-        {rows[one] for one in some} for some in choose_held_out(split, count, share)
+    records = [1, 2, 2, 2, 4, 4]
+    locations = Locations(("chats.jsonl",), np.array([(0, record) for record in records]))
+    located = replace(store([0, 1, 2, 3, 4, 5]), locations=locations)
+    training, validation = (
+        {records[document] for document in documents}
+        for documents in split_validation(located, count, fraction)
     )
-    assert len(held_out) == count
-    assert len(training) == max(1, round(share * (3 - count)))
-    assert training.isdisjoint(held_out)
-    chosen = np.concatenate(choose_held_out(split, count, share))
-    assert sorted(chosen) == [n for n, row in enumerate(rows) if row in training | held_out]
-    with pytest.raises(DataError, match="fewer than all 3 rows of data; got: 3"):
-        choose_held_out(split, 3)
+    assert len(validation) == count
+    assert len(training) == max(1, round(fraction * (3 - count)))
+    assert training.isdisjoint(validation)
+    used = np.concatenate(split_validation(located, count, fraction))
+    expected = [n for n, record in enumerate(records) if record in training | validation]
+    assert sorted(used) == expected
+    with pytest.raises(DataError, match="fewer than all 3 records; got: 3"):
+        split_validation(located, 3)
 
 
 def test_no_answer_of_a_held_out_conversation_is_trained_on_where_each_is_a_document(
@@ -59,39 +61,41 @@ def test_no_answer_of_a_held_out_conversation_is_trained_on_where_each_is_a_docu
     tokenizer = family_tokenizer("qwen3")
     tokenizer.save_pretrained(workshop / "target")
     turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
-    rows = [
+    records = [
         {"messages": [{**turn, "content": f"{n} {text}"} for turn in turns]}
         for n, text in enumerate("abcd")
     ]
-    write_jsonl(workshop / "texts.jsonl", rows)
+    write_jsonl(workshop / "texts.jsonl", records)
     vocab = len(tokenizer)
     inputs = prepare(tiny_run(workshop), tiny_llama(vocab=vocab, max_position_embeddings=256))
-    store = inputs.rows.store
+    store = inputs.sequences.store
     assert store.num_documents == 8
-    training, held_out = choose_held_out(store, 2)
-    assert {store.describe([one]) for one in training.tolist()}.isdisjoint(
-        {store.describe([one]) for one in held_out.tolist()}
+    training, validation = (
+        {store.describe([document]) for document in documents.tolist()}
+        for documents in split_validation(store, 2)
     )
+    assert training.isdisjoint(validation)
 
 
-def test_the_order_of_the_data_does_not_decide() -> None:
-    chosen = []
+def test_the_order_of_the_data_does_not_matter() -> None:
+    validation = []
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 4, 2]):
-        chosen.append({order[index] for index in choose_held_out(store(order), 3)[1]})
-    assert chosen[0] == chosen[1]
+        validation.append({order[index] for index in split_validation(store(order), 3)[1]})
+    assert validation[0] == validation[1]
 
 
-def test_hashes_that_were_kept_decide_as_computed_ones_do() -> None:
+def test_stored_hashes_give_the_same_split_as_computed_hashes() -> None:
     computed = store([0, 1, 2, 3, 4, 5])
     kept = replace(computed, known_hashes=computed.hashes)
-    for one, other in zip(choose_held_out(computed, 2), choose_held_out(kept, 2), strict=True):
-        np.testing.assert_array_equal(one, other)
+    pairs = zip(split_validation(computed, 2), split_validation(kept, 2), strict=True)
+    for first, second in pairs:
+        np.testing.assert_array_equal(first, second)
     assert len(set(computed.hashes.tolist())) == len(LENGTHS)
 
 
 def test_holding_everything_out_is_refused() -> None:
     with pytest.raises(DataError, match="leaves nothing to train on"):
-        choose_held_out(store([0, 1]), 2)
+        split_validation(store([0, 1]), 2)
 
 
 def test_a_conversation_is_cut_before_its_first_answer() -> None:
@@ -104,7 +108,7 @@ def test_a_text_is_cut_early_enough_to_leave_half_of_it() -> None:
     assert prompts == [[0] * 4, [1] * 10]
 
 
-def test_prompts_that_do_not_fit_the_context_are_passed_over() -> None:
+def test_prompts_that_do_not_fit_the_context_are_skipped() -> None:
     prompts = prompts_of(store([0, 1, 2]), [0, 1, 2], prompt_tokens=10, longest=6, count=1)
     assert prompts == [[0] * 4]
     assert prompts_of(store([1]), [0], prompt_tokens=10, longest=6, count=1) == []
@@ -115,14 +119,15 @@ def test_prompts_are_read_as_the_bench_reads_them(tmp_path: Path) -> None:
     rows = [{"prompt": "def"}, {"prompt": [3, 4]}, {"turns": ["?", "and?"]}, {"messages": chat}]
     path = write_jsonl(tmp_path / "prompts.jsonl", [*rows, {"x": 1}])
     assert read_prompts(path, 4) == ["def", [3, 4], chat, chat]
-    assert read_prompts(path, 4) == [one.first for one in read_bench_prompts(_first(path, 4))]
+    expected = [prompt.first for prompt in read_bench_prompts(_first(path, 4))]
+    assert read_prompts(path, 4) == expected
     with pytest.raises(PromptError, match=r"prompts\.jsonl:5 has no usable prompt"):
         read_prompts(path, 5)
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
     assert read_prompts(tmp_path / "prompts.txt", 9) == ["one", "two"]
 
 
-def test_rows_of_training_data_are_prompts_without_their_last_answers(tmp_path: Path) -> None:
+def test_records_of_training_data_are_prompts_without_their_last_answers(tmp_path: Path) -> None:
     turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
     rows = [{"text": "def"}, {"messages": turns}, {"prompt": [*turns, turns[-1]]}]
     path = write_jsonl(tmp_path / "rows.jsonl", [*rows, {"messages": turns[1:2]}])

@@ -1,4 +1,4 @@
-"""Every supported file is read, and every unusable one is named with the place of the fault."""
+"""Every supported file is read, and every unusable file is named with the line of the fault."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from helpers.training import write_jsonl
 from jakiro.errors import DataError
 from training.data.sources import FileSource, HubSource, Intake, find_sources
 
-ROWS = [{"text": "one"}, {"text": "two"}]
+RECORDS = [{"text": "one"}, {"text": "two"}]
 
 
 def read(*paths: Path) -> list[tuple[dict, str]]:
@@ -19,26 +19,26 @@ def read(*paths: Path) -> list[tuple[dict, str]]:
     return [record[:2] for source in sources for record in source.records()]
 
 
-def test_json_jsonl_and_parquet_files_hold_the_same_rows(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", ROWS)
-    (tmp_path / "b.json").write_text(json.dumps(ROWS))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "c.parquet")
+def test_json_jsonl_and_parquet_files_hold_the_same_records(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "b.json").write_text(json.dumps(RECORDS))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), tmp_path / "c.parquet")
     for path in sorted(tmp_path.iterdir()):
-        assert read(path) == [(row, f"{path}:{n}") for n, row in enumerate(ROWS, start=1)]
+        assert read(path) == [(fields, f"{path}:{n}") for n, fields in enumerate(RECORDS, start=1)]
 
 
 def test_a_folder_stands_for_its_data_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
-    write_jsonl(tmp_path / "below" / "b.jsonl", ROWS[1:])
-    write_jsonl(tmp_path / "a.jsonl", ROWS[:1])
+    write_jsonl(tmp_path / "below" / "b.jsonl", RECORDS[1:])
+    write_jsonl(tmp_path / "a.jsonl", RECORDS[:1])
     (tmp_path / "notes.txt").write_text("no data")
-    assert [fields for fields, _ in read(tmp_path)] == ROWS
+    assert [fields for fields, _ in read(tmp_path)] == RECORDS
 
 
-def test_empty_lines_are_passed_over_but_counted(tmp_path: Path) -> None:
+def test_empty_lines_are_skipped_but_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    assert [place for _, place in read(path)] == [f"{path}:1", f"{path}:3"]
+    assert [location for _, location in read(path)] == [f"{path}:1", f"{path}:3"]
     assert [record.number for record in FileSource(path).records()] == [1, 3]
 
 
@@ -50,8 +50,10 @@ def test_a_malformed_line_is_named_with_file_and_line(tmp_path: Path, content: s
         read(path)
 
 
-def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.jsonl:1 is no row; expected: an object; got: list"):
+def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:1 is not a record; expected: an object; got: list"
+    ):
         read(write_jsonl(tmp_path / "a.jsonl", [[1, 2]]))
 
 
@@ -63,14 +65,14 @@ def test_a_json_file_of_lines_gets_the_advice_to_rename_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/nowhere/at/all"])
-def test_a_missing_file_is_no_data_set_of_the_hub(name: str) -> None:
+def test_a_missing_file_is_not_taken_for_a_data_set_of_the_hub(name: str) -> None:
     with pytest.raises(DataError, match="there is no file or folder"):
         find_sources([name])
 
 
 def test_an_unknown_kind_of_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no data")
-    with pytest.raises(DataError, match="what kind of file"):
+    with pytest.raises(DataError, match="is of an unknown kind"):
         find_sources([str(tmp_path / "notes.txt")])
     with pytest.raises(DataError, match="holds no training data"):
         find_sources([str(tmp_path)])
@@ -88,35 +90,35 @@ def test_a_data_set_by_name_is_read_through_the_datasets_library(
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()
-    write_jsonl(tmp_path / "set" / "train.jsonl", ROWS)
+    write_jsonl(tmp_path / "set" / "train.jsonl", RECORDS)
     source, name = HubSource(str(tmp_path / "set"), "train"), str(tmp_path / "set")
     records = [*source.records()]
-    assert records == [(row, f"{name}:{n}", n, 0) for n, row in enumerate(ROWS, start=1)]
+    assert records == [(fields, f"{name}:{n}", n, 0) for n, fields in enumerate(RECORDS, start=1)]
     assert source.fingerprint() == source.fingerprint() != ""
     with pytest.raises(DataError, match="cannot load the data set"):
         list(HubSource(name, "no such split").records())
 
 
-def test_a_name_that_is_no_path_is_a_data_set_of_the_hub_with_its_split() -> None:
+def test_a_name_that_is_not_a_path_is_a_data_set_of_the_hub_with_its_split() -> None:
     assert find_sources(["org/chats", "org/chats:test"]) == (
         HubSource("org/chats", "train"),
         HubSource("org/chats", "test"),
     )
 
 
-def test_malformed_lines_can_be_passed_over_and_are_counted(tmp_path: Path) -> None:
+def test_malformed_lines_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n{"text\n[1]\n{"text": "two"}\n')
     (source,) = find_sources([str(path)])
     intake = Intake(is_skipping=True)
-    assert [record.fields for record in source.records(intake)] == ROWS
-    assert (intake.rows, intake.skipped) == (4, 2)
+    assert [record.fields for record in source.records(intake)] == RECORDS
+    assert (intake.num_records, intake.num_skipped) == (4, 2)
 
 
 def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> None:
     paths = [
-        write_jsonl(tmp_path / name, rows)
-        for name, rows in (("a.jsonl", ROWS), ("b.jsonl", ROWS), ("c.jsonl", ROWS[:1]))
+        write_jsonl(tmp_path / name, records)
+        for name, records in (("a.jsonl", RECORDS), ("b.jsonl", RECORDS), ("c.jsonl", RECORDS[:1]))
     ]
     same, also, other = (source.fingerprint() for source in find_sources(list(map(str, paths))))
     assert same == also != other

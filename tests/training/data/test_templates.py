@@ -1,4 +1,4 @@
-"""Masks cover what the target would have to write, whatever a chat template does with it."""
+"""Response masks cover the tokens that the target would generate, with every kind of template."""
 
 from itertools import pairwise
 from typing import Any
@@ -23,8 +23,8 @@ CHAT = [
 THOUGHT = "<think>\nAdd them.\n</think>\n\nIt is 2."
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, *rows: dict[str, Any]) -> list[Document]:
-    records = [Record(row, f"file:{number}") for number, row in enumerate(rows, start=1)]
+def encode(tokenizer: PreTrainedTokenizerFast, *values: dict[str, Any]) -> list[Document]:
+    records = [Record(fields, f"file:{number}") for number, fields in enumerate(values, start=1)]
     return list(encode_documents(tokenizer, records))
 
 
@@ -43,15 +43,15 @@ def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[st
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("cut", [1, 3])
-def test_no_end_is_learnt_of_an_answer_that_was_cut(name: str, cut: int) -> None:
+def test_the_missing_end_of_an_answer_that_was_cut_is_not_learnt(name: str, cut: int) -> None:
     tokenizer = family_tokenizer(name)
     chat = [turn | {"is_cut": True} if n == cut else turn for n, turn in enumerate(CHAT)]
-    whole, marked = (encode(tokenizer, {"messages": one}) for one in (CHAT, chat))
+    whole, marked = (encode(tokenizer, {"messages": messages}) for messages in (CHAT, chat))
     for before, after in zip(whole, marked, strict=True):
         np.testing.assert_array_equal(before.token_ids, after.token_ids)
     before, after = (
-        [text for document in one for text in responses(tokenizer, document)]
-        for one in (whole, marked)
+        [text for document in documents for text in responses(tokenizer, document)]
+        for documents in (whole, marked)
     )
     changed, kept = (0, 1) if cut == 1 else (1, 0)
     assert after[kept] == before[kept]
@@ -80,19 +80,19 @@ def test_a_template_that_only_appends_gives_one_document_with_all_answers(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_comes_before_each_last_answer_is_what_decoding_reads(name: str) -> None:
+def test_the_text_before_the_last_answer_is_the_text_that_decoding_reads(name: str) -> None:
     tokenizer = family_tokenizer(name)
     messages = CHAT if name == "gemma" else [SYSTEM, *CHAT]
-    for row in (messages[:-2], messages):
-        document = encode(tokenizer, {"messages": row})[-1]
+    for chat in (messages[:-2], messages):
+        document = encode(tokenizer, {"messages": chat})[-1]
         last = int(np.flatnonzero(np.diff(document.is_response.astype(int)) == 1)[-1]) + 1
         asked = tokenizer.apply_chat_template(
-            row[:-1], add_generation_prompt=True, return_dict=False
+            chat[:-1], add_generation_prompt=True, return_dict=False
         )
         assert document.token_ids[:last].tolist() == asked
 
 
-def test_thoughts_are_responses_and_those_of_earlier_turns_are_forgotten() -> None:
+def test_reasoning_is_part_of_the_response_and_earlier_reasoning_is_dropped() -> None:
     tokenizer = family_tokenizer("qwen3")
     first, second = encode(
         tokenizer, {"messages": [CHAT[0], {"role": "assistant", "content": THOUGHT}, *CHAT[2:]]}
@@ -111,7 +111,7 @@ def test_reasoning_beside_the_content_reaches_the_template() -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral", "mistral-last"])
-def test_a_system_turn_that_moves_stands_where_each_answer_was_asked_for(name: str) -> None:
+def test_a_system_turn_that_moves_is_in_the_last_question_before_each_answer(name: str) -> None:
     tokenizer = family_tokenizer(name)
     first, second = encode(tokenizer, {"messages": [SYSTEM, *CHAT]})
     assert parts(tokenizer, first) == [
@@ -127,7 +127,7 @@ def test_a_system_turn_that_moves_stands_where_each_answer_was_asked_for(name: s
     ]
 
 
-def test_an_answer_goes_on_behind_what_the_question_opens() -> None:
+def test_an_answer_begins_after_the_reasoning_tag_of_the_generation_prompt() -> None:
     tokenizer = family_tokenizer("r1")
     (document,) = encode(tokenizer, {"messages": CHAT[:2]})
     assert parts(tokenizer, document) == [
@@ -153,19 +153,20 @@ def test_a_template_gets_tools_and_calls() -> None:
     tool = {"role": "tool", "content": "2", "name": "add"}
     tokenizer = tiny_tokenizer(template)
     for tools in ([{"name": "add"}], '[{"name": "add"}]'):
-        row = {"messages": [CHAT[0], call, tool, CHAT[1]], "tools": tools}
-        (document,) = encode(tokenizer, row)
+        (document,) = encode(
+            tokenizer, {"messages": [CHAT[0], call, tool, CHAT[1]], "tools": tools}
+        )
         assert responses(tokenizer, document) == ["add</s>", "It is 2.</s>"]
         assert parts(tokenizer, document)[0][1].startswith("add<user>")
 
 
-def test_a_template_that_reads_the_clock_writes_the_same_every_day() -> None:
+def test_a_template_that_reads_the_clock_writes_the_same_text_every_day() -> None:
     template = "{{ strftime_now('%d %b %Y') }}" + FAMILIES["chatml"].template
     (document,) = encode(tiny_tokenizer(template), {"messages": CHAT})
     assert parts(tiny_tokenizer(), document)[0][1].startswith("26 Jul 2024<|im_start|>user")
 
 
-def test_an_opening_turn_of_the_assistant_is_no_answer() -> None:
+def test_an_opening_turn_of_the_assistant_is_not_an_answer() -> None:
     tokenizer = family_tokenizer("chatml")
     greeting = {"role": "assistant", "content": "Hello!"}
     (document,) = encode(tokenizer, {"messages": [greeting, *CHAT[:2]]})

@@ -1,4 +1,4 @@
-"""Tokens are read once per content, and nothing half-written is ever used."""
+"""Data is encoded once per content, and a half-written cache is never used."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the data was read again")
 
-    monkeypatch.setattr(token_store, "encode_rows", refuse)
+    monkeypatch.setattr(token_store, "encode_records", refuse)
 
 
 def test_documents_come_back_as_they_were_encoded(tmp_path: Path, data: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_same_content_is_not_read_again(
     np.testing.assert_array_equal(open_in(tmp_path, moved).token_ids, first.token_ids)
 
 
-def test_other_content_or_another_template_is_read_anew(tmp_path: Path, data: Path) -> None:
+def test_other_content_or_another_template_is_read_again(tmp_path: Path, data: Path) -> None:
     first = open_in(tmp_path, data)
     data.write_text(data.read_text() + '{"text": "one more"}\n')
     assert open_in(tmp_path, data).num_documents == first.num_documents + 1
@@ -69,7 +69,7 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, data: Path, name: str) -
     assert again.num_documents == len(TEXTS)
 
 
-def test_an_interrupted_reading_leaves_nothing_that_counts(
+def test_an_interrupted_reading_leaves_no_cache_that_is_used(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -95,7 +95,7 @@ def test_documents_without_a_second_token_are_dropped_and_counted(tmp_path: Path
     )
 
 
-def test_unusable_rows_end_the_reading_or_are_skipped_and_counted(
+def test_unusable_records_end_the_reading_or_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}, {"no": 1}, {"text": "more"}])
@@ -106,17 +106,17 @@ def test_unusable_rows_end_the_reading_or_are_skipped_and_counted(
     assert store.num_documents == 2
     assert store.counts is not None
     assert (store.counts.rows, store.counts.skipped) == (5, 3)
-    for line, fault in ((1, "is not JSON"), (2, "is no row"), (4, "is neither a text")):
+    for line, fault in ((1, "is not JSON"), (2, "is not a record"), (4, "is neither a text")):
         assert f"texts.jsonl:{line} {fault}" in caplog.text
 
 
-def test_where_no_row_is_usable_there_is_nothing_to_learn_from(tmp_path: Path) -> None:
+def test_data_without_a_usable_record_is_refused(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "texts.jsonl", [{"no": 1}] * 9)
-    with pytest.raises(DataError, match=r"nothing to learn from; .* 9 rows skipped"):
+    with pytest.raises(DataError, match=r"nothing to learn from; .* 9 records skipped"):
         open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
 
 
-def test_tokens_in_the_cache_are_refused_for_a_target_that_lacks_some(
+def test_cached_tokens_are_refused_for_a_target_that_does_not_have_all_of_them(
     tmp_path: Path, data: Path
 ) -> None:
     highest = int(open_in(tmp_path, data).token_ids.max())
@@ -127,7 +127,7 @@ def test_tokens_in_the_cache_are_refused_for_a_target_that_lacks_some(
         open_tokens(**options, cache_folder=cache, vocab_size=highest)
 
 
-def test_documents_know_their_lines_whatever_came_between(tmp_path: Path) -> None:
+def test_documents_know_their_lines_whatever_was_dropped_between_them(tmp_path: Path) -> None:
     first = write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]}, {"text": ""}])
     second = write_jsonl(tmp_path / "b.jsonl", [{"no": 1}, {"text": "more"}])
     second.write_text("\n" + second.read_text())
@@ -158,9 +158,9 @@ def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "limit", "name"),
     [("def " * 90, 9000, "token_ids"), ("def", 1500, "rows.npy")],
-    ids=["tokens", "what is known of documents"],
+    ids=["tokens", "records of documents"],
 )
-def test_a_full_disk_is_named_and_leaves_nothing_that_is_taken_for_tokens(
+def test_a_full_disk_is_named_and_leaves_nothing_that_is_mistaken_for_a_cache(
     workshop: Path, text: str, limit: int, name: str
 ) -> None:
     write_jsonl(workshop / "texts.jsonl", ({"text": f"{text}{n}"} for n in range(90)))

@@ -1,4 +1,4 @@
-"""Counting a corpus: what a text is cut into changes no count but those across its borders."""
+"""Counting a corpus: cutting a text into pieces changes only the counts across their borders."""
 
 import json
 import logging
@@ -19,26 +19,26 @@ def test_a_large_text_is_counted_piece_by_piece(
     path.write_text(TEXT * 40)
     whole = count_trigrams(tokenizer, corpus_records([str(path)]))
     monkeypatch.setattr(trigram_corpus, "_PIECE", len(TEXT) - 1)
-    monkeypatch.setattr(documents, "BATCH", 4)
+    monkeypatch.setattr(documents, "BATCH_SIZE", 4)
     counter = count_trigrams(tokenizer, corpus_records([str(path)]), seen.append)
     assert len(seen) == 40
     assert seen == sorted(set(seen))
     assert counter.num_tokens == whole.num_tokens == len(tokenizer(TEXT * 40)["input_ids"]) + 1
-    found, expected = (dict(one.index(1 << 12).items()) for one in (counter, whole))
+    found, expected = (dict(each.index(1 << 12).items()) for each in (counter, whole))
     assert found.keys() <= expected.keys()
     first, second, third = tokenizer(TEXT)["input_ids"][:3]
     assert third in found[first, second]
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 1, 1], [0, 0, 0, 0]])
-def test_rows_count_whatever_their_mask(mask: list[int], tmp_path: Path) -> None:
+def test_records_count_whatever_their_mask(mask: list[int], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"input_ids": [4, 5, 6, 7], "loss_mask": mask}))
     counter = count_trigrams(tiny_tokenizer(), corpus_records([str(path)]))
     assert counter.num_trigrams == 2
 
 
-def test_a_folder_of_texts_is_counted_without_what_is_none(
+def test_a_folder_of_texts_is_counted_without_other_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.py").write_text(TEXT)

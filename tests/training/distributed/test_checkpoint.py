@@ -1,4 +1,4 @@
-"""Checkpoints: a run goes on bit by bit, and what is half-written or damaged is never used."""
+"""Checkpoints: a run goes on bit by bit, and incomplete or damaged checkpoints are not used."""
 
 import shutil
 from pathlib import Path
@@ -32,14 +32,14 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
             train(halved)
     assert not (halved.run_folder / "drafter").exists()
     with (halved.run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "loss": 0.0}\n{"step": 7, "lo')  # of steps that were lost
+        file.write('{"step": 6, "loss": 0.0}\n{"step": 7, "lo')  # lines of lost steps
     train(halved)
     assert curve(whole) == curve(halved)
     for name, part in weights(whole).items():
         assert torch.equal(part, weights(halved)[name]), name
 
 
-def test_a_half_written_checkpoint_is_never_used(
+def test_an_incomplete_checkpoint_is_never_used(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_run(workshop, run_folder=str(workshop / "whole"))

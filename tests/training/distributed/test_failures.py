@@ -1,4 +1,4 @@
-"""Losses that are not finite and memory that runs out stop a run, with what there is to know."""
+"""Losses that are not finite and too little memory stop a run with an error that names remedies."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from training.train import train
 
 
 def spoil_target(folder: Path) -> None:
-    """Let the target say NaN of one of the texts, by a token that no other one has."""
+    """Make the target compute NaN for one of the texts, by a token that only this text has."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     first, *others = (set(tokenizer(text)["input_ids"]) for text in TEXTS)
     token = min(first.difference(*others))
@@ -33,7 +33,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
         checkpoint={"every": 1},
         evaluation={"num_prompts": 0},
     )
-    message = r"the (loss|gradient) of step \d+ is not finite; .*NaN or infinity from packed row "
+    message = (
+        r"the (loss|gradient) of step \d+ is not finite; .*NaN or infinity from packed sequence "
+    )
     with pytest.raises(NumericalError, match=message + r"\d+ \(.*texts\.jsonl:\d+") as caught:
         train(settings)
     kept = sorted((settings.run_folder / "checkpoints").glob("step-*"))
@@ -41,7 +43,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
     assert not settings.run_folder.joinpath("drafter").exists()
 
 
-def test_two_processes_stop_where_one_meets_a_loss_that_is_not_finite(workshop: Path) -> None:
+def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> None:
     spoil_target(workshop / "target")
     settings = tiny_run(workshop, batch={"micro_batch_size": 1}, data={"validation_size": 0})
     trainees = start_training(settings, workshop, num_processes=2)
@@ -49,13 +51,13 @@ def test_two_processes_stop_where_one_meets_a_loss_that_is_not_finite(workshop: 
     first, second = (trainee.errors for trainee in trainees)
     *_, last = first.strip().splitlines()
     assert last.startswith("error: the loss of step ")
-    assert f"{workshop / 'texts.jsonl'}:1" in last  # the line that the target says NaN of
+    assert f"{workshop / 'texts.jsonl'}:1" in last  # the line with the NaN
     assert "last good checkpoint: none yet" in last
     assert "error: " not in second
     assert "Traceback" not in first + second
 
 
-def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
+def test_a_failed_allocation_names_the_settings_to_lower(workshop: Path) -> None:
     settings = tiny_run(workshop, batch={"micro_batch_size": 2}, engine={"zero_stage": 2})
     with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
         torch.empty(1 << 50, dtype=torch.uint8)
@@ -69,7 +71,7 @@ def test_an_allocation_that_fails_says_what_to_lower(workshop: Path) -> None:
         assert advice in str(caught.value)
 
 
-def test_an_evaluation_that_needs_too_much_says_what_of_it_to_lower(workshop: Path) -> None:
+def test_a_failed_evaluation_names_its_settings_to_lower(workshop: Path) -> None:
     settings = tiny_run(workshop, evaluation={"max_new_tokens": 9})
     with pytest.raises(ResourceError) as caught, exhaustion_explained(settings, evaluates=True):
         torch.empty(1 << 50, dtype=torch.uint8)
@@ -77,7 +79,7 @@ def test_an_evaluation_that_needs_too_much_says_what_of_it_to_lower(workshop: Pa
     assert "evaluation.max_new_tokens (9)" in str(caught.value)
 
 
-def test_what_the_settings_would_refuse_is_no_advice(workshop: Path) -> None:
+def test_remedies_are_settings_that_are_not_refused(workshop: Path) -> None:
     muon = tiny_run(workshop, optimizer={"kind": "muon"})
     adapted = tiny_run(
         workshop, lora={"rank": 2}, initialize={"drafter": "any"}, engine={"zero_stage": 2}

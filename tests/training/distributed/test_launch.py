@@ -1,4 +1,4 @@
-"""Two real processes train like one, whatever is shared out; DeepSpeed's launcher starts them."""
+"""Two real processes train like one with any ZeRO stage; DeepSpeed's launcher starts them."""
 
 import os
 import shutil
@@ -22,14 +22,14 @@ from training.train import train
 pytestmark = pytest.mark.distributed
 
 REPOSITORY = Path(__file__).parents[3]
-# Rows differ in how many positions carry a loss, so each process has another count.
+# Sequences differ in their number of positions with a loss, so each process has another number.
 SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch_size": 1}}
 
 
 def launch(
     settings: TrainSettings | Path, workshop: Path, *extra: str, num_processes: int = 2
 ) -> Any:
-    """Train under the launcher, as settings or a file of settings say."""
+    """Train under the launcher with settings or a file of settings."""
     config = settings if isinstance(settings, Path) else workshop / "launch.yaml"
     if isinstance(settings, TrainSettings):
         config.write_text(dump_settings(settings))
@@ -58,7 +58,7 @@ def record_of(settings: TrainSettings) -> dict[str, Any]:
 
 
 def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
-    """Same losses at every step, same evaluation, same drafter, within float32."""
+    """Compare losses at every step, evaluations and drafters, up to rounding in float32."""
     metrics = [
         [line for line in read_metrics(run.run_folder) if "loss" in line] for run in (one, other)
     ]
@@ -78,7 +78,7 @@ def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
 
 @pytest.fixture(scope="module")
 def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """A finished run of one process, as it comes without any option of the engine."""
+    """Return the settings of a finished run of one process, without options of the engine."""
     folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("alone") / "workshop")
     settings = tiny_run(folder, **SHORT)
     train(settings)
@@ -154,7 +154,7 @@ sys.exit(launch([sys.executable, "-c", sys.argv[1]], settings))
 """
 
 
-def test_a_request_to_terminate_reaches_what_was_launched() -> None:
+def test_a_request_to_terminate_reaches_the_launched_process() -> None:
     words = [sys.executable, "-c", LAUNCHING, WAITING]
     with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None

@@ -1,4 +1,4 @@
-"""Runs become one picture, while they go on and afterwards."""
+"""Finished and running runs are plotted into one picture."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from training.evaluation.curves import plot_runs, read_curves
 
 
 def _run(folder: Path, *, is_evaluated: bool = True, tau: float = 1.5) -> Path:
-    """A run's records as training writes them."""
+    """A run's metrics as training writes them."""
     folder.mkdir()
     lines: list[dict[str, Any]] = [
         {"step": step, "loss": 5.0 / step, "levels": [{"agreement": 0.1 * step}]}
@@ -35,12 +35,12 @@ def _code(*words: str) -> object:
     return exit_.value.code or 0
 
 
-def test_curves_are_what_was_recorded(tmp_path: Path) -> None:
+def test_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
     curves = read_curves(_run(tmp_path / "run"))
     assert curves.loss[0] == (1, 5.0)
     assert curves.agreement[-1] == (4, pytest.approx(0.4))
-    assert curves.held_out_loss == [(0, 2.0), (4, 2.0)]
-    assert curves.held_out_agreement == [(0, 0.25), (4, 0.25)]
+    assert curves.validation_loss == [(0, 2.0), (4, 2.0)]
+    assert curves.validation_agreement == [(0, 0.25), (4, 0.25)]
     assert curves.tau == [(0, 1.5), (4, 1.5)]
     assert curves.acceptance == [(1, 0.5), (2, 0.25)]
 
@@ -61,7 +61,7 @@ def test_the_command_draws_several_runs_into_one_png(tmp_path: Path) -> None:
     assert out.read_bytes() != first
 
 
-def test_runs_without_an_evaluation_are_drawn_too(tmp_path: Path) -> None:
+def test_runs_without_an_evaluation_are_plotted_too(tmp_path: Path) -> None:
     plot_runs([_run(tmp_path / "a", is_evaluated=False)], tmp_path / "curves.png")
     assert imread(tmp_path / "curves.png").size
 
@@ -69,13 +69,13 @@ def test_runs_without_an_evaluation_are_drawn_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "out", "message"),
     [
-        ("missing", "curves.png", "no records of a run in"),
-        ("empty", "curves.png", "got: a folder without them"),
+        ("missing", "curves.png", "no metrics of a run in"),
+        ("empty", "curves.png", "got: a folder without metrics"),
         ("run", "curves.pdf", "expected: a name that ends in .png"),
-        ("run", "none/curves.png", "expected: a file in a folder that is there"),
+        ("run", "none/curves.png", "expected: a file in an existing folder"),
     ],
 )
-def test_what_cannot_be_drawn_or_stored_is_one_line(
+def test_a_plot_that_is_impossible_is_refused_in_a_line(
     tmp_path: Path, run: str, out: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""What is said of experts, against counting by hand."""
+"""Diversity of experts, compared with counts by hand."""
 
 import json
 import math
@@ -21,27 +21,27 @@ from training.train import train
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
-def _read(combine: str = "mixture", num_experts: int = 4, draws: int = 2) -> tuple[dict, list]:
-    """What is read of a random drafter, and its outputs with the chosen positions."""
+def _read(combine: str = "mixture", num_experts: int = 4, samples: int = 2) -> tuple[dict, list]:
+    """The diversity of a random drafter, and its outputs with the selected positions."""
     training = tiny_training(tiny_settings(num_experts=num_experts, combine=combine))
-    batch = random_batch((9, 11), (20,), draws=draws)
+    batch = random_batch((9, 11), (20,), samples=samples)
     outputs = list(draft_all_positions(training.drafter, training.view(batch), batch))
     found = Diversity(ALONE, num_experts, combine == "mixture")
     pairs = list(zip(outputs, drafted(batch), strict=True))
-    for output, chosen in pairs:
-        found.add(output, chosen, training.target.logits)
-    return found.read(), [(output, chosen, training.target.logits) for output, chosen in pairs]
+    for output, selected in pairs:
+        found.add(output, selected, training.target.logits)
+    return found.read(), [(output, selected, training.target.logits) for output, selected in pairs]
 
 
 def test_overlap_and_entropies_are_those_counted_by_hand() -> None:
     read, parts = _read()
     overlaps, entropies, gates = [], [], []
-    for output, chosen, logits in parts:
-        for row, place in chosen.nonzero().tolist():
-            laws = logits(output.features[row, place, 0]).softmax(dim=-1)
-            tops = [set(law.topk(4).indices.tolist()) for law in laws]
-            overlaps.append(mean(len(one & other) / 4 for one, other in combinations(tops, 2)))
-            gate = output.gate[row, place].tolist()
+    for output, selected, logits in parts:
+        for sequence, position in selected.nonzero().tolist():
+            distributions = logits(output.features[sequence, position, 0]).softmax(dim=-1)
+            tops = [set(probs.topk(4).indices.tolist()) for probs in distributions]
+            overlaps.append(mean(len(a & b) / 4 for a, b in combinations(tops, 2)))
+            gate = output.gate[sequence, position].tolist()
             entropies.append(-sum(p * math.log(p) for p in gate))
             gates.append(gate)
     mean_gate = [sum(column) / len(gates) for column in zip(*gates, strict=True)]
@@ -55,14 +55,14 @@ def test_overlap_and_entropies_are_those_counted_by_hand() -> None:
 
 def test_histograms_count_every_position_of_every_expert() -> None:
     read, parts = _read()
-    gates = torch.cat([output.gate[chosen] for output, chosen, _ in parts])
+    gates = torch.cat([output.gate[selected] for output, selected, _ in parts])
     for counts, column in zip(read["gate_histogram"], gates.T, strict=True):
         expected = torch.histc(column.double(), bins=len(counts), min=0, max=1)
         assert counts == expected.long().tolist()
-    laws = [
-        logits(output.features[:, :, 0][chosen]).softmax(-1) for output, chosen, logits in parts
+    distributions = [
+        logits(output.features[:, :, 0][selected]).softmax(-1) for output, selected, logits in parts
     ]
-    best = torch.cat(laws).amax(dim=-1)
+    best = torch.cat(distributions).amax(dim=-1)
     for counts, column in zip(read["top_histogram"], best.T, strict=True):
         assert sum(counts) == read["positions"]
         assert counts[-1] == int((column >= 0.95).sum())
@@ -72,23 +72,25 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = _read()
     seen = []
 
-    def noted(logits: torch.Tensor) -> torch.Tensor:
+    def recording(logits: torch.Tensor) -> torch.Tensor:
         seen.append(logits.shape[:2])
         return top_overlap(logits)
 
     monkeypatch.setattr(module, "_CHUNK", 20)
-    monkeypatch.setattr(module, "top_overlap", noted)
+    monkeypatch.setattr(module, "top_overlap", recording)
     parts, _ = _read()
     assert parts.pop("mean_gate") == pytest.approx(whole.pop("mean_gate"))
     for name in ("gate_histogram", "top_histogram"):
         assert parts.pop(name) == whole.pop(name)
     assert parts == pytest.approx(whole)
-    assert max(rows for rows, _ in seen) == 5
-    assert sum(rows for rows, _ in seen) == whole["positions"]
+    assert max(count for count, _ in seen) == 5
+    assert sum(count for count, _ in seen) == whole["positions"]
 
 
 @pytest.mark.parametrize(("combine", "num_experts"), [("sum", 2), ("mixture", 1)])
-def test_without_laws_to_compare_there_is_no_overlap(combine: str, num_experts: int) -> None:
+def test_without_distributions_to_compare_there_is_no_overlap(
+    combine: str, num_experts: int
+) -> None:
     read, _ = _read(combine, num_experts)
     assert read["top_overlap"] is None
     assert 0 <= read["router_entropy"] <= read["load_entropy"] + 1e-6
@@ -96,9 +98,9 @@ def test_without_laws_to_compare_there_is_no_overlap(combine: str, num_experts: 
 
 
 def test_equal_experts_have_everything_in_common_and_different_ones_nothing() -> None:
-    law = torch.arange(12.0)
-    same = torch.stack([law, 2 * law])[None]
-    other = torch.stack([law, -law])[None]
+    logits = torch.arange(12.0)
+    same = torch.stack([logits, 2 * logits])[None]
+    other = torch.stack([logits, -logits])[None]
     assert top_overlap(same).tolist() == [1.0]
     assert top_overlap(other).tolist() == [0.0]
     assert top_overlap(torch.cat([same, other], dim=1)).tolist() == pytest.approx([0.5])
@@ -114,7 +116,7 @@ def test_entropy_is_in_nats_and_certainty_has_none() -> None:
     )
 
 
-def test_nothing_added_reads_as_nothing() -> None:
+def test_without_positions_the_count_is_zero() -> None:
     found = Diversity(ALONE, 2, True)
     output = ExpertsOutput(
         torch.zeros(1, 3, 1, 2, 4), torch.zeros(1, 3, 2), torch.ones(1, 3, 2) / 2

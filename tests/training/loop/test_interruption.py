@@ -1,4 +1,4 @@
-"""Real processes that are killed, or find the disk full, lose nothing but the steps since then."""
+"""Real processes that are killed, or find the disk full, lose only steps after a checkpoint."""
 
 import json
 import random
@@ -25,7 +25,7 @@ RUN: dict[str, Any] = {
     "evaluation": {"every": 4, "num_prompts": 1, "max_new_tokens": 4},
 }
 
-# What is there only while something is written, or removed.
+# Paths that exist only while a checkpoint or a drafter is written or removed.
 WRITTEN = (
     "checkpoints/.partial",
     "checkpoints/.partial/weight.safetensors",
@@ -37,7 +37,7 @@ WRITTEN = (
 
 @pytest.fixture(scope="module")
 def whole(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """A run that nothing interrupted."""
+    """Return the settings of a finished, uninterrupted run."""
     folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("whole") / "workshop")
     settings = tiny_run(folder, **RUN)
     train_in_processes(settings, folder)
@@ -45,9 +45,9 @@ def whole(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSet
 
 
 def records(settings: TrainSettings) -> list[dict[str, Any]]:
-    """All that was recorded, except how long it took.
+    """Return all records without their speed, and without repeated records.
 
-    A run that is killed after its last evaluation measures once more.
+    A run that is killed after its last evaluation repeats this evaluation.
     """
     lines = read_metrics(settings.run_folder)
     known = [{key: line[key] for key in line if key != "tokens_per_second"} for line in lines]
@@ -59,20 +59,20 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def assert_same(one: TrainSettings, other: TrainSettings) -> None:
-    """Bit by bit the same records, the same drafter, and the same best one."""
+    """Compare records, drafters and best drafters bit by bit."""
     assert records(one) == records(other)
     for name in ("drafter", "best"):
         assert weights(one.run_folder / name) == weights(other.run_folder / name)
 
 
 def reaches(settings: TrainSettings, line: int) -> Callable[[], bool]:
-    """Whether so many lines were recorded."""
+    """Return a function that tests whether `line` lines are recorded."""
     path = settings.run_folder / "metrics.jsonl"
     return lambda: path.exists() and path.read_bytes().count(b"\n") >= line
 
 
 def writes(settings: TrainSettings, name: str, after: int) -> Callable[[], bool]:
-    """Whether a file or folder is there, once so many lines were recorded."""
+    """Return a function that tests whether a path exists after `after` recorded lines."""
     is_reached = reaches(settings, after)
     return lambda: is_reached() and (settings.run_folder / name).exists()
 
@@ -82,7 +82,7 @@ def kill(settings: TrainSettings, workshop: Path, is_time: Callable[[], bool]) -
     return trainee.kill_when(is_time)
 
 
-def test_a_run_that_is_killed_three_times_ends_as_if_it_had_not_been(
+def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
     workshop: Path, whole: TrainSettings
 ) -> None:
     settings = tiny_run(workshop, **RUN)
@@ -93,13 +93,13 @@ def test_a_run_that_is_killed_three_times_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.faults
-def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
+def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
     workshop: Path, whole: TrainSettings
 ) -> None:
-    """Ten times at a random step, ten times while a checkpoint or a drafter is written."""
-    draw = random.Random(0)
-    points: list[tuple[int, str | None]] = [(draw.randint(1, 18), None) for _ in range(10)]
-    points += [(draw.randint(1, 14), name) for name in WRITTEN * 2]
+    """Kill ten runs at a random step, and ten while a checkpoint or a drafter is written."""
+    generator = random.Random(0)
+    points: list[tuple[int, str | None]] = [(generator.randint(1, 18), None) for _ in range(10)]
+    points += [(generator.randint(1, 14), name) for name in WRITTEN * 2]
     num_killed = 0
     for number, (line, name) in enumerate(points):
         settings = tiny_run(workshop, **RUN, run_folder=str(workshop / f"run-{number}"))
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
         num_killed += is_killed
         train_in_processes(settings, workshop)
         assert_same(whole, settings)
-    assert num_killed >= 14  # what is there for less than a look is missed
+    assert num_killed >= 14  # some paths exist too briefly to be noticed
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
             assert one["loss"] == pytest.approx(other["loss"], abs=1e-4 if is_exact else 0.02)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_checkpoint(
     workshop: Path, whole: TrainSettings
 ) -> None:
     settings = tiny_run(workshop, **RUN)
@@ -166,7 +166,7 @@ def test_checkpoints_and_drafters_are_safetensors_and_text_only(whole: TrainSett
             path.read_text(encoding="utf-8")  # raises for anything binary
 
 
-def test_the_best_drafter_is_the_one_with_the_highest_tau(whole: TrainSettings) -> None:
+def test_the_best_drafter_has_the_highest_tau(whole: TrainSettings) -> None:
     taus = {
         line["step"]: line["evaluation"]["decoding"][0]["tau"]
         for line in read_metrics(whole.run_folder)

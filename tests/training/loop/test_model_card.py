@@ -1,4 +1,4 @@
-"""The card of a drafter says what was measured, and what was not."""
+"""The model card of a drafter lists what was measured, and what was not."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ HELD_OUT = {"positions": 900, "levels": [{"agreement": 0.4321}]}
 def _config(
     evaluation: dict[str, Any], target: str = "org/target", **settings: Any
 ) -> JakiroConfig:
-    """The config of a finished drafter."""
+    """Return the config of a finished drafter."""
     full = TrainSettings.model_validate(
         {"target": {"name_or_path": target}, "data": {"paths": ["org/chats:train"]}, **settings}
     )
@@ -47,24 +47,24 @@ def _config(
     return config
 
 
-def test_the_card_has_target_data_and_what_was_measured() -> None:
+def test_the_card_has_target_data_and_measurements() -> None:
     text = model_card(_config({"decoding": [DECODING], "held_out": HELD_OUT}))
     card = ModelCard(text)
     assert card.data.base_model == "org/target"
     assert card.data.library_name == "jakiro"
     assert card.data.datasets == ["org/chats"]
     assert "speculative-decoding" in card.data.tags
-    for said in (
+    for phrase in (
         "| 0 | 2.35 | 0.71, 0.50 | 512 |",
-        "8 prompts, starts of held-out rows of data",
+        "8 prompts, starts of held-out records",
         "43.2%",
-        "40 steps over 123,456 tokens of `org/chats:train`",
+        "40 optimizer steps over 123,456 tokens of `org/chats:train`",
         "commit abc123 with local changes",
         "torch 2.13",
         "num_experts: 2",
         "Not measured here: speed",
     ):
-        assert said in text.replace("\n", " ") or said in text, said
+        assert phrase in text.replace("\n", " ") or phrase in text, phrase
 
 
 def test_the_card_says_if_tau_was_not_measured_and_names_no_folder_of_the_machine() -> None:
@@ -93,7 +93,9 @@ def test_a_finished_run_leaves_a_card_of_its_own_figures_beside_its_drafter(
     text = (folder / "README.md").read_text()
     assert ModelCard(text).data.library_name == "jakiro"
     record = JakiroDrafter.from_pretrained(folder).config.record
-    for one in record["evaluation"]["decoding"]:
-        assert f"| {one['temperature']:g} | {one['tau']:.2f} |" in text
-    assert f"2 steps over {record['training']['tokens']:,} tokens of `texts.jsonl`" in text
+    for result in record["evaluation"]["decoding"]:
+        assert f"| {result['temperature']:g} | {result['tau']:.2f} |" in text
+    assert (
+        f"2 optimizer steps over {record['training']['tokens']:,} tokens of `texts.jsonl`" in text
+    )
     assert str(workshop) not in text

@@ -15,7 +15,7 @@ STEPS = 101
 
 
 @pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55)])
-def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: str, middle: float) -> None:
+def test_the_rate_rises_to_the_peak_and_falls_to_its_minimum(schedule: str, middle: float) -> None:
     settings = OptimizerSettings(
         learning_rate=2.0, warmup_steps=20, schedule=schedule, min_lr_ratio=0.1
     )

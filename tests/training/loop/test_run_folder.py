@@ -1,4 +1,4 @@
-"""A run folder is one run's: it keeps what was learnt, and refuses other settings and data."""
+"""A run folder belongs to one run: it keeps drafters, and refuses other settings and data."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from training.setup.preparation import prepare
 from training.train import train
 
 
-def test_a_run_that_begins_again_keeps_the_best_drafter_that_it_had(
+def test_a_run_that_starts_again_keeps_its_best_drafter(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tiny_run(workshop, evaluation={"every": 2}, checkpoint={"every": None})
@@ -39,7 +39,7 @@ def test_a_run_that_begins_again_keeps_the_best_drafter_that_it_had(
     assert _best(settings)["step"] == 4
 
 
-def test_the_best_drafter_says_how_far_the_run_had_come_when_it_was_kept(
+def test_the_best_drafter_records_the_progress_of_the_run_when_it_was_kept(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_the_best_drafter_says_how_far_the_run_had_come_when_it_was_kept(
     read = [line["tokens"] for line in read_metrics(each.run_folder) if "tokens" in line]
     assert (best["step"], best["best_tau"], best["tokens"]) == (2, 1.6, sum(read[:2]))
     card = (settings.run_folder / "best" / "README.md").read_text()
-    assert f"2 steps over {sum(read[:2]):,} tokens" in card
+    assert f"2 optimizer steps over {sum(read[:2]):,} tokens" in card
     assert best["seconds"] > 0
 
 
@@ -75,7 +75,7 @@ def test_a_finished_run_is_returned_as_it_is(trained_workshop: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
+def test_other_paths_and_another_use_of_memory_do_not_make_another_run(
     trained_workshop: Path, tmp_path: Path
 ) -> None:
     moved = shutil.move(trained_workshop, tmp_path / "moved")
@@ -91,19 +91,19 @@ def test_where_things_lie_and_what_they_cost_does_not_make_another_run(
 
 
 @pytest.mark.parametrize("name", ["token_loss", "unheard_of"])
-def test_a_run_whose_record_has_another_format_must_be_made_again(
+def test_a_run_whose_record_has_another_format_is_refused(
     trained_workshop: Path, name: str
 ) -> None:
     settings = tiny_run(trained_workshop, steps=2)
     record = settings.run_folder / "run.json"
-    identity = json.loads(record.read_text())
-    objective = identity["settings"]["objective"]
+    fingerprint = json.loads(record.read_text())
+    objective = fingerprint["settings"]["objective"]
     if name in objective:
         del objective[name]
     else:
         objective[name] = None
-    record.write_text(json.dumps(identity))
-    message = rf"another format.*objective\.{name} in one of the two alone.*train again"
+    record.write_text(json.dumps(fingerprint))
+    message = rf"another format.*objective\.{name} in only one of the two.*train again"
     with pytest.raises(ConfigError, match=message):
         train(settings)
 
@@ -118,14 +118,14 @@ def test_a_run_with_adapters_differs_in_its_settings_not_in_its_format(
         RunFolder(other.run_folder).check(other, facts)
 
 
-def test_rows_that_were_filled_otherwise_make_another_run(trained_workshop: Path) -> None:
+def test_sequences_that_were_filled_differently_make_another_run(trained_workshop: Path) -> None:
     whole = tiny_run(trained_workshop, steps=2, data={"split": "never"})
     with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: texts,"):
         RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
     settings = tiny_run(trained_workshop, steps=2)
     record = settings.run_folder / "run.json"
-    identity = json.loads(record.read_text())
-    record.write_text(json.dumps(identity | {"rows_filled_with": "split never"}))
+    fingerprint = json.loads(record.read_text())
+    record.write_text(json.dumps(fingerprint | {"rows_filled_with": "split never"}))
     with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: never,"):
         RunFolder(settings.run_folder).check(settings, prepare(settings).facts)
     RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
@@ -153,24 +153,24 @@ def test_a_folder_with_another_run_is_refused(
         train(tiny_run(trained_workshop, **{"steps": 2, **changes}))
 
 
-def test_a_folder_whose_run_left_nothing_but_its_settings_takes_others(
+def test_a_folder_that_holds_only_the_settings_of_a_run_accepts_others(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(JakiroDrafter, "remember", lambda *_, **__: 1 / 0)
+        patched.setattr(JakiroDrafter, "encode_memory", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(tiny_run(workshop, steps=2, seed=1))
     assert (workshop / "run" / "run.json").exists()
     caplog.set_level("INFO")
     settings = tiny_run(workshop, steps=2)
     train(settings)
-    assert "becomes this one's (seed was 1, is 0)" in caplog.text
+    assert "this run takes it over (seed was 1, is 0)" in caplog.text
     assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
     train(settings)
 
 
 @pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])
-def test_a_folder_with_anything_that_a_run_has_learnt_takes_no_other_settings(
+def test_a_folder_with_a_drafter_or_a_checkpoint_accepts_no_other_settings(
     trained_workshop: Path, left: str
 ) -> None:
     for name in {"best", "drafter", "checkpoints"} - {left}:

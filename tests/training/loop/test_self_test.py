@@ -1,4 +1,4 @@
-"""Before any work is lost, a run proves that its drafter can be saved, loaded, and used."""
+"""A run checks before its first step that its drafter can be saved, loaded, and used."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def test_a_drafter_that_cannot_be_saved_as_it_is_stops_the_run_before_its_first_
     assert not (settings.run_folder / ".self-test").exists()
 
 
-def test_a_full_disk_is_met_before_the_first_step(
+def test_a_full_disk_is_noticed_before_the_first_step(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -65,7 +65,7 @@ def test_a_drafter_that_does_not_decode_stops_the_run_before_its_first_step(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a shape that nobody thought of")
 
-    monkeypatch.setattr(JakiroDrafter, "remember", fail)
+    monkeypatch.setattr(JakiroDrafter, "encode_memory", fail)
     settings = tiny_run(workshop)
     with pytest.raises(CheckpointError, match="a shape that nobody thought of"):
         train(settings)

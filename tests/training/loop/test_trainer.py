@@ -1,4 +1,4 @@
-"""What the DeepSpeed engine is given: the drafter alone, and the options of one train config."""
+"""The DeepSpeed engine holds only the drafter, with options that follow from the settings."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ def test_the_engine_has_the_drafter_and_nothing_of_the_target(workshop: Path) ->
         inputs = prepare(settings)
         drafter = inputs.build_drafter()
         reader = TargetReader(inputs.target, drafter, 48, torch.float32)
-        sampler = Sampler(inputs.rows, rows_per_step=4, rule=anchor_rule(settings), seed=0)
+        sampler = Sampler(
+            inputs.sequences, sequences_per_step=4, rule=anchor_rule(settings), seed=0
+        )
         with join_processes("cpu") as processes:
             engine = Trainer(drafter, reader, sampler, settings, processes).engine
             updated = [part for group in engine.optimizer.param_groups for part in group["params"]]
@@ -51,7 +53,7 @@ def test_the_engine_has_the_drafter_and_nothing_of_the_target(workshop: Path) ->
         ({"zero_stage": 3, "offload_parameters": True}, {"stage": 3, "offload_param": "cpu"}),
     ],
 )
-def test_offloading_is_written_once(
+def test_deepspeed_offloads_as_the_settings_say(
     workshop: Path, engine: dict[str, Any], zero: dict[str, Any]
 ) -> None:
     settings = tiny_run(workshop, engine=engine | {"device": "cpu"})
@@ -66,7 +68,7 @@ def test_offloading_is_written_once(
         ({"zero_stage": 2, "offload_parameters": True}, r"engine\.zero_stage 3 with"),
     ],
 )
-def test_what_is_not_shared_out_cannot_be_offloaded(
+def test_unpartitioned_states_cannot_be_offloaded(
     workshop: Path, engine: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -86,7 +88,7 @@ def test_a_precision_that_the_device_does_not_have_is_refused(
 def test_an_overflow_in_fp16_is_a_skipped_step_and_the_scale_survives_an_interruption(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Torch computes in fp16 on any processor; DeepSpeed only wants to where that is fast.
+    # Torch computes in fp16 on any processor, but DeepSpeed only on those where fp16 is fast.
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
     changes: dict[str, Any] = {
         "engine": {"dtype": "fp16", "device": "cpu"},
@@ -114,7 +116,7 @@ def test_an_overflow_in_fp16_is_a_skipped_step_and_the_scale_survives_an_interru
 def saved_and_gradients(
     tiny: TinyTraining, batch: Any, recompute: bool
 ) -> tuple[int, Tensor, list[Tensor]]:
-    """Bytes kept for the backward pass, the loss, and every parameter's gradient."""
+    """Return the bytes kept for the backward pass, the loss, and every parameter's gradient."""
     seen: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

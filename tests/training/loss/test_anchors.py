@@ -1,4 +1,4 @@
-"""Anchors follow the law that they are documented to follow, and stay inside their document."""
+"""Anchors follow their documented distribution, and stay inside their document."""
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from training.loss.anchors import (
     LONGEST,
     NEAR_SHARE,
     AnchorRule,
-    draw_anchors,
-    draw_blocks,
     previous_anchors,
     rollout_anchors,
+    sample_anchors,
+    sample_blocks,
 )
 
 
@@ -29,7 +29,7 @@ def test_an_anchor_lies_in_its_document_and_before_its_position(
 ) -> None:
     begins = np.cumsum([0, *lengths[:-1]])
     starts = np.repeat(begins, lengths)
-    anchors = draw_anchors(starts, num_levels, (seed,))
+    anchors = sample_anchors(starts, num_levels, (seed,))
     index = np.arange(len(starts))
     assert (anchors >= starts).all()
     is_first = index == starts
@@ -40,7 +40,7 @@ def test_an_anchor_lies_in_its_document_and_before_its_position(
 @pytest.mark.parametrize("num_levels", [1, 2, 5])
 def test_distances_are_uniform_up_to_the_schedule_and_log_uniform_beyond(num_levels: int) -> None:
     count = 200_000
-    anchors = draw_anchors(np.zeros(count, np.int64), num_levels, (1,))
+    anchors = sample_anchors(np.zeros(count, np.int64), num_levels, (1,))
     distance = (np.arange(count) - anchors)[LONGEST:]
     exponents = np.random.default_rng(0).uniform(0, np.log(LONGEST), 200_000)
     far = np.bincount(np.exp(exponents).round().astype(int), minlength=LONGEST + 1) / 200_000
@@ -51,10 +51,14 @@ def test_distances_are_uniform_up_to_the_schedule_and_log_uniform_beyond(num_lev
     assert np.abs(got - expected).sum() / 2 < 0.01
 
 
-def test_the_same_key_draws_the_same_anchors_and_another_key_others() -> None:
+def test_a_key_decides_the_anchors() -> None:
     starts = np.zeros(500, np.int64)
-    assert (draw_anchors(starts, 3, (7, 0, 5, 1)) == draw_anchors(starts, 3, (7, 0, 5, 1))).all()
-    assert (draw_anchors(starts, 3, (7, 0, 5, 1)) != draw_anchors(starts, 3, (7, 0, 5, 2))).any()
+    assert (
+        sample_anchors(starts, 3, (7, 0, 5, 1)) == sample_anchors(starts, 3, (7, 0, 5, 1))
+    ).all()
+    assert (
+        sample_anchors(starts, 3, (7, 0, 5, 1)) != sample_anchors(starts, 3, (7, 0, 5, 2))
+    ).any()
 
 
 def test_without_drafting_distances_all_tokens_but_the_last_are_verified() -> None:
@@ -62,33 +66,33 @@ def test_without_drafting_distances_all_tokens_but_the_last_are_verified() -> No
     assert previous_anchors(starts).tolist() == [0, 0, 1, 3, 3]
 
 
-ROWS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 
 def _starts(lengths: list[int]) -> np.ndarray:
     return np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
 
 
-@given(lengths=ROWS, num_levels=st.integers(1, 8), seed=st.integers(0, 1000))
+@given(lengths=LENGTHS, num_levels=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_positions_of_a_block_share_their_anchor_and_count_up_from_it(
     lengths: list[int], num_levels: int, seed: int
 ) -> None:
     starts = _starts(lengths)
-    index, anchors = np.arange(len(starts)), draw_blocks(starts, num_levels, (seed,))
+    index, anchors = np.arange(len(starts)), sample_blocks(starts, num_levels, (seed,))
     distance = index - anchors
     assert (anchors >= starts).all()
     assert (anchors[index == starts] == starts[index == starts]).all()
     assert (distance[index > starts] >= 1).all()
     for i in index[index > starts]:
         assert distance[i] in (1, distance[i - 1] + 1)
-        # Those between an anchor and a position that uses it use it, too.
+        # Positions between an anchor and a position that uses it must use it, too.
         assert (anchors[anchors[i] + 1 : i + 1] == anchors[i]).all()
 
 
 def test_blocks_are_as_long_as_the_schedule_or_log_uniformly_longer() -> None:
     length, levels, count = 3 * LONGEST, 4, 2000
     starts = np.repeat(np.arange(count) * length, length)
-    distance = (np.arange(len(starts)) - draw_blocks(starts, levels, (2,))).reshape(count, length)
+    distance = (np.arange(len(starts)) - sample_blocks(starts, levels, (2,))).reshape(count, length)
     periods = distance[:, 1:].max(axis=1)  # of whole blocks: three of the longest fit
     assert periods.min() == levels
     assert periods.max() <= LONGEST
@@ -105,21 +109,21 @@ def test_blocks_begin_at_every_phase_and_follow_the_key_alone() -> None:
     starts = np.zeros(40, np.int64)
     second = set()  # where the second block begins, for blocks of the schedule's length
     for seed in range(200):
-        anchors = draw_blocks(starts, 5, (seed,))
-        assert (anchors == draw_blocks(starts, 5, (seed,))).all()
+        anchors = sample_blocks(starts, 5, (seed,))
+        assert (anchors == sample_blocks(starts, 5, (seed,))).all()
         begins = np.flatnonzero(np.diff(anchors)) + 1
         if set(np.diff(begins).tolist()) == {5}:
             second.add(int(begins[0]))
     assert second == {2, 3, 4, 5, 6}  # 1 would be a block of the first token alone: its anchor
 
 
-def test_documents_of_a_row_have_phases_of_their_own() -> None:
+def test_documents_of_a_sequence_have_different_phases() -> None:
     starts = np.repeat(np.arange(60) * 40, 40)
-    anchors = draw_blocks(starts, 5, (3,)) - starts
+    anchors = sample_blocks(starts, 5, (3,)) - starts
     assert len({tuple(part) for part in anchors.reshape(60, 40)}) > 5
 
 
-@given(lengths=ROWS, distance=st.integers(1, 8))
+@given(lengths=LENGTHS, distance=st.integers(1, 8))
 def test_a_rollout_lies_a_fixed_distance_back_or_at_the_position_itself(
     lengths: list[int], distance: int
 ) -> None:
@@ -129,25 +133,25 @@ def test_a_rollout_lies_a_fixed_distance_back_or_at_the_position_itself(
 
 
 @pytest.mark.parametrize("kind", ["drafting", "blocks", "previous", "rollout"])
-def test_a_rule_draws_as_often_as_asked_each_time_by_a_key_of_its_own(kind: str) -> None:
+def test_a_rule_returns_the_number_of_samples_each_with_its_own_key(kind: str) -> None:
     starts = _starts([30, 20, 50])
-    draws = AnchorRule(kind, num_levels=3, draws=3).anchors(starts, (7, 1, 2))
-    assert draws.shape == (3, 100)
-    again = AnchorRule(kind, num_levels=3, draws=3).anchors(starts, (7, 1, 2))
-    assert (draws == again).all()
+    anchors = AnchorRule(kind, num_levels=3, num_samples=3).anchors(starts, (7, 1, 2))
+    assert anchors.shape == (3, 100)
+    again = AnchorRule(kind, num_levels=3, num_samples=3).anchors(starts, (7, 1, 2))
+    assert (anchors == again).all()
     expected = {
-        "drafting": [draw_anchors(starts, 3, (7, 1, 2, draw)) for draw in range(3)],
-        "blocks": [draw_blocks(starts, 3, (7, 1, 2, draw)) for draw in range(3)],
+        "drafting": [sample_anchors(starts, 3, (7, 1, 2, sample)) for sample in range(3)],
+        "blocks": [sample_blocks(starts, 3, (7, 1, 2, sample)) for sample in range(3)],
         "previous": [previous_anchors(starts)] * 3,
         "rollout": [rollout_anchors(starts, distance) for distance in (1, 2, 3)],
     }
-    assert (draws == np.stack(expected[kind])).all()
+    assert (anchors == np.stack(expected[kind])).all()
     if kind != "previous":
-        assert len({tuple(draw) for draw in draws}) == 3
+        assert len({tuple(sample) for sample in anchors}) == 3
 
 
 @pytest.mark.parametrize(
-    ("drafter", "kind", "draws"),
+    ("drafter", "kind", "num_samples"),
     [
         ({"schedule": {"autoregressive_levels": 3}}, "rollout", 3),
         ({"trunk": {"kind": "feedback"}, "schedule": {"autoregressive_levels": 4}}, "rollout", 4),
@@ -164,11 +168,11 @@ def test_a_rule_draws_as_often_as_asked_each_time_by_a_key_of_its_own(kind: str)
     ],
 )
 def test_drafters_are_measured_at_each_distance_of_decoding_equally_often(
-    drafter: dict[str, object], kind: str, draws: int
+    drafter: dict[str, object], kind: str, num_samples: int
 ) -> None:
     settings = validate_settings(DrafterSettings, drafter, source="the test")
     rule = decoding_rule(settings)
-    assert (rule.kind, rule.draws) == (kind, draws)
+    assert (rule.kind, rule.num_samples) == (kind, num_samples)
     starts = np.zeros(400, np.int64)
     distance = (np.arange(400) - rule.anchors(starts, (0,)))[:, 20:]
     counts = np.bincount(distance.ravel())

@@ -1,4 +1,4 @@
-"""The contrastive feature loss takes the right features for negatives."""
+"""The contrastive feature loss selects the right negatives."""
 
 import pytest
 import torch
@@ -17,24 +17,24 @@ def features() -> tuple[Tensor, Tensor]:
     return predicted, goal
 
 
-def by_hand(predicted: Tensor, goal: Tensor, place: int, negatives: list[int]) -> Tensor:
-    candidates = [place, *negatives]
-    similarity = cosine_similarity(predicted[place], goal[candidates]) / TEMPERATURE
+def by_hand(predicted: Tensor, goal: Tensor, index: int, negatives: list[int]) -> Tensor:
+    candidates = [index, *negatives]
+    similarity = cosine_similarity(predicted[index], goal[candidates]) / TEMPERATURE
     return -similarity.log_softmax(dim=0)[0]
 
 
-def test_negatives_are_valid_positions_of_the_row_with_another_best_token(
+def test_negatives_are_valid_positions_of_the_sequence_with_another_best_token(
     features: tuple[Tensor, Tensor],
 ) -> None:
     best = torch.tensor([1, 2, 1, 3, 2, 9])
     valid = torch.tensor([True, True, True, False, True, True])
     losses = contrastive_loss(*features, best, valid, (5, 1), TEMPERATURE)
     negatives = {0: [1, 4], 1: [0, 2], 2: [1, 4], 4: [0, 2], 5: []}
-    for place, others in negatives.items():
-        torch.testing.assert_close(losses[place], by_hand(*features, place, others))
+    for index, others in negatives.items():
+        torch.testing.assert_close(losses[index], by_hand(*features, index, others))
 
 
-def test_lengths_of_features_do_not_matter(features: tuple[Tensor, Tensor]) -> None:
+def test_norms_of_features_do_not_matter(features: tuple[Tensor, Tensor]) -> None:
     predicted, goal = features
     arguments = torch.arange(6), torch.ones(6, dtype=torch.bool), (6,), TEMPERATURE
     torch.testing.assert_close(

@@ -19,7 +19,7 @@ def _batch(settings: DrafterSettings) -> Batch:
     batch = random_batch([12, 9], [20])
     starts = (torch.arange(24) - batch.positions).numpy()
     rule = AnchorRule(kind, num_levels=3, num_samples=2)
-    anchors = [torch.from_numpy(rule.anchors(one, (0, n))) for n, one in enumerate(starts)]
+    anchors = [torch.from_numpy(rule.anchors(own, (0, n))) for n, own in enumerate(starts)]
     return Batch(**(vars(batch) | {"anchors": torch.stack(anchors)}))
 
 
@@ -29,12 +29,12 @@ def assert_all_is_trained(settings: DrafterSettings) -> None:
     gradients = tiny.gradients(tiny.loss(_batch(settings)).total)
     for name, gradient in zip(names, gradients, strict=True):
         if name == "experts.router.weight" and settings.experts.num_experts == 1:
-            continue  # there is nothing to choose
+            continue  # there is only one expert
         assert gradient is not None, name
         assert gradient.isfinite().all(), name
         parts = gradient.flatten(0, 1 if name == "experts.level_down" else 0)
         each = parts if name in STACKED else gradient[None]
-        assert all(one.any() for one in each), name
+        assert all(part.any() for part in each), name
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -44,18 +44,18 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRID)
-def test_every_parameter_gets_a_gradient_for_all_that_is_offered(name: str) -> None:
+def test_every_parameter_gets_a_gradient_in_all_combinations(name: str) -> None:
     assert_all_is_trained(GRID[name])
 
 
 def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
-    """The slope of what is drafted at distance 2 along a direction, by differences and by torch."""
+    """The slope of the output at distance 2 along a direction equals that of differences."""
     tiny = tiny_training(tiny_settings(trunk=FUSED))
     batch = _batch(tiny.drafter.config.settings)
     view, drafter = tiny.view(batch).to(torch.float64), tiny.drafter.double()
     features = torch.randn(2, 24, 2, 2, 32, dtype=torch.float64)
 
-    def told() -> torch.Tensor:
+    def projected() -> torch.Tensor:
         _, second = draft_all_positions(drafter, view, batch)
         return (second.features * features).sum()
 
@@ -63,13 +63,15 @@ def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
     direction = [torch.randn_like(part) for part in parameters]
     slope = sum(
         (gradient * along).sum()
-        for gradient, along in zip(torch.autograd.grad(told(), parameters), direction, strict=True)
+        for gradient, along in zip(
+            torch.autograd.grad(projected(), parameters), direction, strict=True
+        )
     )
     with torch.no_grad():
         values = []
         for step in (1e-6, -2e-6):
             for part, along in zip(parameters, direction, strict=True):
                 part.add_(along, alpha=step)
-            values.append(told())
-    # Heads are turned by angles in float32.
+            values.append(projected())
+    # Heads are rotated by angles in float32.
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-4, atol=1e-4)

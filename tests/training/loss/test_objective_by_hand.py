@@ -28,7 +28,7 @@ WEIGHTS = ObjectiveSettings(
 
 
 class _Level(NamedTuple):
-    """What a level of one position predicts, and what it should."""
+    """The prediction of a level of one position, and its goal."""
 
     token: float
     blended: Tensor
@@ -63,20 +63,20 @@ def test_terms_and_total_are_those_of_the_equations(
     got = _losses_of(output, features, heads)
     token, feature, contrast = torch.zeros(3, NUM_LEVELS).unbind()
     balance, count = 0.0, 0
-    for row in range(3):
+    for sequence in range(3):
         levels = {
-            i: _levels_at(row, i, output, features, heads)
+            i: _levels_at(sequence, i, output, features, heads)
             for i in range(24)
-            if bool(BATCH.targets_exist(1)[row, i]) and int(BATCH.anchors[row, 0, i]) < i
+            if bool(BATCH.targets_exist(1)[sequence, i]) and int(BATCH.anchors[sequence, 0, i]) < i
         }
-        decay = {i: 0.9 ** (i - int(BATCH.anchors[row, 0, i]) - 1) for i in levels}
+        decay = {i: 0.9 ** (i - int(BATCH.anchors[sequence, 0, i]) - 1) for i in levels}
         count += len(levels)
         for i, several in levels.items():
-            for k, one in enumerate(several):
-                token[k] += decay[i] * one.token
-                feature[k] += decay[i] * _smooth_l1(one.blended, one.wanted)
+            for k, level in enumerate(several):
+                token[k] += decay[i] * level.token
+                feature[k] += decay[i] * _smooth_l1(level.blended, level.wanted)
                 contrast[k] += decay[i] * _info_nce(i, k, levels)
-        load = output.gate[row, list(levels)].mean(dim=0)
+        load = output.gate[sequence, list(levels)].mean(dim=0)
         balance += 2 * float(load.square().sum()) * sum(decay.values())
     torch.testing.assert_close(got.token, token, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(got.feature, feature, atol=1e-3, rtol=1e-4)
@@ -89,37 +89,38 @@ def test_terms_and_total_are_those_of_the_equations(
 
 
 def _levels_at(
-    row: int, i: int, output: ExpertsOutput, features: Tensor, heads: Heads
+    sequence: int, i: int, output: ExpertsOutput, features: Tensor, heads: Heads
 ) -> list[_Level]:
-    """The levels whose goals lie in the same document."""
-    weights = output.log_weights[row, i].exp()
+    """Return the levels whose goals lie in the same document."""
+    weights = output.log_weights[sequence, i].exp()
+    documents = BATCH.documents[sequence]
     found = []
     for k in range(NUM_LEVELS):
-        if i + k + 1 >= 24 or BATCH.documents[row, i + k + 1] != BATCH.documents[row, i]:
+        if i + k + 1 >= 24 or documents[i + k + 1] != documents[i]:
             break
-        wanted = features[row, i + k]
-        target = heads.target(wanted).softmax(-1)
-        laws = heads.draft(output.features[row, i, k]).softmax(-1)
-        loss = -float((target * (weights @ laws).log()).sum())
-        blended = weights @ output.features[row, i, k]
-        found.append(_Level(loss, blended, wanted, int(target.argmax())))
-        weights = weights * laws[:, BATCH.token_ids[row, i + k + 1]]
+        wanted = features[sequence, i + k]
+        target_probs = heads.target(wanted).softmax(-1)
+        draft_probs = heads.draft(output.features[sequence, i, k]).softmax(-1)
+        loss = -float((target_probs * (weights @ draft_probs).log()).sum())
+        blended = weights @ output.features[sequence, i, k]
+        found.append(_Level(loss, blended, wanted, int(target_probs.argmax())))
+        weights = weights * draft_probs[:, BATCH.token_ids[sequence, i + k + 1]]
         weights = weights / weights.sum()
     return found
 
 
 def _smooth_l1(got: Tensor, wanted: Tensor) -> float:
-    apart = [abs(float(one)) for one in got - wanted]
-    return sum(x * x / 2 if x < 1 else x - 0.5 for x in apart) / len(apart)
+    distances = [abs(float(difference)) for difference in got - wanted]
+    return sum(x * x / 2 if x < 1 else x - 0.5 for x in distances) / len(distances)
 
 
 def _info_nce(i: int, k: int, levels: dict[int, list[_Level]]) -> float:
-    """Tell the own feature from those of the row where the target prefers another token."""
+    """Return InfoNCE with negatives of the sequence whose target prefers another token."""
     own = levels[i][k]
     others = [several[k] for several in levels.values() if k < len(several)]
-    goals = [own, *(one for one in others if one.best != own.best)]
-    scores = [_cosine(own.blended, one.wanted) / 0.25 for one in goals]
-    return math.log(sum(math.exp(one) for one in scores)) - scores[0]
+    goals = [own, *(other for other in others if other.best != own.best)]
+    scores = [_cosine(own.blended, goal.wanted) / 0.25 for goal in goals]
+    return math.log(sum(math.exp(score) for score in scores)) - scores[0]
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
@@ -127,7 +128,7 @@ def _cosine(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "kl", "reverse_kl", "total_variation"])
-def test_tokens_that_the_head_never_gives_change_nothing(
+def test_tokens_with_logits_of_minus_infinity_change_nothing(
     tiny: TinyTraining, kind: TokenLoss
 ) -> None:
     shape = BATCH.token_ids.shape
@@ -136,12 +137,12 @@ def test_tokens_that_the_head_never_gives_change_nothing(
     batch = Batch(**(vars(BATCH) | {"token_ids": ids}))
     objective = WEIGHTS.model_copy(update={"token_loss": kind})
 
-    def padded(rows: Tensor) -> Tensor:
-        logits = tiny.target.logits(rows)
+    def padded(features: Tensor) -> Tensor:
+        logits = tiny.target.logits(features)
         return logits.index_fill(-1, torch.arange(50, logits.shape[-1]), float("-inf"))
 
-    def shortened(rows: Tensor) -> Tensor:
-        return tiny.target.logits(rows)[..., :50]
+    def shortened(features: Tensor) -> Tensor:
+        return tiny.target.logits(features)[..., :50]
 
     results = []
     for head in (padded, shortened):

@@ -15,7 +15,7 @@ def tiny() -> TinyTraining:
     return tiny_training()
 
 
-BATCH = random_batch([10, 11], [5, 19], [24], draws=2)
+BATCH = random_batch([10, 11], [5, 19], [24], samples=2)
 
 
 def part(batch: Batch, begin: int, end: int) -> Batch:
@@ -33,7 +33,7 @@ def assert_close(one: LossTerms, other: LossTerms) -> None:
         )
 
 
-def test_losses_of_rows_add_up_to_the_loss_of_the_batch(tiny: TinyTraining) -> None:
+def test_losses_of_sequences_add_up_to_the_loss_of_the_batch(tiny: TinyTraining) -> None:
     parts = [tiny.loss(part(BATCH, 0, 1)), tiny.loss(part(BATCH, 1, 3))]
     summed = LossTerms(*(sum(column) for column in zip(*parts, strict=True)))
     assert_close(tiny.loss(BATCH), summed)
@@ -45,7 +45,7 @@ def test_positions_are_counted_as_the_loss_counts_them(tiny: TinyTraining) -> No
         assert count_positions(batch) == tiny.loss(batch).num_positions.item() > 0
 
 
-def test_another_document_of_the_row_does_not_change_the_loss(tiny: TinyTraining) -> None:
+def test_another_document_of_the_sequence_does_not_change_the_loss(tiny: TinyTraining) -> None:
     first = BATCH.is_response & (BATCH.documents == 0)
     batch = changed(BATCH, is_response=first)
     others = torch.where(BATCH.documents == 0, BATCH.token_ids, (BATCH.token_ids + 7) % 61)
@@ -63,7 +63,7 @@ def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
 def test_prompts_carry_no_loss_and_do_not_count(tiny: TinyTraining) -> None:
     is_response = BATCH.is_response & (BATCH.positions >= 4)
     terms = tiny.loss(changed(BATCH, is_response=is_response))
-    # Position i is asked about token i + 1, so the first three positions of a document are silent.
+    # Position i guesses token i + 1, so the first three positions of a document have no loss.
     expected = 2 * sum(length - 4 for length in (10, 11, 5, 19, 24))
     assert terms.num_positions.item() == expected
     assert terms.level_count[1].item() == expected - 2 * 5
@@ -90,7 +90,7 @@ def test_gradients_of_tokens_follow_the_weight_of_the_loss(
         torch.testing.assert_close(3 * weight * whole, part, rtol=1e-4, atol=1e-4)
 
 
-def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -> None:
+def test_token_losses_have_the_slope_of_differences(tiny: TinyTraining) -> None:
     from jakiro.experts import ExpertsOutput
     from training.loss.objectives import Goals, drafter_loss
 
@@ -108,8 +108,8 @@ def test_token_losses_have_the_slope_that_differences_have(tiny: TinyTraining) -
         return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective).total
 
     slopes = torch.autograd.grad(total(0.0), (features, scores))
-    told = sum((slope * way).sum() for slope, way in zip(slopes, ways, strict=True))
-    torch.testing.assert_close((total(1e-3) - total(-1e-3)) / 2e-3, told, rtol=1e-2, atol=1e-1)
+    expected = sum((slope * way).sum() for slope, way in zip(slopes, ways, strict=True))
+    torch.testing.assert_close((total(1e-3) - total(-1e-3)) / 2e-3, expected, rtol=1e-2, atol=1e-1)
 
 
 def test_a_batch_without_responses_has_no_loss_and_no_gradient(tiny: TinyTraining) -> None:
@@ -120,11 +120,11 @@ def test_a_batch_without_responses_has_no_loss_and_no_gradient(tiny: TinyTrainin
 
 @pytest.mark.parametrize("parallel_levels", [0, 1, 2])
 def test_one_expert_has_the_same_loss_in_both_modes(parallel_levels: int) -> None:
-    mixture, plain = (
+    mixture, summed = (
         tiny_training(tiny_settings(1, combine, parallel_levels)) for combine in ("mixture", "sum")
     )
-    plain.drafter.load_state_dict(mixture.drafter.state_dict())
-    assert_close(mixture.loss(BATCH), plain.loss(BATCH))
+    summed.drafter.load_state_dict(mixture.drafter.state_dict())
+    assert_close(mixture.loss(BATCH), summed.loss(BATCH))
 
 
 def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
@@ -141,13 +141,13 @@ def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
     terms = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
     assert torch.equal(terms.correct, terms.level_count)
     assert terms.feature.tolist() == [0.0, 0.0]
-    laws = tiny.target.logits(view.features).log_softmax(-1)
-    entropy = -(laws.exp() * laws).sum(-1)
+    log_probs = tiny.target.logits(view.features).log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
     weight = tiny.objective.distance_decay ** (torch.arange(24) - BATCH.anchors[:, 0] - 1)
     inner = BATCH.targets_exist(1) & (torch.arange(24) > BATCH.anchors[:, 0])
     torch.testing.assert_close(terms.token[0], (entropy * weight)[inner].sum())
 
 
-def test_experts_that_share_a_row_evenly_have_the_least_imbalance(tiny: TinyTraining) -> None:
+def test_experts_that_share_a_sequence_evenly_have_the_least_imbalance(tiny: TinyTraining) -> None:
     terms = tiny.loss(BATCH, distance_decay=1.0)
     assert terms.num_positions <= terms.balance <= 2 * terms.num_positions

@@ -1,4 +1,4 @@
-"""A drafter that has learnt one document by heart drafts it without a miss."""
+"""A drafter that has learnt one document by heart drafts it without a mistake."""
 
 import pytest
 import torch
@@ -37,25 +37,25 @@ VARIETY = {
 
 
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:
-    """What training would draw for the only row; [draws, rows]."""
-    kind, draws = "drafting", 2
+    """Return the anchors that training samples for the only sequence, [samples, length]."""
+    kind, samples = "drafting", 2
     if settings.trunk.reads_features:
-        kind, draws = "rollout", LEVELS
+        kind, samples = "rollout", LEVELS
     elif settings.tail_layers:
         kind = "blocks"
     starts = torch.zeros(LENGTH, dtype=torch.long).numpy()
-    return torch.from_numpy(AnchorRule(kind, LEVELS, draws).anchors(starts, (0, step)))
+    return torch.from_numpy(AnchorRule(kind, LEVELS, samples).anchors(starts, (0, step)))
 
 
 def learn(tiny: TinyTraining, tokens: Tensor, steps: int, num_narrow: int) -> None:
-    """Train on one document until it is known, with a narrow view in so many steps at the start."""
+    """Train on one document until it is known, with a narrow view in the first steps."""
     if tiny.drafter.draft_ids is not None:
         rest = [token for token in range(61) if token not in tokens[0].tolist()]
         missing = len(tiny.drafter.draft_ids) - len(tokens[0].unique())
         ids = [*tokens[0].unique().tolist(), *rest[:missing]]
         tiny.drafter.draft_ids.copy_(torch.tensor(sorted(ids)))
     settings, reader = tiny.drafter.config.settings, tiny.reader(LENGTH)
-    # The laws alone say little of the state that two layers read.
+    # Distributions over tokens say little about the state that two tail layers read.
     weights = {"token": 1, "feature": settings.tail_layers, "contrast": 0, "balance": 0}
     terms = {f"{name}_weight": weight for name, weight in weights.items()}
     module = TrainingModule(tiny.drafter, ObjectiveSettings(**terms))
@@ -72,7 +72,7 @@ def learn(tiny: TinyTraining, tokens: Tensor, steps: int, num_narrow: int) -> No
         schedule.step()
 
 
-def assert_drafts_without_a_miss(
+def assert_drafts_without_a_mistake(
     settings: DrafterSettings, steps: int, num_narrow: int = 0
 ) -> None:
     model = tiny_llama()
@@ -92,22 +92,22 @@ def assert_drafts_without_a_miss(
     decoder = SpeculativeDecoder(model, tiny.drafter, tree=shape)
     output = decoder.generate(prompt[0].tolist(), max_new_tokens=LENGTH - PROMPT)
     assert output.sequences.tolist() == tokens.tolist()
-    # The first token is the prefill's; the last round may have had fewer left than it drafted.
+    # The first token is the prefill's; the last step may have drafted more tokens than were left.
     longest = shape.depth + 1
-    emitted, rounds = output.stats.emitted - 1, output.stats.target_forwards
+    emitted, steps = output.stats.emitted - 1, output.stats.target_forwards
     last = emitted % longest or longest
-    assert (emitted - last) / (rounds - 1) >= 0.95 * longest
+    assert (emitted - last) / (steps - 1) >= 0.95 * longest
 
 
 @pytest.mark.parametrize("settings", [MOA, ROLLED_OUT], ids=["moa", "feedback"])
 def test_one_document_is_learnt_by_heart(settings: DrafterSettings) -> None:
-    assert_drafts_without_a_miss(settings, steps=80)
+    assert_drafts_without_a_mistake(settings, steps=80)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIETY)
 def test_every_kind_of_drafter_learns_one_document_by_heart(name: str) -> None:
     steps = 400 if name == "tail-2" else 200
-    # What was learnt from drafted tokens alone is no more than a start: decoding shows all of them.
+    # Drafted tokens alone are only a start: when decoding, self-attention sees all tokens.
     num_narrow = steps // 2 if name == "curriculum" else 0
-    assert_drafts_without_a_miss(VARIETY[name], steps, num_narrow)
+    assert_drafts_without_a_mistake(VARIETY[name], steps, num_narrow)

@@ -21,7 +21,7 @@ def test_token_losses_of_parallel_levels_equal_a_brute_force_sum() -> None:
     output = next(iter(draft_all_positions(drafter, view, batch)))
     terms = drafter_loss(output, Goals(view.features), batch, 0, reader.heads, ObjectiveSettings())
 
-    laws = target.logits(output.features[0]).softmax(-1)  # [position, level, expert, vocab]
+    probs = target.logits(output.features[0]).softmax(-1)  # [position, level, expert, vocab]
     wanted = target.logits(view.features[0]).softmax(-1)
     tokens = batch.token_ids[0]
     expected = torch.zeros(3)
@@ -30,8 +30,8 @@ def test_token_losses_of_parallel_levels_equal_a_brute_force_sum() -> None:
         for level in range(3):
             if position + level + 1 >= count:
                 break
-            law = weights @ laws[position, level]
-            expected[level] -= (wanted[position + level] * law.log()).sum()
-            weights = weights * laws[position, level, :, tokens[position + level + 1]]
+            blended = weights @ probs[position, level]
+            expected[level] -= (wanted[position + level] * blended.log()).sum()
+            weights = weights * probs[position, level, :, tokens[position + level + 1]]
             weights = weights / weights.sum()
     torch.testing.assert_close(terms.token, expected, atol=1e-3, rtol=1e-4)

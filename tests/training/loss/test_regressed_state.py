@@ -1,4 +1,4 @@
-"""With target layer inference the drafter regresses what these layers read, not what they give."""
+"""With tail layers the drafter regresses the input of these layers, not their output."""
 
 import pytest
 import torch
@@ -11,10 +11,9 @@ from training.loss.views import TargetView
 from training.module import TrainingModule
 
 SETTINGS = tiny_settings(combine="sum", parallel_levels=0, tail_layers=1)
-ROW = 24
-BATCH = batch_for(
-    SETTINGS, [ROW], [ROW], sequence_length=ROW
-)  # rows of one document, without padding
+LENGTH = 24
+# Sequences of one document, without padding.
+BATCH = batch_for(SETTINGS, [LENGTH], [LENGTH], sequence_length=LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +27,13 @@ def view(tiny: TinyTraining) -> TargetView:
 
 
 def feature_loss(tiny: TinyTraining, view: TargetView) -> float:
-    """What training reports for a view."""
+    """Return the feature loss that training reports for a view."""
     module = TrainingModule(tiny.drafter, tiny.objective)
-    return module(view, BATCH, tiny.reader(ROW)).feature.item()
+    return module(view, BATCH, tiny.reader(LENGTH)).feature.item()
 
 
 def smooth_l1(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """The loss of each position, by its definition; the mean over the hidden size."""
+    """Return the loss of each position by its definition, as the mean over the hidden size."""
     distance = (predicted - wanted).abs()
     return torch.where(distance < 1, distance.square() / 2, distance - 0.5).mean(dim=-1)
 
@@ -43,16 +42,16 @@ def smooth_l1(predicted: Tensor, wanted: Tensor) -> Tensor:
 def test_the_feature_loss_is_that_of_the_input_of_the_targets_last_layer(
     tiny: TinyTraining, view: TargetView
 ) -> None:
-    told = tiny.target.model(input_ids=BATCH.token_ids, output_hidden_states=True)
-    wanted = told.hidden_states[2]  # of the embedding and three layers
+    outputs = tiny.target.model(input_ids=BATCH.token_ids, output_hidden_states=True)
+    wanted = outputs.hidden_states[2]  # index 0 is the embedding, and there are three layers
     expected = 0.0
     # Without the tail: the drafter's own output.
-    for draw, output in enumerate(draft_all_positions(tiny.drafter, view, BATCH)):
-        distance = torch.arange(ROW) - BATCH.anchors[:, draw]
-        asked = (distance >= 1) & (torch.arange(ROW) < ROW - 1)
+    for sample, output in enumerate(draft_all_positions(tiny.drafter, view, BATCH)):
+        distance = torch.arange(LENGTH) - BATCH.anchors[:, sample]
+        has_loss = (distance >= 1) & (torch.arange(LENGTH) < LENGTH - 1)
         loss = smooth_l1(output.features[:, :, 0, 0], wanted)
         decayed = loss * tiny.objective.distance_decay ** (distance - 1)
-        expected += decayed[asked].sum().item()
+        expected += decayed[has_loss].sum().item()
     assert feature_loss(tiny, view) == pytest.approx(expected, rel=1e-4)
 
 

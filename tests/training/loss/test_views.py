@@ -1,4 +1,4 @@
-"""A position of a packed row sees its past tokens, verified memory, and nothing else."""
+"""A position of a packed sequence sees its past tokens, verified memory, and nothing else."""
 
 import pytest
 import torch
@@ -15,45 +15,45 @@ def tiny() -> TinyTraining:
     return tiny_training()
 
 
-BATCH = random_batch([10, 11], [24], draws=2)
+BATCH = random_batch([10, 11], [24], samples=2)
 
 
 def features(tiny: TinyTraining, view: TargetView, batch: Batch = BATCH) -> Tensor:
-    """Shape [draws, batch, rows, ...]."""
+    """Return the drafter's features of shape [samples, batch, length, ...]."""
     outputs = draft_all_positions(tiny.drafter, view, batch)
     return torch.stack([output.features for output in outputs]).detach()
 
 
 def changed_positions(before: Tensor, after: Tensor) -> Tensor:
-    """Shape [draws, batch, rows]."""
+    """Return whether features differ, of shape [samples, batch, length]."""
     return (before != after).flatten(start_dim=3).any(dim=-1)
 
 
-@pytest.mark.parametrize("place", [3, 12, 20])
+@pytest.mark.parametrize("position", [3, 12, 20])
 def test_tokens_change_only_later_positions_of_their_document(
-    tiny: TinyTraining, place: int
+    tiny: TinyTraining, position: int
 ) -> None:
     view = tiny.view(BATCH)
     other = view.embeddings.clone()
-    other[:, place] += 1.0
+    other[:, position] += 1.0
     changed = changed_positions(
         features(tiny, view), features(tiny, view._replace(embeddings=other))
     )
     index = torch.arange(24)
-    same = BATCH.documents == BATCH.documents[:, place, None]
-    assert torch.equal(changed, (same & (index >= place)).expand_as(changed))
+    same = BATCH.documents == BATCH.documents[:, position, None]
+    assert torch.equal(changed, (same & (index >= position)).expand_as(changed))
 
 
-@pytest.mark.parametrize("place", [3, 12, 20])
+@pytest.mark.parametrize("position", [3, 12, 20])
 def test_memory_changes_only_positions_whose_anchor_it_does_not_follow(
-    tiny: TinyTraining, place: int
+    tiny: TinyTraining, position: int
 ) -> None:
     view = tiny.view(BATCH)
     other = view._replace(state=view.state._replace(memory=view.state.memory.clone()))
-    other.state.memory[:, place] += 1.0
+    other.state.memory[:, position] += 1.0
     changed = changed_positions(features(tiny, view), features(tiny, other))
-    same = BATCH.documents == BATCH.documents[:, place, None]
-    visible = (BATCH.anchors >= place) & same[:, None]
+    same = BATCH.documents == BATCH.documents[:, position, None]
+    visible = (BATCH.anchors >= position) & same[:, None]
     assert torch.equal(changed, visible.transpose(0, 1))
 
 
@@ -68,26 +68,26 @@ def test_the_target_reads_each_document_as_if_it_were_alone(tiny: TinyTraining) 
 NARROW = Batch(**(vars(BATCH) | {"is_narrow": torch.tensor([True, False])}))
 
 
-@pytest.mark.parametrize("place", [0, 3, 12, 20])
-def test_in_a_narrow_row_only_tokens_behind_the_anchor_are_seen(
-    tiny: TinyTraining, place: int
+@pytest.mark.parametrize("position", [0, 3, 12, 20])
+def test_in_a_narrow_sequence_only_tokens_after_the_anchor_are_seen(
+    tiny: TinyTraining, position: int
 ) -> None:
     view = tiny.view(NARROW)
     other = view.embeddings.clone()
-    other[:, place] += 1.0
+    other[:, position] += 1.0
     before = features(tiny, view, NARROW)
     assert before.isfinite().all()  # also where the anchor is the position itself
     changed = changed_positions(
         before, features(tiny, view._replace(embeddings=other), NARROW)
     ).transpose(0, 1)
     index = torch.arange(24)
-    same = (NARROW.documents == NARROW.documents[:, place, None])[:, None]
-    narrow = same & (index >= place) & ((place > NARROW.anchors) | (index == place))
+    same = (NARROW.documents == NARROW.documents[:, position, None])[:, None]
+    narrow = same & (index >= position) & ((position > NARROW.anchors) | (index == position))
     assert torch.equal(changed[0], narrow[0])
-    assert torch.equal(changed[1], (same[1] & (index >= place)).expand_as(changed[1]))
+    assert torch.equal(changed[1], (same[1] & (index >= position)).expand_as(changed[1]))
 
 
-def test_a_narrow_row_still_sees_all_memory_up_to_its_anchor(tiny: TinyTraining) -> None:
+def test_a_narrow_sequence_still_sees_all_memory_up_to_its_anchor(tiny: TinyTraining) -> None:
     view = tiny.view(NARROW)
     other = view._replace(state=view.state._replace(memory=view.state.memory.clone()))
     other.state.memory[:, 3] += 1.0
@@ -96,6 +96,6 @@ def test_a_narrow_row_still_sees_all_memory_up_to_its_anchor(tiny: TinyTraining)
     assert torch.equal(changed, ((NARROW.anchors >= 3) & same[:, None]).transpose(0, 1))
 
 
-def test_narrow_rows_are_trained_without_a_nan(tiny: TinyTraining) -> None:
+def test_narrow_sequences_are_trained_without_a_nan(tiny: TinyTraining) -> None:
     gradients = tiny.gradients(tiny.loss(NARROW).total)
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)

@@ -1,4 +1,4 @@
-"""No trunk sees what is not verified when it drafts, nor anything of another document."""
+"""No trunk sees unverified states when it drafts, nor anything of another document."""
 
 from collections.abc import Callable
 
@@ -16,9 +16,9 @@ from training.loss.drafting import draft_all_positions, through_tail
 from training.loss.objectives import LossTerms
 from training.loss.views import TargetView
 
-ROW = 24
-STEPS = ROLLED_OUT
-ROLLOUT = {"ttt_steps": STEPS}
+LENGTH = 24
+PASSES = ROLLED_OUT
+ROLLOUT = {"ttt_steps": PASSES}
 TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
 FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
 FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | ROLLOUT)
@@ -28,54 +28,53 @@ BOTH_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk
 
 @torch.no_grad()
 def drafted(tiny: TinyTraining, view: TargetView, batch: Batch) -> Tensor:
-    """What is predicted, behind the tail if there is one; [draws, batch, rows, ...]."""
-    outputs = list(draft_all_positions(tiny.drafter, view, batch, tiny.reader(ROW).tail))
+    """Return the features, after the tail if there is one, [samples, batch, length, ...]."""
+    outputs = list(draft_all_positions(tiny.drafter, view, batch, tiny.reader(LENGTH).tail))
     return torch.stack([output.features for output in outputs])
 
 
-def moved(part: Tensor, place: int, dim: int = 1) -> Tensor:
-    """A copy that differs at one position."""
+def moved(part: Tensor, index: int, dim: int = 1) -> Tensor:
+    """Return a copy that differs at one position."""
     other = part.clone()
-    other.select(dim, place).add_(1.0)
+    other.select(dim, index).add_(1.0)
     return other
 
 
-def with_tokens(view: TargetView, place: int) -> TargetView:
-    return view._replace(embeddings=moved(view.embeddings, place))
+def with_tokens(view: TargetView, index: int) -> TargetView:
+    return view._replace(embeddings=moved(view.embeddings, index))
 
 
-def with_state(view: TargetView, place: int) -> TargetView:
-    parts = (None if part is None else moved(part, place) for part in view.state)
+def with_state(view: TargetView, index: int) -> TargetView:
+    parts = (None if part is None else moved(part, index) for part in view.state)
     return view._replace(state=TargetState(*parts))
 
 
-def with_tail_rows(view: TargetView, place: int) -> TargetView:
-    return view._replace(tail_rows=tuple(moved(rows, place, dim=2) for rows in view.tail_kv))
+def with_tail_kv(view: TargetView, index: int) -> TargetView:
+    return view._replace(tail_kv=tuple(moved(part, index, dim=2) for part in view.tail_kv))
 
 
-def token_reaches(batch: Batch, place: int) -> Tensor:
-    """Positions from a token on; [draws, batch, rows]."""
-    same = batch.documents == batch.documents[:, place, None]
-    reached = same & (torch.arange(ROW) >= place)
+def token_reaches(batch: Batch, index: int) -> Tensor:
+    """Return the positions from a token on, [samples, batch, length]."""
+    same = batch.documents == batch.documents[:, index, None]
+    reached = same & (torch.arange(LENGTH) >= index)
     return reached.expand(batch.anchors.shape[1], -1, -1)
 
 
-def anchored_beyond(batch: Batch, place: int) -> Tensor:
-    """Positions for which a place is verified; [draws, batch, rows]."""
-    same = batch.documents == batch.documents[:, place, None]
-    return ((batch.anchors >= place) & same[:, None]).transpose(0, 1)
+def anchored_beyond(batch: Batch, index: int) -> Tensor:
+    """Return the positions whose anchor is not before an index, [samples, batch, length]."""
+    same = batch.documents == batch.documents[:, index, None]
+    return ((batch.anchors >= index) & same[:, None]).transpose(0, 1)
 
 
-def feature_reaches(batch: Batch, place: int) -> Tensor:
-    """Positions that see a target's feature, or what was drafted below it, if anything is.
+def feature_reaches(batch: Batch, index: int) -> Tensor:
+    """Return the positions that see a feature of the target, or drafts that depend on it.
 
-    At distance k the last one that position i sees is that at i - k: its anchor. Where a document
-    has not begun by then, the anchor is the position itself and nothing is asked.
+    At distance k, position i sees features of the target up to its anchor i - k. If that index is
+    in another document, the anchor is the position itself, which has no loss.
     """
-    same = batch.documents == batch.documents[:, place, None]
-    index = torch.arange(ROW)
-    distance = torch.arange(1, STEPS + 1)[:, None, None]
-    return same & (index - distance >= place)
+    same = batch.documents == batch.documents[:, index, None]
+    distance = torch.arange(1, PASSES + 1)[:, None, None]
+    return same & (torch.arange(LENGTH) - distance >= index)
 
 
 CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[..., Tensor]]] = {
@@ -83,62 +82,64 @@ CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[...,
     "moa, memory": (tiny_settings(), with_state, anchored_beyond),
     "tail, tokens": (TAIL, with_tokens, token_reaches),
     "tail, memory": (TAIL, with_state, anchored_beyond),
-    "tail, rows of the target": (TAIL, with_tail_rows, anchored_beyond),
+    "tail, keys and values of the target": (TAIL, with_tail_kv, anchored_beyond),
     "feedback, tokens": (FED_BACK, with_tokens, token_reaches),
     "feedback, features": (FED_BACK, with_state, feature_reaches),
     "hybrid, tokens": (BOTH, with_tokens, token_reaches),
     "hybrid, memory and features": (BOTH, with_state, feature_reaches),
     "feedback with a tail, features": (FED_TAIL, with_state, feature_reaches),
-    "feedback with a tail, rows of the target": (FED_TAIL, with_tail_rows, feature_reaches),
+    "feedback with a tail, keys and values": (FED_TAIL, with_tail_kv, feature_reaches),
 }
 
 
-@pytest.mark.parametrize("place", [2, 5, 12, 20])
+@pytest.mark.parametrize("index", [2, 5, 12, 20])
 @pytest.mark.parametrize("name", CASES)
-def test_what_changes_reaches_those_that_may_see_it_and_no_other(name: str, place: int) -> None:
+def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
+    name: str, index: int
+) -> None:
     settings, change, reaches = CASES[name]
     tiny = tiny_training(settings)
     batch = batch_for(settings, [10, 11], [24])
     view = tiny.view(batch)
-    before, after = drafted(tiny, view, batch), drafted(tiny, change(view, place), batch)
+    before, after = drafted(tiny, view, batch), drafted(tiny, change(view, index), batch)
     got = (before != after).flatten(start_dim=3).any(dim=-1)  # exactly: not a bit may differ
-    asked = (torch.arange(ROW) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
-    assert torch.equal(got & asked, reaches(batch, place) & asked)
-    assert (got & asked).any()
+    has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
+    assert torch.equal(got & has_loss, reaches(batch, index) & has_loss)
+    assert (got & has_loss).any()
 
 
-@pytest.mark.parametrize("distance", range(1, STEPS + 1))
+@pytest.mark.parametrize("distance", range(1, PASSES + 1))
 def test_a_rollout_reads_the_target_up_to_its_anchor_and_drafts_from_there(distance: int) -> None:
     tiny = tiny_training(FED_BACK)
-    batch = batch_for(FED_BACK, [ROW])
+    batch = batch_for(FED_BACK, [LENGTH])
     view = tiny.view(batch)
     before = drafted(tiny, view, batch)[distance - 1, 0]
-    for place in range(ROW - distance):
-        after = drafted(tiny, with_state(view, place), batch)[distance - 1, 0]
+    for index in range(LENGTH - distance):
+        after = drafted(tiny, with_state(view, index), batch)[distance - 1, 0]
         changed = (before != after).flatten(start_dim=1).any(dim=-1)
-        assert changed.nonzero()[0].item() == place + distance
+        assert changed.nonzero()[0].item() == index + distance
 
 
-def test_the_tail_sees_the_targets_row_or_the_predicted_one_never_both() -> None:
-    """Predicted states up to the anchor are not attended to: only those drafted since."""
+def test_the_tail_sees_the_targets_or_the_predicted_keys_and_values_never_both() -> None:
+    """Predicted states up to the anchor are not attended to, only those after it."""
     tiny = tiny_training(TAIL)
-    batch = batch_for(TAIL, [ROW])
-    view, tail = tiny.view(batch), tiny.reader(ROW).tail
+    batch = batch_for(TAIL, [LENGTH])
+    view, tail = tiny.view(batch), tiny.reader(LENGTH).tail
     assert tail is not None
     (output, *_) = draft_all_positions(tiny.drafter, view, batch)
-    index, anchors = torch.arange(ROW), batch.anchors[0, 0]
-    for place in (3, 9, 15):
-        other = output._replace(features=moved(output.features, place))
+    indices, anchors = torch.arange(LENGTH), batch.anchors[0, 0]
+    for index in (3, 9, 15):
+        other = output._replace(features=moved(output.features, index))
         before, after = (
-            through_tail(one, tail, view, batch, 0).features.detach() for one in (output, other)
+            through_tail(own, tail, view, batch, 0).features.detach() for own in (output, other)
         )
         changed = (before != after).flatten(start_dim=2).any(dim=-1)[0]
-        expected = (index == place) | ((index > place) & (anchors < place))
+        expected = (indices == index) | ((indices > index) & (anchors < index))
         assert torch.equal(changed, expected)
 
 
 def assert_isolated(settings: DrafterSettings) -> None:
-    """Compare documents of a row with each alone, in what is drafted and in the loss."""
+    """Compare the drafts and losses of documents in one sequence with those of each alone."""
     tiny = tiny_training(settings)
     batch = batch_for(settings, [9, 7, 5])
     together = drafted(tiny, tiny.view(batch), batch)
@@ -147,7 +148,7 @@ def assert_isolated(settings: DrafterSettings) -> None:
         alone = cropped(batch, begin, begin + length)
         alone = Batch(**(vars(alone) | {"anchors": alone.anchors - begin}))
         got = together[:, :, begin : begin + length]
-        # Rounding grows from step to step of a rollout through a tail.
+        # Rounding grows from pass to pass of a rollout through a tail.
         close = {"rtol": 1e-4, "atol": 1e-4}
         torch.testing.assert_close(got, drafted(tiny, tiny.view(alone), alone), **close)
         inside = batch.documents == batch.documents[:, begin, None]
@@ -155,9 +156,9 @@ def assert_isolated(settings: DrafterSettings) -> None:
         assert_close(tiny.loss(only), tiny.loss(alone))
         parts.append(tiny.loss(alone, contrast_weight=0.0, balance_weight=0.0))
         begin += length
-    # Contrast and balance are taken over a row; all else adds up.
+    # Contrast and balance are taken over a sequence; all other terms add up.
     for name in ("token", "feature", "correct", "level_count", "num_positions"):
-        summed = sum(getattr(one, name) for one in parts)
+        summed = sum(getattr(part, name) for part in parts)
         torch.testing.assert_close(getattr(whole, name), summed, rtol=1e-4, atol=1e-4)
 
 
@@ -179,11 +180,11 @@ ISOLATED = {
 
 
 @pytest.mark.parametrize("name", ISOLATED)
-def test_documents_of_a_row_are_drafted_and_scored_as_if_alone(name: str) -> None:
+def test_documents_of_a_sequence_are_drafted_and_scored_as_if_alone(name: str) -> None:
     assert_isolated(ISOLATED[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRID)
-def test_documents_are_isolated_for_all_that_is_offered(name: str) -> None:
+def test_documents_are_isolated_in_all_combinations(name: str) -> None:
     assert_isolated(GRID[name])

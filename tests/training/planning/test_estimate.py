@@ -1,4 +1,4 @@
-"""What a run is said to take is what it takes."""
+"""Estimates of memory, disk and operations agree with real runs."""
 
 import ctypes
 import gc
@@ -62,25 +62,27 @@ def reader_of(inputs: Prepared, drafter: JakiroDrafter) -> TargetReader:
 def sampler_of(inputs: Prepared) -> Sampler:
     settings = inputs.settings
     rule = anchor_rule(settings)
-    return Sampler(inputs.sequences, sequences_per_step=settings.batch.global_batch_size, rule=rule, seed=0)
+    return Sampler(
+        inputs.sequences, sequences_per_step=settings.batch.global_batch_size, rule=rule, seed=0
+    )
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes behind tensors, those that share memory counted once."""
-    storages = [one.untyped_storage() for one in tensors]
-    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+    """Bytes behind tensors; shared memory is counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def kept_by(engine: Any) -> tuple[int, int]:
     """Bytes of an engine's parameters, and of its master weights and moments."""
     parameters = list(engine.module.parameters())
-    own = [getattr(one, "ds_tensor", one) for one in parameters]
+    own = [getattr(parameter, "ds_tensor", parameter) for parameter in parameters]
     optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    masters = [one for one in optimizer.state if all(one is not other for other in parameters)]
+    masters = [key for key in optimizer.state if all(key is not other for other in parameters)]
     moments = [
         part for state in optimizer.state.values() for part in state.values() if part.ndim > 0
     ]
-    return storage_bytes([one.data for one in own]), storage_bytes([*masters, *moments])
+    return storage_bytes([part.data for part in own]), storage_bytes([*masters, *moments])
 
 
 @pytest.mark.parametrize(
@@ -102,13 +104,13 @@ def test_parameters_and_states_are_those_of_a_real_engine(
     with trainer_of(settings) as trainer:
         trainer.step(0)
         parameters, states = kept_by(trainer.engine)
-    said = estimate(settings, num_processes=1).states
-    assert said.parameters == parameters
-    assert said.optimizer == states
-    assert said.device > parameters + states
+    estimated = estimate(settings, num_processes=1).states
+    assert estimated.parameters == parameters
+    assert estimated.optimizer == states
+    assert estimated.device > parameters + states
 
 
-def test_zero_divides_what_it_shares_out(workshop: Path) -> None:
+def test_zero_divides_states_gradients_and_parameters_among_the_processes(workshop: Path) -> None:
     target = target_on_meta(tiny_run(workshop).target)
 
     def of(num_processes: int, **engine: object) -> Any:
@@ -123,8 +125,8 @@ def test_zero_divides_what_it_shares_out(workshop: Path) -> None:
     assert states.gradients > gradients.gradients == pytest.approx(2 * 4 * count / 4, abs=100)
     assert states.parameters == pytest.approx(whole.parameters, abs=100)
     small = sum(
-        one.numel() for one in drafter_on_meta(tiny_run(workshop), target).parameters()
-    )  # all of them are so small that ZeRO 3 keeps them whole, too
+        part.numel() for part in drafter_on_meta(tiny_run(workshop), target).parameters()
+    )  # all parameters are so small that ZeRO 3 keeps them whole, too
     assert parameters.parameters == pytest.approx(4 * (count / 4 + small), abs=200)
 
 
@@ -138,7 +140,7 @@ def test_a_target_without_weights_has_the_geometry_of_one_with_them(workshop: Pa
 
 
 def give_back_free_memory() -> None:
-    """Let a process be as large as what it uses, where its C library can do that."""
+    """Return unused memory to the system, if the C library can do that."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -146,7 +148,7 @@ def give_back_free_memory() -> None:
 
 
 def wide_run(folder: Path, **changes: Any) -> TrainSettings:
-    """A run whose activations outweigh what a process needs anyway."""
+    """A run whose activations outweigh the other memory of a process."""
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
     tiny_llama(vocab=4000, **sizes).save_pretrained(folder / "target")
     base: dict[str, Any] = {
@@ -165,20 +167,22 @@ def wide_run(folder: Path, **changes: Any) -> TrainSettings:
     ],
     ids=["all at once", "in chunks", "rolled out"],
 )
-def test_activations_are_those_that_are_measured(workshop: Path, changes: dict[str, Any]) -> None:
+def test_the_estimate_of_activations_is_close_to_the_measured_memory(
+    workshop: Path, changes: dict[str, Any]
+) -> None:
     settings = wide_run(workshop, **changes)
     target = TargetAdapter(AutoModelForCausalLM.from_pretrained(workshop / "target"))
     target.model.requires_grad_(False)
     drafter = tiny_drafter(target, settings.drafter)
     module = TrainingModule(drafter, settings.objective)
-    draws = anchor_rule(settings).num_samples
-    batch = random_batch(*[[LENGTH]] * 4, sequence_length=LENGTH, draws=draws, vocab=4000)
+    samples = anchor_rule(settings).num_samples
+    batch = random_batch(*[[LENGTH]] * 4, sequence_length=LENGTH, samples=samples, vocab=4000)
 
     def work() -> None:
         reader = TargetReader(target, drafter, LENGTH, torch.float32)
         module(reader.view(batch), batch, reader).total.backward()
 
-    work()  # what is allocated only once is there from now on
+    work()  # so that memory that is allocated only once is not counted
     device = torch.device("cpu")
     give_back_free_memory()
     with peak_memory(device) as before:
@@ -186,21 +190,21 @@ def test_activations_are_those_that_are_measured(workshop: Path, changes: dict[s
     with peak_memory(device) as during:
         work()
     if before.bytes is None or during.bytes is None:
-        pytest.skip("this system does not tell")
+        pytest.skip("this system does not report the peak memory")
     measured = during.bytes - before.bytes
-    said = simulate(settings, target_on_meta(settings.target))
-    ratio = (said.target_states + said.activations) / measured
+    simulated = simulate(settings, target_on_meta(settings.target))
+    ratio = (simulated.target_states + simulated.activations) / measured
     assert 1 / FACTOR < ratio < FACTOR, ratio
 
 
-def test_operations_are_those_of_the_products_of_matrices(workshop: Path) -> None:
+def test_operations_are_mostly_matrix_products(workshop: Path) -> None:
     settings = tiny_run(workshop)
     target = target_on_meta(settings.target)
     one, two = (
         simulate(tiny_run(workshop, batch={"micro_batch_size": size}), target) for size in (1, 2)
     )
     assert two.target_flops == 2 * one.target_flops
-    matrices = [p for p in target.decoder.parameters() if p.ndim == 2][1:]  # embeddings: no product
+    matrices = [p for p in target.decoder.parameters() if p.ndim == 2][1:]  # without the embeddings
     products = 2 * settings.data.sequence_length * sum(p.numel() for p in matrices)
     assert products < one.target_flops < 2 * products  # attention's scores come on top
 
@@ -215,10 +219,10 @@ def test_disk_holds_the_drafter_and_its_checkpoints(workshop: Path) -> None:
     assert estimate(settings, 1).disk_bytes == pytest.approx(written, rel=0.15)
 
 
-def test_adapters_need_gradients_and_states_of_their_own_alone(workshop: Path) -> None:
+def test_only_adapters_need_gradients_and_optimizer_states(workshop: Path) -> None:
     start = {"initialize": {"drafter": "any"}}
     lora = start | {"lora": {"rank": 2}, "run_folder": str(workshop / "adapted")}
-    whole, adapted = (estimate(tiny_run(workshop, **one), 1) for one in ({}, lora))
+    whole, adapted = (estimate(tiny_run(workshop, **changes), 1) for changes in ({}, lora))
     assert adapted.frozen == whole.parameters > adapted.parameters
     assert adapted.states.gradients == adapted.states.optimizer // 2 == 4 * adapted.parameters
     assert adapted.states.parameters == 4 * (adapted.frozen + adapted.parameters)
@@ -229,32 +233,34 @@ def test_adapters_need_gradients_and_states_of_their_own_alone(workshop: Path) -
     )
 
 
-def test_features_on_disk_take_no_forward_of_the_target(workshop: Path) -> None:
+def test_target_states_on_disk_save_the_forward_of_the_target(workshop: Path) -> None:
     online = estimate(tiny_run(workshop), 1)
-    features = {"source": "offline", "folder": str(workshop / "features")}
-    offline = estimate(tiny_run(workshop, features=features), 1)
+    states = {"source": "offline", "folder": str(workshop / "states")}
+    offline = estimate(tiny_run(workshop, target_states=states), 1)
     steps = tiny_run(workshop).batch.accumulation(1)
     assert online.flops - offline.flops == steps * online.micro_batch.target_flops > 0
 
 
-def test_features_on_disk_are_part_of_what_the_disk_holds(workshop: Path) -> None:
-    features = {"source": "offline", "folder": str(workshop / "features")}
-    settings = tiny_run(workshop, features=features)
+def test_target_states_on_disk_are_part_of_the_disk_space(workshop: Path) -> None:
+    states = {"source": "offline", "folder": str(workshop / "states")}
+    settings = tiny_run(workshop, target_states=states)
     guessed = estimate(settings, 1)
     assert estimate(tiny_run(workshop), 1).shards.size == 0
     assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards.size
     inputs = prepare(settings)
-    writer = TargetStateWriter(inputs, workshop / "features")
+    writer = TargetStateWriter(inputs, workshop / "states")
     widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
     read = settings.steps * settings.batch.global_batch_size * settings.data.sequence_length
     assert guessed.shards.size == read * sum(widths.values()) * 2
     assert writer.write()
-    written = sum(path.stat().st_size for path in (workshop / "features").glob("*.safetensors"))
+    written = sum(path.stat().st_size for path in (workshop / "states").glob("*.safetensors"))
     counted = estimate(settings, 1)
     assert counted.shards.size == pytest.approx(written, rel=0.01)
-    names, guesses = (list(render(one, 2**30, None).columns[0].cells) for one in (counted, guessed))
-    assert "features on disk" in names
-    assert "features on disk for these steps, at most" in guesses
+    names, guesses = (
+        list(render(found, 2**30, None).columns[0].cells) for found in (counted, guessed)
+    )
+    assert "target states on disk" in names
+    assert "target states on disk for these steps, at most" in guesses
 
 
 @pytest.mark.slow
@@ -271,17 +277,17 @@ def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
         memory = int(needed[size] / 0.9) + 10
         assert choose_micro_batch(settings, 1, memory).batch.micro_batch_size == size
     assert choose_micro_batch(settings, 6, 2**40).batch.micro_batch_size == 2
-    with pytest.raises(ConfigError, match="not even one row"):
+    with pytest.raises(ConfigError, match="a micro-batch of one sequence does not fit"):
         choose_micro_batch(settings, 1, needed[1] // 2)
 
 
-def test_a_target_that_is_not_there_is_named(workshop: Path) -> None:
+def test_a_missing_target_is_named(workshop: Path) -> None:
     settings = tiny_run(workshop, target={"name_or_path": str(workshop / "nothing")})
     with pytest.raises(CheckpointError, match="nothing"):
         estimate(settings, 1)
 
 
-def test_rows_beyond_the_targets_context_are_refused(workshop: Path) -> None:
+def test_sequences_beyond_the_targets_context_are_refused(workshop: Path) -> None:
     settings = tiny_run(workshop, data={"sequence_length": 1000})
     with pytest.raises(
         ConfigError, match=r"longer than the target's context; .* got: 1000; remedy"

@@ -1,4 +1,4 @@
-"""A run is planned for a device that is here, or for one of which only figures are given."""
+"""A run is planned for a device of this machine, or for another device with given figures."""
 
 from pathlib import Path
 
@@ -24,9 +24,9 @@ def test_memory_of_a_device_elsewhere_is_that_of_a_gpu(workshop: Path) -> None:
         device: plan_device(tiny_run(workshop, engine={"device": device}), 2**30)
         for device in ("auto", "cpu", "cuda")
     }
-    assert [one.kind for one in kinds.values()] == ["cuda", "cpu", "cuda"]
-    assert [one.is_here for one in kinds.values()] == [False, True, False]
-    assert all(one.memory_for(2) == 2**30 for one in kinds.values())
+    assert [planned.kind for planned in kinds.values()] == ["cuda", "cpu", "cuda"]
+    assert [planned.is_here for planned in kinds.values()] == [False, True, False]
+    assert all(planned.memory_for(2) == 2**30 for planned in kinds.values())
     assert kinds["auto"].product_rate(tiny_run(workshop)) is None
     assert plan_device(tiny_run(workshop)).kind == "cpu"
     on_gpu = tiny_run(workshop, engine={"device": "cuda"})

@@ -1,4 +1,4 @@
-"""The program that measures training runs, and its parts are the parts of a step."""
+"""The program that measures the throughput of training, and the parts of a step."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from jakiro.utils.settings import dump_settings
 from training.planning.parts import flops_of, parts_of
 from training.planning.throughput import main
 
-PARTS = ["target", "memory", "trunk", "bank", "head"]
+PARTS = ["target", "memory", "trunk", "experts", "head"]
 
 
 @pytest.fixture
@@ -60,14 +60,12 @@ def test_parts_do_the_arithmetic_of_the_whole_again_and_again(settings: DrafterS
     parts = parts_of(tiny.drafter, reader, batch, tiny.objective)
     whole = flops_of(lambda: tiny.loss(batch).total.backward())
     for _ in range(2):
-        # What is fed back is blended of the experts' features, which belongs to no part.
+        # The experts' features are mixed before they are fed back, which belongs to no part.
         assert sum(map(flops_of, parts.values())) == pytest.approx(whole, rel=0.005)
 
 
-def test_target_layers_behind_the_drafter_are_refused(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tail_layers_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = ("tail_layers=1", "experts.combine=sum", "schedule.parallel_levels=0")
-    overrides = [part for one in changes for part in ("--set", f"drafter.{one}")]
+    overrides = [word for change in changes for word in ("--set", f"drafter.{change}")]
     assert main(["--config", str(config), *overrides]) == 2
     assert "cannot be timed alone" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Adapters: what is trained beside frozen weights is what is merged, saved and decoded."""
+"""Adapters: a merged, saved and decoding drafter computes what was trained beside its weights."""
 
 import shutil
 from pathlib import Path
@@ -35,7 +35,7 @@ LORA = LoraSettings(rank=4, alpha=8)
 
 
 def shuffled(model: nn.Module) -> None:
-    """Give adapters random weights: fresh ones change nothing."""
+    """Give adapters random weights, because new adapters change nothing."""
     torch.manual_seed(5)
     for name, weight in model.named_parameters():
         if "lora_" in name:
@@ -43,22 +43,22 @@ def shuffled(model: nn.Module) -> None:
 
 
 def outputs(tiny: Any, drafter: JakiroDrafter, batch: Batch) -> list[Tensor]:
-    """What training sees of a drafter: features and weights of all levels, once per draw."""
+    """Return the features and weights of all levels that training sees, per anchor sample."""
     reader = tiny.reader(batch.token_ids.shape[1])
-    several = list(draft_all_positions(drafter, reader.view(batch), batch, reader.tail))
-    return [part for one in several for part in (one.features, one.log_weights)]
+    samples = list(draft_all_positions(drafter, reader.view(batch), batch, reader.tail))
+    return [part for output in samples for part in (output.features, output.log_weights)]
 
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())
 def test_a_merged_drafter_computes_what_training_computes(settings: DrafterSettings) -> None:
     tiny, batch = tiny_training(settings), batch_for(settings, (9, 11), (20,))
     names = tiny.drafter.state_dict().keys()
-    plain = outputs(tiny, tiny.drafter, batch)
+    before = outputs(tiny, tiny.drafter, batch)
     add_adapters(tiny.drafter, LORA)
-    torch.testing.assert_close(outputs(tiny, tiny.drafter, batch), plain, rtol=0, atol=0)
+    torch.testing.assert_close(outputs(tiny, tiny.drafter, batch), before, rtol=0, atol=0)
     shuffled(tiny.drafter)
     trained = outputs(tiny, tiny.drafter, batch)
-    assert (trained[0] - plain[0]).abs().max() > 0.01
+    assert (trained[0] - before[0]).abs().max() > 0.01
     whole = merged(tiny.drafter)
     assert whole.state_dict().keys() == names
     for got, expected in zip(outputs(tiny, whole, batch), trained, strict=True):
@@ -67,22 +67,22 @@ def test_a_merged_drafter_computes_what_training_computes(settings: DrafterSetti
     assert_training_equals_drafting(tiny.target, whole, length=7, depth=2)
 
 
-def test_only_adapters_learn_and_the_router_has_none_unless_asked_for() -> None:
+def test_only_adapters_learn_and_the_router_has_none_unless_it_is_named() -> None:
     drafter = tiny_training().drafter
     linears, stacks = adaptable(drafter)
     add_adapters(drafter, LORA)
-    open_ = [name for name, weight in drafter.named_parameters() if weight.requires_grad]
-    assert len(open_) == 2 * (len(linears) + len(stacks) - 1)
-    assert all("lora_" in name and "router" not in name for name in open_)
+    trainable = [name for name, weight in drafter.named_parameters() if weight.requires_grad]
+    assert len(trainable) == 2 * (len(linears) + len(stacks) - 1)
+    assert all("lora_" in name and "router" not in name for name in trainable)
     groups = build_optimizer(drafter, OptimizerSettings()).param_groups
-    assert sum(len(group["params"]) for group in groups) == len(open_)
+    assert sum(len(group["params"]) for group in groups) == len(trainable)
     other = tiny_training().drafter
     add_adapters(other, LORA.model_copy(update={"targets": ("router", "experts.down")}))
     names = [name for name, weight in other.named_parameters() if weight.requires_grad]
     assert len(names) == 4
 
 
-def test_every_process_has_the_same_adapters_and_draws_nothing_else_for_them() -> None:
+def test_every_process_has_the_same_adapters_and_keeps_its_random_state() -> None:
     torch.manual_seed(9)
     state = torch.get_rng_state()
     several = [tiny_training().drafter for _ in range(2)]
@@ -94,7 +94,7 @@ def test_every_process_has_the_same_adapters_and_draws_nothing_else_for_them() -
         assert torch.equal(one, other)
 
 
-def test_a_target_that_is_not_there_is_refused_by_name() -> None:
+def test_a_layer_that_the_drafter_does_not_have_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"experts\.gate_up.*; got: level_down"):
         add_adapters(
             tiny_training(tiny_settings(parallel_levels=2)).drafter,
@@ -103,7 +103,7 @@ def test_a_target_that_is_not_there_is_refused_by_name() -> None:
 
 
 @BUILDS_A_PEFT_MODEL
-def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_the_one_it_began_with(
+def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
     workshop: Path,
 ) -> None:
     base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")
@@ -124,7 +124,7 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_the_one_it
     again = merged(found.base_model.model).state_dict()
     torch.testing.assert_close(again, trained, rtol=0, atol=1e-6)
     assert SpeculativeDecoder.from_pretrained(folder).generate("def", max_new_tokens=4).text
-    # As if it had died behind step 3.
+    # As if the run had stopped after step 3.
     whole = [line for line in read_metrics(settings.run_folder) if "loss" in line]
     for lost in ("drafter", "checkpoints/step-00000006"):
         shutil.rmtree(settings.run_folder / lost)
@@ -135,7 +135,7 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_the_one_it
         assert part.equal(trained[name]), name
 
 
-def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_one_with_the_right_ones(
+def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_right_names(
     workshop: Path,
 ) -> None:
     base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")

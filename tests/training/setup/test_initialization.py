@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> AttentionShape:
-    """A layer's own heads."""
+    """Return the shape of a trunk with a layer's own heads."""
     shape = target.spec.head_shapes[layer]
     return AttentionShape(
         num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=base
@@ -60,7 +60,7 @@ def _with_random_norms(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _own_attention(model: Any, layer: int, stream: Tensor, positions: Tensor) -> Tensor:
-    """What the layer's norm and attention add to the stream, by the model's own code."""
+    """Return the output of the layer's norm and attention, computed by the model's own code."""
     count = stream.shape[1]
     mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
     block = model.model.layers[layer]
@@ -83,15 +83,15 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     trunk = Trunk(hidden=32, **settings.model_dump())
     start_from(trunk, attention)
     stream = torch.randn(2, 9, 32)
-    stream -= stream.mean(dim=-1, keepdim=True)  # which is all that layer norms do beyond ours
+    stream -= stream.mean(dim=-1, keepdim=True)  # as layer norms do, unlike RMS norms
     positions = torch.arange(5, 14)[None].expand(2, -1)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
     expected = stream + _own_attention(model, 1, stream, positions)
     got = trunk.self_attention(stream, positions, mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    # Were memory the stream itself, cross-attention would be the same layer.
-    rows = trunk.cross_attention.kv(stream, positions)
-    got = trunk.cross_attention(stream, positions, rows, mask)
+    # If memory is the stream itself, cross-attention is the same layer.
+    kv = trunk.cross_attention.kv(stream, positions)
+    got = trunk.cross_attention(stream, positions, kv, mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
         ("gpt2", 3, None),
     ],
 )
-def test_rotation_is_seen_from_the_keys(
+def test_rotation_is_detected_from_the_keys(
     family: str, layer: int, is_interleaved: bool | None, dtype: torch.dtype
 ) -> None:
     rotation = rotation_of(TargetAdapter(tiny_family(family).to(dtype)), layer)
@@ -144,7 +144,7 @@ def test_rotation_is_seen_from_the_keys(
         ("gpt_neox", 0, r"GPTNeoXLayer with .*query_key_value"),
         ("deepseek_v3", 0, r"DeepseekV3DecoderLayer with .*kv_a_proj"),
         ("smollm3", -1, "expected: keys that are rotated by their position, over the whole head"),
-        ("gemma4, shared rows", -1, "reads the keys and values of another one"),
+        ("gemma4, shared rows", -1, "reads the keys and values of another layer"),
     ],
 )
 def test_a_layer_that_attention_cannot_start_from_is_refused(
@@ -160,16 +160,17 @@ def test_other_heads_than_the_layers_are_refused(change: dict[str, int]) -> None
         read_attention(TargetAdapter(tiny_llama()), 0, SHAPE.model_copy(update=change))
 
 
-def test_weights_that_are_no_plain_matrices_are_refused() -> None:
+def test_weights_that_are_not_floating_point_matrices_are_refused() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     projection = model.model.layers[0].self_attn.q_proj
     projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
-    with pytest.raises(ConfigError, match=r"plain matrices .* got: \(32, 32\) of torch\.int8"):
+    message = r"floating-point matrices .* got: \(32, 32\) of torch\.int8"
+    with pytest.raises(ConfigError, match=message):
         read_attention(target, 0, SHAPE)
 
 
-def test_what_is_left_behind_and_another_base_are_warned_of(
+def test_unused_parameters_and_another_base_are_warned_of(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = TargetAdapter(tiny_family("qwen2"))
@@ -196,7 +197,7 @@ def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_heads_that_are_left_open_are_those_of_the_last_layer_which_is_the_start(
+def test_by_default_heads_are_those_of_the_last_layer_which_is_the_start(
     workshop: Path,
 ) -> None:
     trunk = dict.fromkeys(HEADS, None)
@@ -217,12 +218,12 @@ def test_heads_that_are_left_open_are_those_of_the_last_layer_which_is_the_start
     )
 
 
-def test_auto_starts_at_random_where_no_layer_will_do(
+def test_auto_starts_at_random_if_no_layer_fits(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = TargetAdapter(tiny_family("phi3"))
     drafter = tiny_drafter(target, tiny_settings())
-    before = {name: one.clone() for name, one in drafter.state_dict().items()}
+    before = {name: part.clone() for name, part in drafter.state_dict().items()}
     with caplog.at_level(logging.INFO):
         initialize(
             drafter,
@@ -230,7 +231,7 @@ def test_auto_starts_at_random_where_no_layer_will_do(
             target,
         )
     assert "attention starts at random: " in caplog.text
-    assert all(torch.equal(before[name], one) for name, one in drafter.state_dict().items())
+    assert all(torch.equal(before[name], part) for name, part in drafter.state_dict().items())
 
 
 def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:
@@ -272,5 +273,5 @@ def test_an_arm_whose_start_is_not_possible_is_refused_before_any_arm_trains(
     assert not (workshop / "out").exists()
 
 
-def test_by_default_nothing_is_asked_of_the_target(workshop: Path) -> None:
+def test_without_an_attention_layer_any_target_is_accepted(workshop: Path) -> None:
     check_initialization(tiny_run(workshop), TargetAdapter(tiny_family("gpt2")))

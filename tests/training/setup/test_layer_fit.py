@@ -1,4 +1,4 @@
-"""A drafter that starts as the layer of the target in whose place it stands, before any step."""
+"""A drafter that starts as the layer of the target that it replaces, before any step."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 from training.setup.initialization import is_fitted
 from training.setup.layer_fit import LayerFit, fit_layer
-from training.setup.layer_start import start_as_layer, start_from, tell_in_features
+from training.setup.layer_start import scale_to_features, start_as_layer, start_from
 from training.setup.target_layer import (
     LayerAttention,
     LayerFeedForward,
@@ -36,15 +36,15 @@ TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_
 def _settings(
     kind: str, num_experts: int, width: int, tail_layers: int = 0, **trunk: Any
 ) -> DrafterSettings:
-    plain = tiny_settings(
+    settings = tiny_settings(
         num_experts=num_experts,
         combine="sum" if tail_layers else "mixture",
         parallel_levels=0,
         trunk={"kind": kind, **HEADS, **trunk},
         tail_layers=tail_layers,
     )
-    return plain.model_copy(
-        update={"experts": plain.experts.model_copy(update={"intermediate_size": width})}
+    return settings.model_copy(
+        update={"experts": settings.experts.model_copy(update={"intermediate_size": width})}
     )
 
 
@@ -52,32 +52,32 @@ def _settings(
     ("kind", "width", "tail_layers"), [("feedback", 48, 0), ("hybrid", 64, 0), ("hybrid", 64, 1)]
 )
 @torch.no_grad()
-def test_told_in_its_scale_the_drafter_computes_what_the_layer_does(
+def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
     kind: str, width: int, tail_layers: int
 ) -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     drafter = tiny_drafter(target, _settings(kind, 1, width, tail_layers))
-    place = -1 - tail_layers
-    attention = read_attention(target, place, target.spec.attention)
-    feed_forward = read_feed_forward(target, place)
+    layer = -1 - tail_layers
+    attention = read_attention(target, layer, target.spec.attention)
+    feed_forward = read_feed_forward(target, layer)
     assert feed_forward is not None
     start_from(drafter.trunk, attention)
-    # Exact where all channels are scaled alike: else a norm of scaled channels is about that norm.
-    nothing = (torch.zeros(32, 64), torch.zeros(32), None)
-    fit = LayerFit(torch.full((32,), 0.4), 0.4, *nothing, torch.rand(48), 1.0, 9)
-    assert tell_in_features(drafter, attention, feed_forward, fit) == 48
+    # With one scale for all channels the result is exact; otherwise norms are approximate.
+    zeros = (torch.zeros(32, 64), torch.zeros(32), None)
+    fit = LayerFit(torch.full((32,), 0.4), 0.4, *zeros, torch.rand(48), 1.0, 9)
+    assert scale_to_features(drafter, attention, feed_forward, fit) == 48
     ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
     states = model.model(ids, output_hidden_states=True).hidden_states
     outputs = _outputs_of_the_layers(model, ids)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
-    stream = drafter.trunk.self_attention(0.4 * states[place - 1], positions, mask)
-    features = drafter.experts(stream).expected
-    torch.testing.assert_close(features, 0.4 * outputs[place], atol=1e-4, rtol=1e-4)
+    stream = drafter.trunk.self_attention(0.4 * states[layer - 1], positions, mask)
+    features = drafter.experts(stream).mean_feature
+    torch.testing.assert_close(features, 0.4 * outputs[layer], atol=1e-4, rtol=1e-4)
 
 
 def _outputs_of_the_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
-    """What each layer writes, the last one before the final norm."""
+    """Return the output of each layer, that of the last before the final norm."""
     seen: dict[str, torch.Tensor] = {}
     with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
         states = model.model(ids, output_hidden_states=True).hidden_states
@@ -85,7 +85,7 @@ def _outputs_of_the_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def test_the_fit_is_least_squares_over_the_tokens_that_have_one_before() -> None:
+def test_the_fit_is_least_squares_over_all_tokens_but_the_first_of_a_document() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     drafter = tiny_drafter(target, _settings("feedback", 2, 20))
@@ -107,19 +107,20 @@ def test_the_fit_is_least_squares_over_the_tokens_that_have_one_before() -> None
 
 
 @torch.no_grad()
-def test_fused_states_are_fitted_beside_features_and_encoded_to_what_these_become() -> None:
+def test_fused_states_are_fitted_beside_features_and_encoded_like_features() -> None:
     target = TargetAdapter(tiny_llama())
     settings = _settings("feedback", 1, 20, tail_layers=1, fusion_layers=(1, 2))
     drafter = tiny_drafter(target, settings)
     batches = [random_batch((24,), seed=seed) for seed in range(12)]
     fit = fit_layer(drafter, target, -2, None, batches)
-    read, inputs, *_ = _by_hand(target, drafter, batches, place=-2)
+    read, inputs, *_ = _by_hand(target, drafter, batches, layer=-2)
     assert torch.equal(fit.scale, torch.ones(32))
     assert fit.shrinkage == 1.0
     fused = torch.cat([_fused(target, batch, (1, 2)) for batch in batches])
-    told = torch.cat((pad(read, (0, 1), value=1.0), torch.zeros(len(read), 64)), dim=1)
-    fused_instead = torch.cat((read[:, :32], torch.zeros(len(read), 32), told[:, 64:65], fused), 1)
-    rows = torch.cat((told, fused_instead))
+    ones = torch.ones(len(read), 1)
+    by_features = torch.cat((read, ones, torch.zeros(len(read), 64)), dim=1)
+    by_fused = torch.cat((read[:, :32], torch.zeros(len(read), 32), ones, fused), dim=1)
+    rows = torch.cat((by_features, by_fused))
     kinds = rows.square().sum(0).split((32, 32, 1, 64))  # tokens, features, the 1, fused states
     ridge = torch.cat([kind.mean().expand(len(kind)) for kind in kinds])
     solved = torch.linalg.solve(rows.T @ rows + (0.03 * ridge).diag(), rows.T @ inputs.repeat(2, 1))
@@ -132,7 +133,7 @@ def test_fused_states_are_fitted_beside_features_and_encoded_to_what_these_becom
     assert fit.explained == pytest.approx(
         1 - float(missed / (2 * (inputs - inputs.mean(0)).square().sum())), abs=1e-3
     )
-    tell_in_features(drafter, read_attention(target, -2, target.spec.attention), None, fit)
+    scale_to_features(drafter, read_attention(target, -2, target.spec.attention), None, fit)
     state = torch.randn(1, 3, 2, 32)
     encoded = drafter.feature_encoder(state)
     torch.testing.assert_close(encoded, state.flatten(2) @ fit.encoder.T)
@@ -144,22 +145,23 @@ def _fused(target: TargetAdapter, batch: Any, layers: tuple[int, ...]) -> torch.
 
 
 def _by_hand(
-    target: TargetAdapter, drafter: Any, batches: list[Any], place: int = -1
+    target: TargetAdapter, drafter: Any, batches: list[Any], layer: int = -1
 ) -> list[torch.Tensor]:
-    """What is read, a layer's input and output, and features, from the model's own forward."""
+    """Return drafter inputs, a layer's input and output, and features by the model's forward."""
     parts: list[list[torch.Tensor]] = [[], [], [], []]
     for batch in batches:
-        for row, documents in zip(batch.token_ids, batch.documents, strict=True):
+        for token_ids, documents in zip(batch.token_ids, batch.documents, strict=True):
             for number in range(int(documents.max()) + 1):
-                ids = row[documents == number][None]
+                ids = token_ids[documents == number][None]
                 states = target.model.model(ids, output_hidden_states=True).hidden_states
                 outputs, features = _outputs_of_the_layers(target.model, ids), states[-1]
                 embeddings = target.embed(ids)[:, 1:]
                 read = drafter.trunk.feature_input.normed(embeddings, features[:, :-1])
-                wanted = (states[place - 1], outputs[place], features)
-                for kept, part in zip(parts, (read, *(one[:, 1:] for one in wanted)), strict=True):
-                    kept.append(part[0])
-    return [torch.cat(kept) for kept in parts]
+                goals = (states[layer - 1], outputs[layer], features)
+                found = (read, *(goal[:, 1:] for goal in goals))
+                for column, part in zip(parts, found, strict=True):
+                    column.append(part[0])
+    return [torch.cat(column) for column in parts]
 
 
 @torch.no_grad()
@@ -167,11 +169,11 @@ def test_tokens_and_features_of_different_size_are_fitted_alike() -> None:
     target = TargetAdapter(tiny_llama())
     drafter = tiny_drafter(target, _settings("feedback", 2, 20))
     batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
-    plain = fit_layer(drafter, target, -1, None, batches)
+    before = fit_layer(drafter, target, -1, None, batches)
     drafter.trunk.feature_input.token_norm.weight.fill_(0.02)
     small = fit_layer(drafter, target, -1, None, batches)
-    assert small.explained == pytest.approx(plain.explained, abs=1e-3)
-    weight = plain.weight.clone()
+    assert small.explained == pytest.approx(before.explained, abs=1e-3)
+    weight = before.weight.clone()
     weight[:, :32] /= 0.02
     torch.testing.assert_close(small.weight, weight, atol=1e-3, rtol=1e-3)
 
@@ -203,7 +205,7 @@ def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer(dtype: torch.
     model = tiny_family("qwen2")
     adapters = LoraConfig(r=2, target_modules=["k_proj"], init_lora_weights=False)
     adapted = get_peft_model(model, adapters).to(dtype).eval()
-    linear = next(one for one in adapted.modules() if isinstance(one, LoraLinear))
+    linear = next(part for part in adapted.modules() if isinstance(part, LoraLinear))
     bias = linear.get_base_layer().bias
     torch.nn.init.normal_(bias, std=100.0)
     expected = linear.weight.float() + linear.get_delta_weight("default").float()
@@ -241,7 +243,7 @@ def test_experts_leave_out_different_units() -> None:
     assert not torch.equal(first, second)
 
 
-def _first_held_out_loss(folder: Path, **changes: Any) -> float:
+def _first_validation_loss(folder: Path, **changes: Any) -> float:
     settings = tiny_run(
         folder,
         drafter={"trunk": {"kind": "hybrid", **HEADS}},
@@ -251,22 +253,22 @@ def _first_held_out_loss(folder: Path, **changes: Any) -> float:
         **changes,
     )
     train(settings)
-    rows = (settings.run_folder / "metrics.jsonl").read_text().splitlines()
-    return float(json.loads(rows[-1])["evaluation"]["held_out"]["loss"])
+    lines = (settings.run_folder / "metrics.jsonl").read_text().splitlines()
+    return float(json.loads(lines[-1])["evaluation"]["held_out"]["loss"])
 
 
-def test_a_run_begins_where_its_input_was_fitted_and_does_so_once(
+def test_a_run_starts_with_a_fit_of_its_input_and_fits_it_once(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        fitted = _first_held_out_loss(
+        fitted = _first_validation_loss(
             workshop,
             initialize={"attention_layer": "auto", "fit_tokens": 300},
             run_folder=str(workshop / "fitted"),
             checkpoint={"every": 1},
         )
         assert caplog.text.count("starts as layer") == 1
-        attention_alone = _first_held_out_loss(
+        attention_alone = _first_validation_loss(
             workshop, initialize={"attention_layer": "auto", "fit_tokens": 0}
         )
         assert caplog.text.count("starts as layer") == 1
@@ -277,7 +279,7 @@ def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCapt
     drafter = {"trunk": {"kind": "hybrid", **HEADS}, **TAIL}
     with caplog.at_level(logging.INFO):
         train(tiny_run(workshop, drafter=drafter, initialize={"attention_layer": -1}, steps=2))
-    assert "attention_layer is -1, and the drafter stands in the place of -2" in caplog.text
+    assert "attention_layer is -1, and the drafter replaces layer -2" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCapt
         ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # other heads
     ],
 )
-def test_only_what_can_be_the_layer_is_fitted(
+def test_only_a_drafter_with_the_form_of_the_layer_is_fitted(
     drafter: dict[str, Any], initialize: dict[str, Any], expected: bool, workshop: Path
 ) -> None:
     settings = tiny_run(workshop, drafter=drafter, initialize=initialize)
@@ -308,5 +310,5 @@ def test_only_what_can_be_the_layer_is_fitted(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2", "mixtral"])
-def test_feed_forward_parts_of_another_form_are_left_alone(family: str) -> None:
+def test_feed_forward_parts_of_another_form_are_not_read(family: str) -> None:
     assert read_feed_forward(TargetAdapter(tiny_family(family)), -1) is None

@@ -31,7 +31,7 @@ STARTS = "the drafter starts as layer"
 
 
 class _Packed(nn.Module):
-    """A linear layer that keeps no weight, as some quantised ones do."""
+    """A linear layer without a weight parameter, like some quantised layers."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def _pack(part: nn.Module) -> None:
 
 
 def fitted_run(folder: Path, **changes: Any) -> TrainSettings:
-    """A run of a drafter that reads features and starts as a layer of the target."""
+    """Return the settings of a run whose drafter starts as a layer of the target."""
     return tiny_run(
         folder,
         **{
@@ -80,9 +80,9 @@ def _loss_at_the_start(target: TargetAdapter, folder: Path, fit_tokens: int) -> 
         "ministral",
         "qwen2",  # biases
         "qwen3",  # norms of heads
-        "gemma3",  # norms behind attention and behind the feed-forward part
-        "olmo2",  # nothing before attention
-        "mixtral",  # experts of its own
+        "gemma3",  # norms after attention and after the feed-forward part
+        "olmo2",  # no norm before attention
+        "mixtral",  # experts in the target
         "granite",
         "glm4",
         "starcoder2",  # another feed-forward part
@@ -90,7 +90,7 @@ def _loss_at_the_start(target: TargetAdapter, folder: Path, fit_tokens: int) -> 
         "gpt_oss",
     ],
 )
-def test_of_any_family_a_drafter_is_nearer_as_a_layer_than_with_its_attention_alone(
+def test_in_any_family_a_fitted_drafter_is_nearer_than_with_attention_alone(
     family: str, workshop: Path
 ) -> None:
     target = TargetAdapter(tiny_family(family).requires_grad_(False))
@@ -98,7 +98,7 @@ def test_of_any_family_a_drafter_is_nearer_as_a_layer_than_with_its_attention_al
     assert losses[1] < 0.8 * losses[0]
 
 
-def test_a_target_whose_attention_keeps_no_plain_weights_starts_drafters_at_random(
+def test_a_target_without_attention_weights_starts_drafters_at_random(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_family("llama, grouped heads", vocab_size=300)
@@ -109,22 +109,22 @@ def test_a_target_whose_attention_keeps_no_plain_weights_starts_drafters_at_rand
     assert STARTS not in caplog.text
 
 
-def test_where_only_its_feed_forward_part_keeps_no_plain_weights_experts_start_at_random(
+def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_family("llama, grouped heads")
     _pack(model.model.layers[-1].mlp)
     with caplog.at_level(logging.INFO):
         _loss_at_the_start(TargetAdapter(model), workshop, 300)
-    assert "experts at random, for its feed-forward part is of another form" in caplog.text
+    assert "random experts, because its feed-forward part has another form" in caplog.text
 
 
-def test_biases_of_the_feed_forward_part_are_left_behind_with_a_warning(
+def test_biases_of_the_feed_forward_part_are_left_out_with_a_warning(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = TargetAdapter(tiny_family("llama, grouped heads", mlp_bias=True))
     _loss_at_the_start(target, workshop, 300)
-    assert "drafter.experts has no place for these parameters" in caplog.text
+    assert "drafter.experts has no counterpart of these parameters" in caplog.text
     assert "without them: gate_proj.bias, up_proj.bias, down_proj.bias" in caplog.text
 
 
@@ -132,10 +132,10 @@ def _first_loss(settings: TrainSettings) -> float:
     return float(next(line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line))
 
 
-def test_features_from_disk_do_not_change_where_a_drafter_starts(workshop: Path) -> None:
+def test_target_states_from_disk_do_not_change_the_start_of_a_drafter(workshop: Path) -> None:
     online = fitted_run(workshop, run_folder=str(workshop / "online"))
-    features = {"source": "offline", "folder": str(workshop / "features"), "dtype": "fp32"}
-    offline = fitted_run(workshop, features=features)
+    group = {"source": "offline", "folder": str(workshop / "features"), "dtype": "fp32"}
+    offline = fitted_run(workshop, target_states=group)
     assert TargetStateWriter(prepare(offline), workshop / "features").write()
     for settings in (online, offline):
         train(settings)
@@ -144,7 +144,7 @@ def test_features_from_disk_do_not_change_where_a_drafter_starts(workshop: Path)
 
 @pytest.fixture(scope="module")
 def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """A finished run of one process that nothing interrupted."""
+    """Return the settings of a finished, uninterrupted run of one process."""
     folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("alone") / "workshop")
     settings = fitted_run(folder)
     train(settings)
@@ -154,12 +154,12 @@ def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSet
 def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: float) -> None:
     assert _first_loss(one) == pytest.approx(_first_loss(other), rel=1e-5)
     states = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in (one, other)]
-    torch.testing.assert_close(*(one.state_dict() for one in states), **tolerance)
+    torch.testing.assert_close(*(drafter.state_dict() for drafter in states), **tolerance)
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("zero_stage", [0, 3])
-def test_two_processes_start_where_one_does(
+def test_two_processes_start_with_the_weights_of_one(
     zero_stage: int, workshop: Path, alone: TrainSettings
 ) -> None:
     changes: dict[str, Any] = {
@@ -173,7 +173,7 @@ def test_two_processes_start_where_one_does(
     assert output.count(STARTS) == 1
 
 
-def test_a_run_that_is_stopped_behind_a_checkpoint_is_not_fitted_again(
+def test_a_run_that_is_stopped_after_a_checkpoint_is_not_fitted_again(
     workshop: Path,
     alone: TrainSettings,
     monkeypatch: pytest.MonkeyPatch,
@@ -210,7 +210,7 @@ def test_a_run_that_is_stopped_before_its_first_checkpoint_is_fitted_to_the_same
     _assert_same_drafter(alone, broken, rtol=0, atol=0)
 
 
-def test_a_run_folder_belongs_to_what_its_drafter_was_fitted_on(
+def test_a_run_with_another_number_of_fit_tokens_is_another_run(
     alone: TrainSettings,
 ) -> None:
     initialize = {"attention_layer": "auto", "fit_tokens": 200}

@@ -1,4 +1,4 @@
-"""What is known of a target before its weights are loaded."""
+"""Properties of a target before its weights are loaded."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from training.input_settings import TargetSettings
 from training.setup.loading import load_model, vocab_size_of
 
 
-# Of transformers' own code that loads adapters.
+# The warning comes from transformers' own code that loads adapters.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_adapters_have_the_config_of_the_model_below(tmp_path: Path) -> None:
-    tiny_llama().save_pretrained(tmp_path / "below")
-    below = tiny_llama().from_pretrained(tmp_path / "below")
-    get_peft_model(below, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapters")
+def test_adapters_have_the_config_of_their_base_model(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path / "base")
+    base = tiny_llama().from_pretrained(tmp_path / "base")
+    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapters")
     settings = TargetSettings(name_or_path=str(tmp_path / "adapters"))
     assert vocab_size_of(settings) == 61
     assert any("lora" in name for name, _ in load_model(settings).named_parameters())

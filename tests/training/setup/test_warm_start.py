@@ -1,4 +1,4 @@
-"""A run that starts at another drafter's weights is a new run with these weights."""
+"""A run that starts with another drafter's weights is a new run with these weights."""
 
 import logging
 import shutil
@@ -19,13 +19,13 @@ from training.train import train
 
 @pytest.fixture
 def start(workshop: Path) -> Path:
-    """A drafter with two passes and a table of drafted tokens, after two steps."""
+    """Return the folder of a drafter with a draft vocabulary, after two optimizer steps."""
     settings = tiny_run(workshop, steps=2, drafter={"draft_vocab_size": 24})
     return Path(shutil.move(train(settings), workshop / "start"))
 
 
 def warm(workshop: Path, start: Path | str, **changes: Any) -> Any:
-    """Settings of a run that starts at a drafter, and hardly moves from there."""
+    """Return the settings of a run that starts with a drafter's weights and hardly changes them."""
     changes = {"drafter": {"draft_vocab_size": 24}, **changes}
     still = {"learning_rate": 1e-12, "warmup_steps": 0}
     folder = str(workshop / "warm")
@@ -37,7 +37,7 @@ def warm(workshop: Path, start: Path | str, **changes: Any) -> Any:
     )
 
 
-def test_a_run_starts_at_the_weights_and_with_the_tokens_of_another_drafter(
+def test_a_run_starts_with_the_weights_and_the_tokens_of_another_drafter(
     workshop: Path, start: Path
 ) -> None:
     before = JakiroDrafter.from_pretrained(start).state_dict()
@@ -45,7 +45,7 @@ def test_a_run_starts_at_the_weights_and_with_the_tokens_of_another_drafter(
     after = JakiroDrafter.from_pretrained(folder).state_dict()
     torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
     assert [line["step"] for line in read_metrics(workshop / "warm") if "loss" in line] == [1]
-    # Where the drafter lies makes no other run; what is in it does.
+    # Another path of the drafter does not make another run, but other weights do.
     moved = shutil.move(start, workshop / "moved")
     assert train(warm(workshop, moved)) == folder
     other = JakiroDrafter.from_pretrained(moved)
@@ -55,7 +55,7 @@ def test_a_run_starts_at_the_weights_and_with_the_tokens_of_another_drafter(
         train(warm(workshop, moved))
 
 
-def test_a_run_on_other_texts_drafts_the_tokens_of_the_drafter_it_starts_at(
+def test_a_run_on_other_texts_drafts_the_tokens_of_its_start_drafter(
     workshop: Path, start: Path
 ) -> None:
     before = JakiroDrafter.from_pretrained(start).draft_ids
@@ -66,7 +66,7 @@ def test_a_run_on_other_texts_drafts_the_tokens_of_the_drafter_it_starts_at(
     assert after.tolist() == before.tolist()
 
 
-def test_a_drafter_for_an_earlier_state_of_the_target_is_taken_with_a_warning(
+def test_a_drafter_for_an_earlier_version_of_the_target_is_used_with_a_warning(
     workshop: Path, start: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny_llama(vocab=300, eos_token_id=0, seed=1).save_pretrained(workshop / "target")
@@ -105,6 +105,6 @@ def test_a_drafter_that_does_not_fit_is_refused_before_the_run_folder_is_touched
     assert not (workshop / "warm").exists()
 
 
-def test_attention_of_the_target_and_another_drafter_are_not_both_the_start(workshop: Path) -> None:
+def test_a_target_layer_and_another_drafter_cannot_both_be_the_start(workshop: Path) -> None:
     with pytest.raises(ConfigError, match="attention_layer or drafter, not both"):
         tiny_run(workshop, initialize={"drafter": "any", "attention_layer": -1})

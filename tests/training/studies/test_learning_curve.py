@@ -1,4 +1,4 @@
-"""Whether more data would help: nested shares, equal steps, and a sentence."""
+"""The learning curve shows whether more data would help: nested fractions, equal steps."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from training.studies.learning_curve import LearningCurve, Point, parse_fraction
 from training.train import train
 
 
-def test_smaller_shares_lie_inside_larger_ones(workshop: Path) -> None:
+def test_smaller_fractions_are_subsets_of_larger_fractions(workshop: Path) -> None:
     settings = tiny_run(workshop)
     tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
     store = open_tokens(settings.data.paths, tokenizer, settings.data.cache_folder)
     (small, held), (half, _), (whole, same) = (
-        split_validation(store, 2, share) for share in (0.2, 0.5, 1.0)
+        split_validation(store, 2, fraction) for fraction in (0.2, 0.5, 1.0)
     )
     assert set(small) < set(half) < set(whole)
     assert (len(small), len(half), len(whole)) == (1, 3, 6)
@@ -32,7 +32,7 @@ def test_smaller_shares_lie_inside_larger_ones(workshop: Path) -> None:
     assert len(split_validation(store, 0, 0.5)[0]) == 4
 
 
-def test_a_curve_is_trained_share_by_share_and_told(workshop: Path) -> None:
+def test_a_curve_is_trained_fraction_by_fraction_and_reported(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=3, evaluation={"num_prompts": 1})
     curve = LearningCurve(settings, parse_fractions("1,0.5"))
     assert [run.is_finished for run in curve.runs] == [False, False]
@@ -52,11 +52,11 @@ def test_a_curve_is_trained_share_by_share_and_told(workshop: Path) -> None:
     assert all(run.is_finished for run in LearningCurve(settings, [0.5, 1.0]).runs)
 
 
-def point(share: float, agreement: float, epochs: float = 4.0, positions: int = 10_000) -> Point:
-    return Point(share, int(1e6 * share), epochs, agreement, 1.0, positions, None)
+def point(fraction: float, agreement: float, epochs: float = 4.0, positions: int = 10_000) -> Point:
+    return Point(fraction, int(1e6 * fraction), epochs, agreement, 1.0, positions, None)
 
 
-def test_the_sentence_follows_from_the_two_largest_shares() -> None:
+def test_the_sentence_follows_from_the_two_largest_fractions() -> None:
     gained = verdict([point(0.25, 0.1), point(0.5, 0.5), point(1.0, 0.55)])
     assert "500,000 to 1,000,000" in gained
     assert "+5.0 points per doubling" in gained
@@ -64,35 +64,35 @@ def test_the_sentence_follows_from_the_two_largest_shares() -> None:
     level = verdict([point(0.25, 0.1), point(0.5, 0.550), point(1.0, 0.551)])
     assert level.endswith("more data would hardly help at this size.")
     few = verdict([point(0.5, 0.5, positions=50), point(1.0, 0.55, positions=50)])
-    assert "within chance" in few
+    assert "within noise" in few
     unread = verdict([point(0.5, 0.5, epochs=0.8), point(1.0, 0.6, epochs=0.4)])
-    assert "train for more steps" in unread
+    assert "increase `steps` first" in unread
 
 
 @pytest.mark.parametrize("text", ["1", "0,1", "0.5,2", "half,all", "0.5,0.5"])
-def test_shares_that_make_no_curve_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no shares"):
+def test_fractions_that_do_not_make_a_curve_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="needs fractions of the documents"):
         parse_fractions(text)
 
 
-def test_features_on_disk_make_no_curve_because_every_share_has_rows_of_its_own(
+def test_target_states_on_disk_are_refused_because_every_fraction_has_its_own_sequences(
     workshop: Path,
 ) -> None:
-    features = {"source": "offline", "folder": str(workshop / "features")}
-    with pytest.raises(ConfigError, match=r"features\.source=online"):
-        LearningCurve(tiny_run(workshop, features=features), [0.5, 1.0])
+    states = {"source": "offline", "folder": str(workshop / "states")}
+    with pytest.raises(ConfigError, match=r"target_states\.source=online"):
+        LearningCurve(tiny_run(workshop, target_states=states), [0.5, 1.0])
 
 
-def test_a_curve_needs_something_to_be_measured_on(workshop: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.held_out"):
+def test_a_curve_needs_validation_data(workshop: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.validation_size"):
         LearningCurve(tiny_run(workshop, data={"validation_size": 0}), [0.5, 1.0])
 
 
-def test_shares_of_the_same_documents_say_nothing() -> None:
+def test_fractions_with_the_same_documents_say_nothing() -> None:
     assert "the same documents" in verdict([point(1.0, 0.5), point(1.0, 0.5)])
 
 
-def test_a_finished_share_is_asked_whether_it_had_these_settings(workshop: Path) -> None:
+def test_a_finished_run_with_other_settings_is_refused(workshop: Path) -> None:
     def learn(steps: int) -> Result:
         config = workshop / "curve.yaml"
         run = tiny_run(workshop, steps=steps, evaluation={"num_prompts": 0})

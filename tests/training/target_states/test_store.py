@@ -1,4 +1,4 @@
-"""A run refuses features that are not its own, or not all there, before it has a folder."""
+"""A run refuses foreign and incomplete target states before it creates its folder."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-from helpers.features import offline_run, write_features
 from helpers.models import tiny_llama
+from helpers.target_states import offline_run, write_target_states
 from helpers.training import TEXTS, tiny_run, write_jsonl
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -27,9 +27,9 @@ COMPLAINT = "are not those of this run"
 
 @pytest.fixture
 def settings(workshop: Path) -> TrainSettings:
-    """Of a run whose features are there."""
+    """Return the settings of a run whose target states are written."""
     settings = offline_run(workshop, steps=2)
-    write_features(settings)
+    write_target_states(settings)
     return settings
 
 
@@ -45,13 +45,14 @@ def refuse(settings: TrainSettings, message: str, model: Any = None) -> None:
     assert not settings.run_folder.exists()
 
 
-def test_missing_features_are_refused(workshop: Path) -> None:
+def test_missing_target_states_are_refused(workshop: Path) -> None:
     refuse(offline_run(workshop), "expected: an index of shards; got: none; remedy: run `jakiro")
 
 
 def test_offline_needs_a_folder(workshop: Path) -> None:
-    with pytest.raises(ConfigError, match=r"features\.folder with features\.source offline"):
-        tiny_run(workshop, features={"source": "offline"})
+    message = r"target_states\.folder with target_states\.source offline"
+    with pytest.raises(ConfigError, match=message):
+        tiny_run(workshop, target_states={"source": "offline"})
 
 
 def test_too_few_shards_are_refused(settings: TrainSettings) -> None:
@@ -75,12 +76,12 @@ def test_a_lost_or_cut_shard_is_refused(settings: TrainSettings) -> None:
 def test_other_bytes_of_the_same_size_are_refused(settings: TrainSettings) -> None:
     path = shards(settings)[1]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    refuse(settings, f"expected: the bytes written to {path.name}; got: others")
+    refuse(settings, f"expected: the bytes written to {path.name}; got: other bytes")
 
 
 def test_an_unreadable_index_is_refused(settings: TrainSettings) -> None:
     shards(settings)[0].with_name("index.json").write_text("{")
-    refuse(settings, "the index of the features in .* cannot be read")
+    refuse(settings, "the index of the target states in .* cannot be read")
 
 
 def test_checksums_are_compared_once_and_again_when_a_shard_changes(
@@ -103,38 +104,40 @@ def test_checksums_are_compared_once_and_again_when_a_shard_changes(
     assert seen[len(shards(settings)) :] == [shards(settings)[2].name]
 
 
-def test_features_of_other_data_are_refused(settings: TrainSettings, workshop: Path) -> None:
+def test_target_states_of_other_data_are_refused(settings: TrainSettings, workshop: Path) -> None:
     write_jsonl(workshop / "texts.jsonl", [{"text": text + "more"} for text in TEXTS])
     refuse(settings, COMPLAINT + r" \(data differs\)")
 
 
-def test_features_of_other_rows_are_refused(settings: TrainSettings, workshop: Path) -> None:
+def test_target_states_of_other_sequences_are_refused(
+    settings: TrainSettings, workshop: Path
+) -> None:
+    remedy = "remedy: set data.split, data.sequence_length, .* as they were"
     for changes in ({"sequence_length": 32}, {"validation_size": 1}, {"split": "never"}):
-        said = (
-            COMPLAINT
-            + r" \(packing differs\).*remedy: set data.split, data.sequence_length, .* as they were"
-        )
-        refuse(offline_run(workshop, data=changes), said)
+        refuse(offline_run(workshop, data=changes), rf"{COMPLAINT} \(packing differs\).*{remedy}")
 
 
-def test_features_of_another_precision_are_refused(settings: TrainSettings, workshop: Path) -> None:
+def test_target_states_of_another_precision_are_refused(
+    settings: TrainSettings, workshop: Path
+) -> None:
     refuse(offline_run(workshop, "bf16"), r"\(dtype differs\); expected: bf16; got: fp32")
     halved = offline_run(workshop, target={"dtype": "bf16"})
-    said = COMPLAINT + r" \(target_dtype differs\); expected: bfloat16; got: float32"
-    refuse(halved, said)
+    message = COMPLAINT + r" \(target_dtype differs\); expected: bfloat16; got: float32"
+    refuse(halved, message)
 
 
 def test_a_drafter_that_reads_more_of_its_target_is_refused(
     settings: TrainSettings, workshop: Path
 ) -> None:
     fused = offline_run(workshop, drafter={"trunk": {"kind": "hybrid", "fusion_layers": [1, 3]}})
-    refuse(fused, "do not hold what this drafter reads.*expected: .*hidden.1.*write features with")
+    message = "lack states that this drafter reads.*expected: .*hidden.1.*write target states with"
+    refuse(fused, message)
 
 
 def test_one_changed_weight_makes_another_target(settings: TrainSettings, workshop: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(workshop / "target")
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[40, 30] *= 1.001  # beyond the signs of a corner
+        model.model.layers[1].mlp.up_proj.weight[40, 30] *= 1.001  # far from the first weights
     refuse(settings, COMPLAINT + r" \(target_weights differs\)", model)
 
 
@@ -145,7 +148,7 @@ def test_another_configuration_makes_another_target(
     refuse(settings, COMPLAINT + r" \(target_configuration differs\)", model)
 
 
-def test_a_target_is_the_same_wherever_it_comes_from(
+def test_a_target_is_the_same_whether_it_is_given_or_loaded(
     settings: TrainSettings, workshop: Path
 ) -> None:
     given = prepare(settings, tiny_llama(vocab=300, eos_token_id=0))
@@ -163,15 +166,15 @@ def test_an_adapter_its_weights_and_its_scale_make_another_target(
         model = AutoModelForCausalLM.from_pretrained(workshop / "target")
         return peft.get_peft_model(model, config).eval()
 
-    def identity_of(model: Any) -> Any:
+    def of_run(model: Any) -> Any:
         return fingerprint_of(prepare(settings, model))
 
     scaled, changed = adapted(alpha=9), adapted()
     for name, weight in changed.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(weight)
-    plain = identity_of(adapted())
-    assert fingerprint_of(prepare(settings)).difference(plain)[0] == "target_weights"
-    assert identity_of(adapted()) == plain
-    assert plain.difference(identity_of(scaled))[0] == "target_configuration"
-    assert plain.difference(identity_of(changed))[0] == "target_weights"
+    unchanged = of_run(adapted())
+    assert fingerprint_of(prepare(settings)).difference(unchanged)[0] == "target_weights"
+    assert of_run(adapted()) == unchanged
+    assert unchanged.difference(of_run(scaled))[0] == "target_configuration"
+    assert unchanged.difference(of_run(changed))[0] == "target_weights"

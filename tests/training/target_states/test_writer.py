@@ -1,4 +1,4 @@
-"""Shards are announced, finished after an interruption, shared out, and never half there."""
+"""Shards are announced, finished after an interruption, shared between writers, always whole."""
 
 import shutil
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.features import offline_run, write_features
+from helpers.target_states import offline_run, write_target_states
 from helpers.training import TEXTS, write_jsonl
 
 from jakiro.errors import CheckpointError, ConfigError
@@ -14,45 +14,45 @@ from training.config import TrainSettings
 from training.setup.preparation import prepare
 from training.target_states import writer as writer_module
 from training.target_states.index import is_intact, read_index
-from training.target_states.plan import FeaturePlan
-from training.target_states.writer import FeatureWriter
+from training.target_states.plan import TargetStatePlan
+from training.target_states.writer import TargetStateWriter
 
 SHARD_BYTES = 2**16
 BYTES = 4 * (32 + 3 * 32)  # fp32: the feature, and keys and values of three layers
 
 
 class PowerCutError(Exception):
-    """Stands for the power cut."""
+    """A simulated power cut."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files by name."""
+    """Return the content of all files by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def interrupt_after(rows: int) -> Callable[[int], None]:
-    """Return what stops the writer when it has read so many rows."""
+def interrupt_after(num_sequences: int) -> Callable[[int], None]:
+    """Return a callback that stops the writer after a number of sequences."""
     count = 0
 
     def advance(more: int) -> None:
         nonlocal count
         count += more
-        if count >= rows:
+        if count >= num_sequences:
             raise PowerCutError
 
     return advance
 
 
-def new_writer(settings: TrainSettings, folder: Path, size: int = SHARD_BYTES) -> FeatureWriter:
-    return FeatureWriter(prepare(settings), folder, size)
+def new_writer(settings: TrainSettings, folder: Path, size: int = SHARD_BYTES) -> TargetStateWriter:
+    return TargetStateWriter(prepare(settings), folder, size)
 
 
-def test_the_size_is_told_before_anything_is_written(workshop: Path) -> None:
+def test_the_size_is_known_before_anything_is_written(workshop: Path) -> None:
     plan = new_writer(offline_run(workshop), workshop / "features").plan
     assert plan.bytes_per_position == BYTES
-    assert plan.num_bytes == plan.num_rows * 48 * BYTES == plan.num_bytes_left
-    assert str(plan).startswith(f"{plan.num_rows * 48:,} tokens x {BYTES} bytes = ")
-    write_features(offline_run(workshop))
+    assert plan.num_bytes == plan.num_sequences * 48 * BYTES == plan.num_bytes_left
+    assert str(plan).startswith(f"{plan.num_sequences * 48:,} tokens x {BYTES} bytes = ")
+    write_target_states(offline_run(workshop))
     index = read_index(workshop / "features")
     assert index is not None
     assert index.num_shards == plan.num_shards > 2
@@ -61,7 +61,7 @@ def test_the_size_is_told_before_anything_is_written(workshop: Path) -> None:
     assert plan.num_bytes < written < 1.02 * plan.num_bytes  # headers
 
 
-def test_rounded_features_take_half(workshop: Path) -> None:
+def test_states_in_half_precision_take_half_the_space(workshop: Path) -> None:
     plans = [
         new_writer(offline_run(workshop, dtype), workshop / dtype).plan
         for dtype in ("fp32", "bf16")
@@ -70,11 +70,15 @@ def test_rounded_features_take_half(workshop: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "fits"), [(99, False), (104, False), (106, True)])
-def test_what_does_not_fit_on_the_disk_with_a_margin_is_not_begun(
+def test_writing_does_not_begin_if_the_disk_is_too_small_for_a_margin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
-    plan = FeaturePlan(
-        sequence_length=10, num_rows=20, num_rows_left=10, bytes_per_position=2**20, num_shards=2
+    plan = TargetStatePlan(
+        sequence_length=10,
+        num_sequences=20,
+        num_sequences_left=10,
+        bytes_per_position=2**20,
+        num_shards=2,
     )
     usage = shutil.disk_usage(tmp_path)._replace(free=free * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
@@ -85,7 +89,7 @@ def test_what_does_not_fit_on_the_disk_with_a_margin_is_not_begun(
         plan.check_disk(tmp_path)
 
 
-def test_a_full_disk_is_met_before_the_target_reads_anything(
+def test_a_full_disk_is_noticed_before_the_target_reads_anything(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = new_writer(offline_run(workshop), workshop / "features")
@@ -95,16 +99,18 @@ def test_a_full_disk_is_met_before_the_target_reads_anything(
         writer.write(interrupt_after(0))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 7])
-def test_what_an_interruption_left_is_finished_to_the_same_bytes(workshop: Path, rows: int) -> None:
+@pytest.mark.parametrize("num_sequences", [1, 5, 7])
+def test_an_interrupted_writer_is_completed_to_the_same_bytes(
+    workshop: Path, num_sequences: int
+) -> None:
     settings = offline_run(workshop)
-    write_features(settings)
+    write_target_states(settings)
     folder = workshop / "halved"
     with pytest.raises(PowerCutError):
-        new_writer(settings, folder).write(interrupt_after(rows))
+        new_writer(settings, folder).write(interrupt_after(num_sequences))
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
     again = new_writer(settings, folder)
-    assert again.plan.num_rows_left < again.plan.num_rows or not before
+    assert again.plan.num_sequences_left < again.plan.num_sequences or not before
     assert again.write()
     assert contents(folder) == contents(workshop / "features")
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -129,13 +135,13 @@ def test_a_shard_that_cannot_be_written_leaves_no_part_of_itself(
 
 def test_writers_side_by_side_share_the_shards(workshop: Path) -> None:
     settings = offline_run(workshop)
-    write_features(settings)
-    folder, rows = workshop / "shared", [0, 0]
-    writers = [new_writer(settings, folder) for _ in rows]
+    write_target_states(settings)
+    folder, counts = workshop / "shared", [0, 0]
+    writers = [new_writer(settings, folder) for _ in counts]
 
     def work(number: int) -> None:
         def advance(more: int) -> None:
-            rows[number] += more
+            counts[number] += more
 
         writers[number].write(advance)
 
@@ -145,12 +151,12 @@ def test_writers_side_by_side_share_the_shards(workshop: Path) -> None:
     for thread in threads:
         thread.join()
     assert contents(folder) == contents(workshop / "features")
-    assert sum(rows) == writers[0].plan.num_rows
-    assert all(rows)
+    assert sum(counts) == writers[0].plan.num_sequences
+    assert all(counts)
 
 
-def test_damaged_shards_are_found_by_their_bytes_and_written_anew(workshop: Path) -> None:
-    writer = write_features(offline_run(workshop))
+def test_damaged_shards_are_found_by_their_bytes_and_written_again(workshop: Path) -> None:
+    writer = write_target_states(offline_run(workshop))
     before = contents(workshop / "features")
     damaged, lost = sorted((workshop / "features").glob("*.safetensors"))[:2]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
@@ -163,11 +169,11 @@ def test_damaged_shards_are_found_by_their_bytes_and_written_anew(workshop: Path
     assert all(is_intact(workshop / "features", shard) for shard in index.shards)
 
 
-def test_a_folder_of_other_features_is_refused(workshop: Path) -> None:
-    write_features(offline_run(workshop))
+def test_a_folder_of_other_target_states_is_refused(workshop: Path) -> None:
+    write_target_states(offline_run(workshop))
     folder = workshop / "features"
     for changes, name in (
-        ({"data": {"sequence_length": 32}}, "packing differs.*remedy: set data.split "),
+        ({"data": {"sequence_length": 32}}, "packing differs.*remedy: set data.split"),
         ({"drafter": {"memory": {"layers": [0]}}}, "parts differs"),
     ):
         with pytest.raises(ConfigError, match=name):

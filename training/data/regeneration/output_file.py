@@ -1,4 +1,4 @@
-"""The file of new rows: one run's only, cut back to whole lines, continued where it ends."""
+"""Output file of regeneration, owned by one run and continued after its last whole line."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from jakiro.utils.files import ensure_writable_folder, write_atomically
 
 
 def check_apart(path: Path, data: Sequence[str]) -> None:
-    """Refuse to write rows where they would be read as data, now or by the start that goes on.
+    """Refuse an output file that would be read as data, now or when the run is continued.
 
     Args:
-        path: of the file to be written; it need not exist.
-        data: files, folders and names of data sets, as `find_sources` takes them.
+        path: path of the output file, which need not exist.
+        data: files, folders and data sets, as for `find_sources`.
 
     Raises:
         ConfigError: the file is part of the data, or would be.
@@ -31,67 +31,75 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
                 f"{path} would be part of the data that it is made from",
                 expected=f"a file outside of {name}" if read.is_dir() else "another file",
                 got=f"--data {name}",
-                remedy="choose another place for --out",
+                remedy="choose another path for --out",
             )
 
 
 class OutputFile:
-    """A JSONL file of rows, each with its number in the data under `row`, ascending.
+    """A JSONL file of records, each with its number in the data under `row`, ascending.
 
-    Beside it lies a file that ends in `.settings`, by which a later start knows its own rows.
+    A file beside it, whose name ends in `.settings`, holds the settings of the records, so that
+    another run with the same settings can continue the file.
 
     Args:
-        path: the file; it need not exist.
+        path: path of the file, which need not exist.
+
+    Attributes:
+        num_records: number of records in the file.
+        last_record: number in the data of the last record in the file, from 1; 0 for none.
 
     Raises:
-        ConfigError: its name does not end in .jsonl, or its folder cannot be written into.
+        ConfigError: the name does not end in .jsonl, or the folder cannot be written into.
     """
 
     def __init__(self, path: Path) -> None:
         if path.suffix != ".jsonl":
             raise ConfigError(
-                f"cannot write rows to {path}", expected="a name that ends in .jsonl", got=path.name
+                f"cannot write records to {path}",
+                expected="a name that ends in .jsonl",
+                got=path.name,
             )
         ensure_writable_folder(path.absolute().parent)
         self.path = path
-        self.num_rows = 0
-        self.last_row = 0  # rows are counted from 1
+        self.num_records = 0
+        self.last_record = 0
 
     @contextmanager
-    def claim(self, identity: Mapping[str, Any]) -> Iterator[None]:
-        """Own the file, and find where it ends.
+    def claim(self, fingerprint: Mapping[str, Any]) -> Iterator[None]:
+        """Lock the file and find its end.
 
         Args:
-            identity: what decides the rows, as data that JSON can hold.
+            fingerprint: everything that determines the records, by name, as JSON values.
 
         Raises:
-            ConfigError: another process writes to it, or it was made otherwise.
+            ConfigError: another process writes to the file, or the file was made with other
+                settings.
         """
         try:
             with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0):
-                self._check_or_found(identity)
+                self._check_or_store(fingerprint)
                 self._find_end()
                 yield
         except Timeout as error:
             raise ConfigError(
                 f"another process is writing to {self.path}",
                 expected="a file of its own for each run",
-                got="a lock",
-                remedy="wait for it, or choose another file",
+                got="a locked file",
+                remedy="wait for the other process, or choose another file",
             ) from error
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows, which then are on the disk.
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records and flush them to the disk.
 
         Raises:
-            ConfigError: they cannot be written; what was written before stays.
+            ConfigError: the records cannot be written; earlier records stay.
         """
-        lines = [json.dumps(row) + "\n" for row in rows]
+        lines = [json.dumps(record) + "\n" for record in records]
         with self._writing(), self.path.open("ab") as file:
             file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
-        self.num_rows += len(lines)
+        self.num_records += len(lines)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -102,43 +110,43 @@ class OutputFile:
                 f"cannot write to {self.path}",
                 expected="a disk with room",
                 got=error.strerror or error,
-                remedy="make room and start again: it goes on behind the last whole row",
+                remedy="make room and start again, which continues after the last whole record",
             ) from error
 
-    def _check_or_found(self, identity: Mapping[str, Any]) -> None:
-        record = self.path.with_name(f"{self.path.name}.settings")
+    def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:
+        settings = self.path.with_name(f"{self.path.name}.settings")
         is_begun = self.path.exists() and self.path.stat().st_size > 0
         if not is_begun:
             with self._writing():
-                write_atomically(record, json.dumps(identity, indent=1))
+                write_atomically(settings, json.dumps(fingerprint, indent=1))
             return
-        if not record.exists():
+        if not settings.exists():
             raise ConfigError(
-                f"{self.path} holds rows of another origin",
-                expected="a file that regeneration began",
-                got=f"no {record.name} beside it",
+                f"{self.path} was not written by `jakiro regenerate`",
+                expected=f"{settings.name} beside it",
+                got="no such file",
                 remedy="choose another file",
             )
-        known = json.loads(record.read_bytes())
-        for name in identity:
+        known = json.loads(settings.read_bytes())
+        for name in fingerprint:
             if name not in known:
                 raise ConfigError(
                     f"the settings of {self.path} are incomplete",
-                    expected=f"{name} in {record.name}",
+                    expected=f"{name} in {settings.name}",
                     got="none",
-                    remedy="choose another file, and make the rows again",
+                    remedy="choose another file, and generate the records again",
                 )
-            if known[name] != identity[name]:
+            if known[name] != fingerprint[name]:
                 option = f" --dtype {known[name]}" if name == "target_dtype" else " the settings"
                 raise ConfigError(
                     f"{self.path} was made with other settings ({name} differs)",
                     expected=known[name],
-                    got=identity[name],
+                    got=fingerprint[name],
                     remedy=f"choose another file, or repeat{option}",
                 )
 
     def _find_end(self) -> None:
-        """Count the rows, and cut off a line that an interruption left unfinished."""
+        """Count the records, and cut off a line that an interruption left unfinished."""
         if not self.path.exists():
             return
         last, end = b"", 0
@@ -146,6 +154,6 @@ class OutputFile:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                last, end, self.num_rows = line, end + len(line), self.num_rows + 1
+                last, end, self.num_records = line, end + len(line), self.num_records + 1
             file.truncate(end)
-        self.last_row = int(json.loads(last)["row"]) if last else 0
+        self.last_record = int(json.loads(last)["row"]) if last else 0

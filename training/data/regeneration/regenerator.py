@@ -1,4 +1,4 @@
-"""Lets the target answer anew, batch by batch, and goes on where it was interrupted."""
+"""Regenerator: replaces the answers in the data by the target's own, batch by batch."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,20 +21,21 @@ from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_f
 from jakiro.utils.settings import Settings
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.rows import Answer, Dialogue, dialogue_over
-from training.data.sources import Intake, Record, RowError, Source
+from training.data.sources import Intake, Record, RecordError, Source
 
 
 class RegenerationSettings(Settings):
-    """How the target answers.
+    """Settings of the regeneration.
 
     Attributes:
-        temperature: 0 is greedy; other fields of the law are those of the target's own generation
-            config.
-        max_new_tokens: longest answer.
-        prompt_tokens: start of a text that is continued.
-        seed: of all draws; those of an answer depend on it, the row and the turn alone.
-        batch_size: rows answered together; it decides speed and memory.
-        skip_bad_rows: leave out rows that cannot be used; by default the first one ends the run.
+        temperature: sampling temperature, 0 for greedy; the other sampling options are those of the
+            target's generation config.
+        max_new_tokens: largest number of tokens of an answer.
+        prompt_tokens: number of tokens that are kept of a text.
+        seed: seed of the sampling; the random stream of an answer depends on the seed, the record
+            and the chat turn alone.
+        batch_size: number of records answered together, which affects speed and memory alone.
+        skip_bad_rows: whether unusable records are skipped; by default the first one is an error.
     """
 
     temperature: float = Field(0.0, ge=0)
@@ -45,19 +46,19 @@ class RegenerationSettings(Settings):
     skip_bad_rows: bool = False
 
 
-def identify(
+def fingerprint_fields(
     decoder: SpeculativeDecoder, settings: RegenerationSettings, sources: Sequence[Source]
 ) -> dict[str, Any]:
-    """Return what decides the rows; reads all of the target's weights.
+    """Return everything that determines the new records; reads all of the target's weights.
 
     Args:
-        decoder: of the target, with its tokenizer.
-        settings: how it answers.
-        sources: of the data.
+        decoder: decoder of the target, with its tokenizer.
+        settings: settings of the regeneration.
+        sources: sources of the data.
     """
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     facts: dict[str, Any] = {
-        # Before the weights, which are others in another one.
+        # Before the weights, whose hash depends on the dtype.
         "target_dtype": str(target.dtype).removeprefix("torch."),
         "target_weights": hash_weights(target.model),
         "generation_config": _sampling_of(target.model.generation_config),
@@ -66,7 +67,7 @@ def identify(
         "data": [source.fingerprint() for source in sources],
         **settings.model_dump(exclude={"batch_size", "seed"}),
     }
-    if settings.temperature:  # only then is anything drawn
+    if settings.temperature:  # greedy answers depend on neither
         facts["seed"] = settings.seed
         facts["drafter"] = _version_of(decoder.drafter)
     return facts
@@ -88,23 +89,23 @@ def _sampling_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name != "transformers_version"}
 
 
-Advance = Callable[[int], None]  # told how many rows of the data are done
+OnProgress = Callable[[int], None]  # gets the number of the last finished record
 
 
 @dataclass
-class Written:
-    """What one start has done.
+class RegenerationCounts:
+    """Counts of one run of the regenerator.
 
     Attributes:
-        rows: that were written.
-        left_out: unusable rows, of which those before an interruption may be counted again.
-        answers: by the target.
-        cut: answers that reached the longest length without an end.
-        tokens: of all answers.
-        forwards: of the target, after prefill.
+        records: number of records written.
+        left_out: number of unusable records; those before an interruption may be counted again.
+        answers: number of answers of the target.
+        cut: number of answers that reached the longest length without an end.
+        tokens: number of tokens of all answers.
+        forwards: number of target forwards after prefill.
     """
 
-    rows: int = 0
+    records: int = 0
     left_out: int = 0
     answers: int = 0
     cut: int = 0
@@ -113,16 +114,16 @@ class Written:
 
     @property
     def tau(self) -> float:
-        """Tokens per target forward after prefill."""
+        """The mean acceptance length: tokens per target forward after prefill."""
         return (self.tokens - self.answers) / self.forwards if self.forwards else 1.0
 
 
 @dataclass
-class _Open:
-    """A row whose answers are being made."""
+class _OpenRecord:
+    """A record whose answers are being generated."""
 
     number: int
-    place: str
+    location: str
     dialogue: Dialogue
     question: list[int] = field(default_factory=list)
     turn: int = 0
@@ -130,15 +131,15 @@ class _Open:
 
 
 class Regenerator:
-    """Writes data anew with the target's own answers.
+    """Writes the records of the data with the target's own answers.
 
-    Greedy rows are the same whatever the drafter, the batch size, or the places of interruptions,
-    as far as rounding goes (see the README on float32). Drawn ones are too, for one drafter:
-    another one draws other answers by the same law.
+    Greedy records do not depend on the drafter, the batch size or interruptions, except for
+    rounding (see the README on float32). Sampled records do not depend on the batch size or
+    interruptions; with another drafter the answers differ, but have the same distribution.
 
     Args:
-        decoder: of the target, with its tokenizer, with or without a drafter.
-        settings: how it answers.
+        decoder: decoder of the target, with its tokenizer, with or without a drafter.
+        settings: settings of the regeneration.
 
     Raises:
         ConfigError: no question would fit beside so many new tokens.
@@ -146,7 +147,9 @@ class Regenerator:
 
     def __init__(self, decoder: SpeculativeDecoder, settings: RegenerationSettings) -> None:
         if decoder.tokenizer is None:
-            raise DataError("answers need a tokenizer", remedy="pass tokenizer= to the decoder")
+            raise DataError(
+                "regeneration needs a tokenizer", remedy="pass tokenizer= to the decoder"
+            )
         if settings.max_new_tokens >= (longest := decoder.target.spec.max_position):
             raise ConfigError(
                 "max_new_tokens leaves no room for a question in the target's context",
@@ -158,93 +161,100 @@ class Regenerator:
         self._settings = settings
 
     def write(
-        self, sources: Sequence[Source], output: OutputFile, advance: Advance = lambda _: None
-    ) -> Written:
-        """Write the rows that the file lacks.
+        self,
+        sources: Sequence[Source],
+        output: OutputFile,
+        on_progress: OnProgress = lambda _: None,
+    ) -> RegenerationCounts:
+        """Write the records that the file does not have yet.
 
         Args:
-            sources: of the data.
-            output: the file, which this claims.
-            advance: is told of progress.
+            sources: sources of the data.
+            output: output file, which is locked while it is written to.
+            on_progress: callback with the number of the last finished record.
 
         Raises:
-            ConfigError: the file was made otherwise, or is being written to.
+            ConfigError: the file was made with other settings, or another process writes to it.
             DataError: data is missing or malformed.
         """
-        written, intake = Written(), Intake(self._settings.skip_bad_rows)
-        with output.claim(identify(self._decoder, self._settings, sources)):
-            advance(output.last_row)
-            missing = self._missing(sources, output.last_row, intake)
+        written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_rows)
+        with output.claim(fingerprint_fields(self._decoder, self._settings, sources)):
+            on_progress(output.last_record)
+            missing = self._missing(sources, output.last_record, intake)
             while group := list(islice(missing, self._settings.batch_size)):
-                rows = [*self._answer(group, intake, written)]
-                output.append(rows)
-                written.rows += len(rows)
-                written.left_out = intake.skipped
-                advance(group[-1].number)
-        written.left_out = intake.skipped
+                records = [*self._answer(group, intake, written)]
+                output.append(records)
+                written.records += len(records)
+                written.left_out = intake.num_skipped
+                on_progress(group[-1].number)
+        written.left_out = intake.num_skipped
         return written
 
-    def _missing(self, sources: Sequence[Source], last_row: int, intake: Intake) -> Iterator[_Open]:
-        """Yield rows behind the last one, each with its first question."""
+    def _missing(
+        self, sources: Sequence[Source], last_record: int, intake: Intake
+    ) -> Iterator[_OpenRecord]:
+        """Yield the records after the last one in the file, each with its first question."""
         for record in (record for source in sources for record in source.records(intake)):
-            if intake.rows > last_row:
+            if intake.num_records > last_record:
                 with intake.guard():
-                    yield self._opened(record, intake.rows)
+                    yield self._opened(record, intake.num_records)
 
-    def _opened(self, record: Record, number: int) -> _Open:
+    def _opened(self, record: Record, number: int) -> _OpenRecord:
         dialogue = dialogue_over(record, self._tokenizer, self._settings.prompt_tokens)
-        row = _Open(number, record.place, dialogue)
+        opened = _OpenRecord(number, record.location, dialogue)
         try:
-            row.question = self._fitting(next(dialogue), row)
-        except StopIteration as end:  # nothing but calls of tools
-            row.result = end.value
-        return row
+            opened.question = self._fitting(next(dialogue), opened)
+        except StopIteration as end:  # all answers are tool calls
+            opened.result = end.value
+        return opened
 
     def _answer(
-        self, group: Sequence[_Open], intake: Intake, written: Written
+        self, group: Sequence[_OpenRecord], intake: Intake, written: RegenerationCounts
     ) -> Iterator[dict[str, Any]]:
-        """Ask the questions of all rows turn by turn; yield the rows that could be finished."""
-        waiting = [row for row in group if row.result is None]
+        """Answer the questions of all records turn by turn, and yield the finished records."""
+        waiting = [record for record in group if record.result is None]
         while waiting:
             outputs = self._decode(waiting)
-            going_on = []
-            for row, output in zip(waiting, outputs, strict=True):
+            unfinished = []
+            for record, output in zip(waiting, outputs, strict=True):
                 is_cut = self._is_cut(output)
                 _count(output, is_cut, written)
                 with intake.guard():
-                    self._advance(row, Answer(output.new_token_ids, output.text or "", is_cut))
-                    if row.result is None:
-                        going_on.append(row)
-            waiting = going_on
-        yield from ({"row": row.number} | row.result for row in group if row.result is not None)
+                    self._advance(record, Answer(output.new_token_ids, output.text or "", is_cut))
+                    if record.result is None:
+                        unfinished.append(record)
+            waiting = unfinished
+        for record in group:
+            if record.result is not None:
+                yield {"row": record.number} | record.result
 
-    def _advance(self, row: _Open, answer: Answer) -> None:
-        row.turn += 1
+    def _advance(self, record: _OpenRecord, answer: Answer) -> None:
+        record.turn += 1
         try:
-            row.question = self._fitting(row.dialogue.send(answer), row)
+            record.question = self._fitting(record.dialogue.send(answer), record)
         except StopIteration as end:
-            row.result = end.value
+            record.result = end.value
 
-    def _decode(self, rows: Sequence[_Open]) -> list[GenerateOutput]:
+    def _decode(self, records: Sequence[_OpenRecord]) -> list[GenerateOutput]:
         return self._decoder.generate_batch(
-            [row.question for row in rows],
+            [record.question for record in records],
             temperature=self._settings.temperature,
             max_new_tokens=self._settings.max_new_tokens,
-            seed=[_key(self._settings.seed, row.number, row.turn) for row in rows],
+            seed=[_key(self._settings.seed, record.number, record.turn) for record in records],
         )
 
-    def _fitting(self, question: list[int], row: _Open) -> list[int]:
+    def _fitting(self, question: list[int], record: _OpenRecord) -> list[int]:
         spec, new = self._decoder.target.spec, self._settings.max_new_tokens
         if not question or len(question) + new > spec.max_position:
-            raise RowError(
-                f"a question of {row.place} does not fit into the target's context",
-                expected=f"1 to {spec.max_position - new} tokens beside {new} new ones",
+            raise RecordError(
+                f"a question of {record.location} does not fit into the target's context",
+                expected=f"1 to {spec.max_position - new} tokens beside {new} new tokens",
                 got=len(question),
-                remedy="lower --max-new-tokens, or skip such rows",
+                remedy="lower --max-new-tokens, or skip such records with --skip-bad-rows",
             )
         if max(question) >= spec.vocab_size:
-            raise RowError(
-                f"{row.place} has a token that the target does not have",
+            raise RecordError(
+                f"{record.location} has a token that the target does not have",
                 expected=f"ids from 0 to {spec.vocab_size - 1}",
                 got=max(question),
                 remedy="use the target's own tokenizer",
@@ -256,7 +266,7 @@ class Regenerator:
         return is_long and output.new_token_ids[-1] not in _ends(self._decoder)
 
 
-def _count(output: GenerateOutput, is_cut: bool, written: Written) -> None:
+def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) -> None:
     written.answers += 1
     written.cut += is_cut
     written.tokens += len(output.new_token_ids)

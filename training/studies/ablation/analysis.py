@@ -1,4 +1,4 @@
-"""From the documents of all seeds to what a study found; nothing is measured here."""
+"""Analysis of a study: results from the measured documents of all seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.method_names import PLAIN
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.contrasts import (
@@ -16,62 +16,63 @@ from training.studies.ablation.contrasts import (
     prompts_in,
     two_by_two,
 )
-from training.studies.ablation.results import ArmExperts, ArmRow, StudyResults, TwoByTwo, Verdict
-from training.studies.ablation.trees import Trees, any_by_costs
+from training.studies.ablation.results import ArmExperts, ArmRow, ArmVerdict, StudyResults, TwoByTwo
+from training.studies.ablation.trees import Trees, uses_costs
 from training.studies.ablation.uncertainty import Ratio, ratio
 
 
 @dataclass(frozen=True)
 class ArmFacts:
-    """What is known of an arm without decoding with it.
+    """Facts of an arm that are known from its training.
 
     Attributes:
-        name: of the arm, and of the method in the documents.
-        settings: that it was trained with.
-        parameters: trainable ones.
-        training_tokens: read in training, with each seed.
-        held_out_agreement: with the target, with each seed that measured it.
-        experts: their diversity (`training.evaluation.diversity`), with each seed that measured it.
+        name: name of the arm, and of the method in the documents.
+        settings: settings of the training.
+        parameters: number of trainable parameters.
+        training_tokens: number of tokens read in training, with each seed.
+        validation_agreement: agreement with the target, with each seed that measured it.
+        experts: diversity of the experts (`training.evaluation.diversity`), with each seed that
+            measured it.
     """
 
     name: str
     settings: TrainSettings
     parameters: int
     training_tokens: tuple[int, ...] = ()
-    held_out_agreement: tuple[float, ...] = ()
+    validation_agreement: tuple[float, ...] = ()
     experts: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def diversity(self) -> ArmExperts | None:
-        """What is told of the experts; None if it was not measured."""
+        """The diversity of the experts; None if it was not measured."""
         if not self.experts:
             return None
         names = ("top_overlap", "router_entropy", "load_entropy")
-        by_seed = [[one[name] for name in names] for one in self.experts]
+        by_seed = [[found[name] for name in names] for found in self.experts]
         overlaps, router, load = zip(*by_seed, strict=True)
         return ArmExperts(
             arm=self.name,
             top_overlap=None if None in overlaps else fmean(overlaps),
             router_entropy=fmean(router),
             load_entropy=fmean(load),
-            by_seed=tuple((overlap, one, other) for overlap, one, other in by_seed),
+            by_seed=tuple((overlap, own, mean) for overlap, own, mean in by_seed),
         )
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """All methods at one temperature with one kind of trees."""
+    """The counts of all methods at one temperature with one kind of trees."""
 
     temperature: float
     trees: str | None
-    plain: Counts
+    autoregressive: Counts
     arms: Mapping[str, Counts]
 
     def row(self, facts: ArmFacts) -> ArmRow:
-        """Return what is told of an arm."""
+        """Return the results of an arm."""
         arm, base = self.arms[facts.name], self.arms[BASE]
         tau_ratio = ratio(arm.tau, base.tau)
-        agreement = facts.held_out_agreement
+        agreement = facts.validation_agreement
         return ArmRow(
             arm=facts.name,
             temperature=self.temperature,
@@ -86,7 +87,7 @@ class _Measured:
             tokens_per_second=arm.speed.pooled,
             seconds_per_draft=arm.seconds_per_draft,
             speed_ratio=ratio(arm.speed, base.speed),
-            speedup=ratio(arm.speed, self.plain.speed),
+            speedup=ratio(arm.speed, self.autoregressive.speed),
             verdict=_verdict(facts.name, tau_ratio),
         )
 
@@ -96,46 +97,45 @@ def analyse(
     arms: Sequence[ArmFacts],
     trees: Sequence[Trees] = (Trees(options=""),),
 ) -> StudyResults:
-    """Return what a study found.
+    """Return the results of a study.
 
     Args:
-        documents: by seed, the comparison of all arms that were trained with it, and of plain
-            decoding.
-        arms: one of them the base.
-        trees: every arm was measured with all of these; methods are named after both.
+        documents: comparison of all arms and autoregressive decoding, by seed.
+        arms: facts of the arms, the base included.
+        trees: kinds of trees; every arm was measured with all of them.
 
     Raises:
-        DataError: something was not measured, or on other prompts, or on too few of them.
+        DataError: a method was not measured, or on other prompts, or on too few prompts.
     """
-    place_of = prompts_in(documents)
+    index_of = prompts_in(documents)
 
     def counts(method: str, temperature: float) -> Counts:
-        return counts_of(documents, method, temperature, place_of)
+        return counts_of(documents, method, temperature, index_of)
 
     measured = [
         _Measured(
             temperature,
             kind.label,
-            counts(PLAIN, temperature),
+            counts(AUTOREGRESSIVE, temperature),
             {arm.name: counts(kind.method(arm.name), temperature) for arm in arms},
         )
         for temperature in _temperatures(documents)
         for kind in trees
     ]
-    rows = tuple(one.row(arm) for one in measured for arm in arms)
+    rows = tuple(group.row(arm) for group in measured for arm in arms)
     return StudyResults(
         seeds=len(documents),
-        prompts=len(place_of),
+        prompts=len(index_of),
         note=_note(len(documents), sum(row.verdict != "base" for row in rows), trees),
         rows=rows,
         interactions=_interactions(measured, arms),
-        experts=tuple(one for arm in arms if (one := arm.diversity) is not None),
+        experts=tuple(found for arm in arms if (found := arm.diversity) is not None),
     )
 
 
 def _temperatures(documents: Mapping[int, ComparisonDocument]) -> list[float]:
-    methods = (one for document in documents.values() for one in document.methods)
-    return list(dict.fromkeys(one.temperature for one in methods))
+    methods = (method for document in documents.values() for method in document.methods)
+    return list(dict.fromkeys(method.temperature for method in methods))
 
 
 def _interactions(measured: Sequence[_Measured], arms: Sequence[ArmFacts]) -> tuple[TwoByTwo, ...]:
@@ -145,15 +145,15 @@ def _interactions(measured: Sequence[_Measured], arms: Sequence[ArmFacts]) -> tu
     return tuple(
         two_by_two(
             cells,
-            one.temperature,
-            {name: arm.tau for name, arm in one.arms.items()},
-            one.trees,
+            group.temperature,
+            {name: arm.tau for name, arm in group.arms.items()},
+            group.trees,
         )
-        for one in measured
+        for group in measured
     )
 
 
-def _verdict(arm: str, tau_ratio: Ratio) -> Verdict:
+def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
     if arm == BASE:
         return "base"
     if not tau_ratio.is_resolved:
@@ -163,15 +163,16 @@ def _verdict(arm: str, tau_ratio: Ratio) -> Verdict:
 
 def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:
     by_costs = ""
-    if any_by_costs(trees):
+    if uses_costs(trees):
         by_costs = " Trees by costs differ from arm to arm: compare their tokens/s, not their tau."
     if num_seeds < 2:
         return (
-            "One seed: the 95% intervals tell how prompts differ, not how trainings do; "
+            "One seed: the 95% intervals cover the spread of prompts, not of trainings; "
             f"another seed may reverse any verdict.{by_costs}"
         )
-    share = "one in ten" if num_seeds == 2 else "one in twenty"  # two points tell little of spread
+    # Two seeds give a poor estimate of the spread.
+    rate = "one in ten" if num_seeds == 2 else "one in twenty"
     return (
         f"95% intervals over {num_seeds} seeds and all prompts, paired. Verdicts are about tau; "
-        f"of {num_intervals}, about {share} errs even where nothing differs.{by_costs}"
+        f"of {num_intervals}, about {rate} is wrong even if no arm differs.{by_costs}"
     )

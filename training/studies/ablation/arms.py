@@ -1,4 +1,4 @@
-"""The arms of a study: one base, and small files that each change one thing about it."""
+"""Arms of a study: a base and deltas on it, made equally large by the width of their experts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from inference.benchmark.method_names import PLAIN
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from jakiro.config import DrafterSettings, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -17,8 +17,8 @@ from jakiro.utils.settings import apply_overrides, merge, read_layered_yaml, val
 from training.config import TrainSettings
 
 BASE = "base"
-# What an arm may change. Data, order, steps and optimizer stay those of the base, and the expert
-# width is what makes arms equally large.
+# Settings that an arm may change. Data, order, steps and optimizer stay those of the base, and the
+# expert width makes arms equally large.
 _OPEN = (
     *("drafter", "initialize", "objective"),
     *("batch.anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
@@ -28,7 +28,7 @@ _WIDTH = "drafter.experts.intermediate_size"
 
 @dataclass(frozen=True)
 class Arm:
-    """One variant: its name, its settings, and the file that says what it changes."""
+    """A variant of the base: its name, its settings, and the file of its delta."""
 
     name: str
     settings: TrainSettings
@@ -41,14 +41,14 @@ def read_arms(
     """Return the base and one arm for each delta.
 
     Args:
-        base: settings of a training run.
-        deltas: files with the settings that differ; the file's name is the arm's.
-        overrides: `key.path=value`, laid over the base, and so part of every arm.
-        max_steps: cut the runs to so many steps.
+        base: YAML file of the base, the settings of a training run.
+        deltas: YAML files of the settings that differ; the file's name is the arm's.
+        overrides: `key.path=value`, merged into the base and so into every arm.
+        max_steps: largest number of optimizer steps; None for those of the settings.
 
     Raises:
-        ConfigError: a file is unusable, two arms have one name, or a delta changes what all arms
-            must share.
+        ConfigError: a file is unusable, two arms have the same name, or a delta changes settings
+            that all arms must share.
     """
     common = apply_overrides(read_layered_yaml(base), overrides)
     arms = [Arm(BASE, _settings(common, str(base), max_steps))]
@@ -62,7 +62,7 @@ def read_arms(
 
 
 def is_open(key: str) -> bool:
-    """Whether arms may differ in a setting, or are made equally large by it."""
+    """Return whether arms may differ in a setting, or are made equally large by it."""
     return key.startswith(_OPEN)
 
 
@@ -85,9 +85,9 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
         raise ConfigError(
             f"the ablation {path} changes what all arms must share",
             expected=f"settings below {', '.join(_OPEN)}, without {_WIDTH}: "
-            "it is set so that all arms have equally many parameters",
+            "it is computed so that all arms have equally many parameters",
             got=", ".join(closed) or "nothing",
-            remedy="put what all arms share into the base, or give it with --set",
+            remedy="put settings that all arms share into the base, or change them with --set",
         )
 
 
@@ -100,29 +100,29 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _check_names(arms: Sequence[Arm]) -> None:
-    names = [PLAIN, *(arm.name for arm in arms)]  # is measured beside them
+    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # is measured beside the arms
     if odd := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
         raise ConfigError(
-            "the file of an ablation cannot name an arm",
+            "the file name of an ablation cannot name an arm",
             expected="letters, digits, dots and hyphens",
             got=", ".join(odd),
             remedy="rename the file",
         )
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            "two arms have one name",
-            expected=f"files of different names, none of them {BASE} or {PLAIN}",
+            "two arms have the same name",
+            expected=f"files of different names, none of them {BASE} or {AUTOREGRESSIVE}",
             got=", ".join(repeated),
             remedy="rename a file",
         )
 
 
-TOLERANCE = 0.02  # of the base's number of parameters
+TOLERANCE = 0.02  # as a fraction of the base's number of parameters
 
 
 @dataclass(frozen=True)
 class SizedArm:
-    """An arm whose experts were made wider or narrower until it was as large as the base."""
+    """An arm whose expert width was changed to make the arm as large as the base."""
 
     arm: Arm
     parameters: int
@@ -135,32 +135,41 @@ class SizedArm:
 
     @property
     def width(self) -> int:
-        """Inner width of an expert."""
+        """The inner width of an expert."""
         return self.arm.settings.drafter.experts.intermediate_size
 
 
 def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
-    """Return the arms with as many trainable parameters as the first one.
+    """Return the arms with as many trainable parameters as the first arm.
+
+    Args:
+        arms: the base and the other arms.
+        target: record of the target.
 
     Raises:
-        ConfigError: no expert width brings an arm within 2% of it.
+        ConfigError: no expert width brings an arm within 2% of the base's size.
     """
     goal = num_parameters(arms[0].settings.drafter, target)
     return [_sized(arm, goal, target) for arm in arms]
 
 
 def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
-    """Return how many trainable parameters a drafter has; none of them is allocated."""
+    """Return the number of trainable parameters of a drafter, without allocating them.
+
+    Args:
+        settings: settings of the drafter.
+        target: record of the target.
+    """
     with torch.device("meta"):
         drafter = JakiroDrafter(config_for(settings, target))
-    return sum(one.numel() for one in drafter.parameters() if one.requires_grad)
+    return sum(part.numel() for part in drafter.parameters() if part.requires_grad)
 
 
 def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
     drafter = arm.settings.drafter
     before = drafter.experts.intermediate_size
     count = num_parameters(drafter, target)
-    # The number of parameters is a straight line over the width.
+    # The number of parameters is linear in the width.
     per_width = num_parameters(_with_width(drafter, before + 1), target) - count
     width = before + round((goal - count) / per_width)
     fitted = _with_width(drafter, max(width, 1))
@@ -177,5 +186,5 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
 
 
 def _with_width(drafter: DrafterSettings, width: int) -> DrafterSettings:
-    bank = drafter.experts.model_copy(update={"intermediate_size": width})
-    return drafter.model_copy(update={"experts": bank})
+    experts = drafter.experts.model_copy(update={"intermediate_size": width})
+    return drafter.model_copy(update={"experts": experts})

@@ -1,4 +1,4 @@
-"""What the documents of all seeds say about one arm at one temperature, in arrays."""
+"""Counts of an arm over all seeds and prompts, and the 2 x 2 of experts and contrastive loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from training.studies.ablation.uncertainty import Rate, Ratio, product
 
 @dataclass(frozen=True)
 class Counts:
-    """One method at one temperature, over all seeds and prompts.
+    """Counts of one method at one temperature, over all seeds and prompts.
 
     Attributes:
-        tau: tokens after the first ones, per target forward after prefill.
+        tau: tokens after the first token, per target forward after prefill.
         speed: tokens per second, reading the prompt included.
-        acceptance_by_depth: means over seeds.
-        seconds_per_draft: of the drafter's work for one target forward.
+        acceptance_by_depth: conditional acceptance rate at each depth, the means over seeds.
+        seconds_per_draft: seconds of drafting for one target forward.
     """
 
     tau: Rate
@@ -34,46 +34,48 @@ class Counts:
 
 
 def prompts_in(documents: Mapping[int, ComparisonDocument]) -> dict[str, int]:
-    """Return the places of all prompts.
+    """Return the index of every prompt.
 
     Raises:
-        DataError: the documents are of different prompts.
+        DataError: the documents have different prompts.
     """
-    sets = [_prompts(one.methods[0]) for one in documents.values()]
+    sets = [_prompts(document.methods[0]) for document in documents.values()]
     if any(names != sets[0] for names in sets):
         raise _differing_prompts()
-    return {prompt: place for place, prompt in enumerate(sorted(sets[0]))}
+    return {prompt: index for index, prompt in enumerate(sorted(sets[0]))}
 
 
 def counts_of(
     documents: Mapping[int, ComparisonDocument],
     name: str,
     temperature: float,
-    place_of: Mapping[str, int],
+    index_of: Mapping[str, int],
 ) -> Counts:
-    """Return what all documents say of a method; several samples of a prompt are added up.
+    """Return the counts of a method in all documents, summed over the samples of a prompt.
 
     Args:
-        documents: by seed.
-        name: of the method.
-        temperature: at which it decoded.
-        place_of: the places of all prompts.
+        documents: documents by seed.
+        name: name of the method.
+        temperature: sampling temperature of the method.
+        index_of: index of every prompt.
 
     Raises:
-        DataError: it was not measured, or on other prompts.
+        DataError: the method was not measured, or was measured on other prompts.
     """
     figures = [_figures(document, name, temperature) for document in documents.values()]
-    if any(_prompts(one) != place_of.keys() for one in figures):
+    if any(_prompts(each) != index_of.keys() for each in figures):
         raise _differing_prompts()
 
     def summed(field: str) -> Floats:
-        samples = [[(one.prompt, _value(one, field)) for one in each.samples] for each in figures]
-        return np.stack([sums_by_unit(parts, place_of) for parts in samples])
+        samples = [
+            [(sample.prompt, _value(sample, field)) for sample in each.samples] for each in figures
+        ]
+        return np.stack([sums_by_unit(parts, index_of) for parts in samples])
 
     return Counts(
         tau=Rate(summed("decoded"), summed("target_forwards")),
         speed=Rate(summed("tokens"), summed("seconds")),
-        acceptance_by_depth=_means([one.acceptance_by_depth for one in figures]),
+        acceptance_by_depth=_means([each.acceptance_by_depth for each in figures]),
         seconds_per_draft=_seconds_per_draft(figures),
     )
 
@@ -85,7 +87,7 @@ def _figures(document: ComparisonDocument, name: str, temperature: float) -> Met
         raise DataError(
             f"{name} was not measured at temperature {temperature:g} with every seed",
             expected="one document for each seed, with all arms at all temperatures",
-            got=", ".join(f"{one.name} at {one.temperature:g}" for one in document.methods),
+            got=", ".join(f"{each.name} at {each.temperature:g}" for each in document.methods),
             remedy="measure again",
         ) from error
 
@@ -98,28 +100,28 @@ def _value(sample: SampleRecord, field: str) -> float:
     return float(getattr(sample, field))
 
 
-def _means(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the mean of each depth over the seeds that came so far."""
-    depths = range(max(map(len, rows)))
-    return tuple(fmean(row[depth] for row in rows if len(row) > depth) for depth in depths)
+def _means(rates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Return the mean rate at each depth over the seeds that reached the depth."""
+    depths = range(max(map(len, rates)))
+    return tuple(fmean(own[depth] for own in rates if len(own) > depth) for depth in depths)
 
 
 def _seconds_per_draft(figures: Sequence[MethodFigures]) -> float:
-    forwards = sum(one.target_forwards for one in figures)
-    return sum(one.seconds.draft for one in figures) / max(forwards, 1)
+    forwards = sum(each.target_forwards for each in figures)
+    return sum(each.seconds.draft for each in figures) / max(forwards, 1)
 
 
 def _differing_prompts() -> DataError:
     return DataError(
         "arms or seeds were measured on different prompts",
         expected="the same prompts for all, so that they can be compared prompt by prompt",
-        got="other ones",
+        got="different prompts",
         remedy="measure again, with the same prompt file and number of prompts",
     )
 
 
-# What tells the cells apart, makes them equally large, or only names a run.
-_APART: Any = {
+# Settings that distinguish the cells, make them equally large, or only name a run.
+_DIFFERENT: Any = {
     "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
     "seed": True,
@@ -128,7 +130,7 @@ _APART: Any = {
 
 
 class Cells(NamedTuple):
-    """The names of the four arms."""
+    """The names of the four arms of a 2 x 2."""
 
     both: str
     only_experts: str
@@ -137,18 +139,18 @@ class Cells(NamedTuple):
 
 
 def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
-    """Return the arms of the 2 x 2 around the base, or None if not all four are there.
+    """Return the arms of the 2 x 2 around the base; None if an arm is missing.
 
     Args:
-        arms: settings by name; the base has experts and contrastive loss.
+        arms: settings by the name of the arm.
     """
     base = arms[BASE]
     if not (_has_experts(base) and _has_contrast(base)):
         return None
     found = {
-        (_has_experts(one), _has_contrast(one)): name
-        for name, one in arms.items()
-        if _is_cell(one, base)
+        (_has_experts(settings), _has_contrast(settings)): name
+        for name, settings in arms.items()
+        if _is_cell(settings, base)
     }
     if len(found) < 4:
         return None
@@ -161,10 +163,10 @@ def two_by_two(
     """Return both effects and their interaction as ratios of tau.
 
     Args:
-        cells: the four arms.
-        temperature: that they were measured at.
+        cells: names of the four arms.
+        temperature: sampling temperature of the measurement.
         rates: tau of every arm.
-        trees: that they were measured with, where there are several kinds.
+        trees: label of the kind of trees; None if there is only one kind.
 
     Raises:
         DataError: as for `training.studies.ablation.uncertainty.product`.
@@ -190,11 +192,11 @@ def two_by_two(
 
 
 def _is_cell(settings: TrainSettings, base: TrainSettings) -> bool:
-    """Whether experts and contrast are as the base has them or off, and all else is the same."""
+    """Return whether an arm differs from the base only in experts or contrast that are off."""
     return (
         settings.drafter.experts.num_experts in (1, base.drafter.experts.num_experts)
         and settings.objective.contrast_weight in (0.0, base.objective.contrast_weight)
-        and settings.model_dump(exclude=_APART) == base.model_dump(exclude=_APART)
+        and settings.model_dump(exclude=_DIFFERENT) == base.model_dump(exclude=_DIFFERENT)
     )
 
 
@@ -212,10 +214,10 @@ def _where(temperature: float, trees: str | None) -> str:
 
 def _sentence(where: str, experts: Ratio, contrast: Ratio, interaction: Ratio) -> str:
     parts = {"experts": experts, "contrastive loss": contrast, "interaction": interaction}
-    told = ", ".join(f"{name} {_in_words(one)}" for name, one in parts.items())
-    return f"{where}: {told}."
+    effects = ", ".join(f"{name} {_in_words(effect)}" for name, effect in parts.items())
+    return f"{where}: {effects}."
 
 
 def _in_words(effect: Ratio) -> str:
-    told = f"x{effect.value:.3f} [{effect.low:.3f}, {effect.high:.3f}]"
-    return told if effect.is_resolved else f"{told} (not resolved)"
+    text = f"x{effect.value:.3f} [{effect.low:.3f}, {effect.high:.3f}]"
+    return text if effect.is_resolved else f"{text} (not resolved)"

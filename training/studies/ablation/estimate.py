@@ -1,7 +1,7 @@
-"""What a study would take, from a few steps of every arm; nothing is written.
+"""Estimate of a study's time and disk space from a few steps of every arm; nothing is written.
 
-Minutes and bytes are those of all trainings of an arm. One process is measured: DeepSpeed on
-several devices is faster, and other work on the machine makes all of it slower.
+Minutes and bytes are those of all trainings of an arm. One process is measured. DeepSpeed on
+several devices is faster, and other work on the machine makes everything slower.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from inference.benchmark.method_names import PLAIN
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from jakiro.config import config_for
 from jakiro.utils.settings import Settings
 from training.config import TrainSettings
@@ -25,16 +25,16 @@ from training.studies.ablation.arms import SizedArm
 from training.studies.ablation.runs import runs_of
 
 
-class Estimate(Settings):
-    """What one arm takes, with all seeds and all values of a sweep.
+class ArmEstimate(Settings):
+    """Time and disk space of one arm, with all seeds and all values of a sweep.
 
     Attributes:
-        arm: its name; `plain` is decoding without a drafter, which is measured, too.
-        parameters: trainable ones.
-        seconds_per_step: of the optimizer, measured.
-        training_minutes: of all steps of all trainings.
-        evaluation_minutes: as if drafting cost nothing and won nothing.
-        disk_bytes: of drafters, and of checkpoints at the time when there are most.
+        arm: name of the arm, or `autoregressive` for decoding without a drafter.
+        parameters: number of trainable parameters.
+        seconds_per_step: measured seconds of an optimizer step.
+        training_minutes: minutes of all optimizer steps of all trainings.
+        evaluation_minutes: minutes of decoding, at the speed of autoregressive decoding.
+        disk_bytes: bytes of the drafters, and of the largest number of checkpoints.
     """
 
     arm: str
@@ -53,26 +53,27 @@ def estimate(
     evaluation_tokens: int,
     sweep_runs: int = 0,
     sweep_tokens: int = 0,
-) -> list[Estimate]:
-    """Return what each arm would take, and plain decoding beside them.
+) -> list[ArmEstimate]:
+    """Return the estimates of all arms and of autoregressive decoding.
 
     Args:
-        sized: the arms, equally large.
+        sized: arms of equal size.
         inputs: target and data, which all arms share; the target moves to the device of training.
-        seeds: trainings of every arm.
-        evaluation_tokens: that one arm decodes with one seed: prompts x new tokens x temperatures.
-        sweep_runs: trainings of every arm beside those, to choose a value of a setting.
-        sweep_tokens: that one arm decodes to choose it.
+        seeds: number of seeds that every arm is trained with.
+        evaluation_tokens: number of tokens that one arm decodes with one seed: prompts x new tokens
+            x temperatures.
+        sweep_runs: number of further trainings of every arm, for a sweep.
+        sweep_tokens: number of tokens that one arm decodes for a sweep.
 
     Raises:
-        ConfigError: the device is not there, or a batch cannot be shared out.
+        ConfigError: the device is missing, or a batch cannot be divided into micro-batches evenly.
     """
     device = choose_device(inputs.settings.engine.device)
     model: Any = inputs.target.model
     model.to(device)
     rate = decoding_rate(inputs)
-    decoding, choosing = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
-    # As they would be trained: a study keeps fewer checkpoints than a run of its own.
+    decoding, sweeping = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
+    # A study keeps fewer checkpoints than a single run does, so take the settings of its runs.
     runs = runs_of(sized, 1, inputs.settings.run_folder)
     return [
         *(
@@ -81,12 +82,12 @@ def estimate(
                 _with_settings(inputs, run.settings),
                 device,
                 seeds + sweep_runs,
-                decoding + choosing,
+                decoding + sweeping,
             )
             for arm, run in zip(sized, runs, strict=True)
         ),
-        Estimate(
-            arm=PLAIN,
+        ArmEstimate(
+            arm=AUTOREGRESSIVE,
             parameters=0,
             seconds_per_step=0.0,
             training_minutes=0.0,
@@ -96,36 +97,36 @@ def estimate(
     ]
 
 
-def render(estimates: Sequence[Estimate]) -> Table:
-    """Return the table of all arms with the totals."""
+def render(estimates: Sequence[ArmEstimate]) -> Table:
+    """Return a table of the estimates with the totals."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     columns = {
         "arm": "all",
         "parameters": "",
         "s / step": "",
-        "training": duration_text(sum(one.training_minutes for one in estimates)),
-        "measuring": duration_text(sum(one.evaluation_minutes for one in estimates)),
-        "disk": size_text(sum(one.disk_bytes for one in estimates)),
+        "training": duration_text(sum(arm.training_minutes for arm in estimates)),
+        "measuring": duration_text(sum(arm.evaluation_minutes for arm in estimates)),
+        "disk": size_text(sum(arm.disk_bytes for arm in estimates)),
     }
     for name, total in columns.items():
         table.add_column(name, total, justify="left" if name == "arm" else "right")
-    for one in estimates:
+    for arm in estimates:
         table.add_row(
-            Text(one.arm),
-            f"{one.parameters:,}",
-            f"{one.seconds_per_step:.3f}",
-            duration_text(one.training_minutes),
-            duration_text(one.evaluation_minutes),
-            size_text(one.disk_bytes),
+            Text(arm.arm),
+            f"{arm.parameters:,}",
+            f"{arm.seconds_per_step:.3f}",
+            duration_text(arm.training_minutes),
+            duration_text(arm.evaluation_minutes),
+            size_text(arm.disk_bytes),
         )
     return table
 
 
 def _of_arm(
     arm: SizedArm, inputs: Prepared, device: torch.device, trainings: int, decoding: float
-) -> Estimate:
+) -> ArmEstimate:
     step = seconds_per_step(inputs, device)
-    return Estimate(
+    return ArmEstimate(
         arm=arm.name,
         parameters=arm.parameters,
         seconds_per_step=step,
@@ -137,5 +138,5 @@ def _of_arm(
 
 def _with_settings(inputs: Prepared, settings: TrainSettings) -> Prepared:
     config = config_for(settings.drafter, inputs.drafter_config.target_record)
-    # Which tokens an arm drafts takes no time to speak of.
+    # The selection of the draft vocabulary takes no time to speak of.
     return replace(inputs, settings=settings, drafter_config=config, draft_ids=None)

@@ -1,4 +1,4 @@
-"""Measures all arms of a seed together, by `jakiro bench` in a process of its own."""
+"""Measurement of the arms by `jakiro bench` in a separate process, and selection in sweeps."""
 
 import hashlib
 import math
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.benchmark.document import ComparisonDocument, read_document
-from inference.benchmark.method_names import DRAFTER, PLAIN
+from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
 from jakiro.errors import JakiroError
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from training.studies.ablation.results import ArmSweep, SweepResults
 from training.studies.ablation.runs import ArmRun
 from training.studies.ablation.sweep import Sweep, value_name
-from training.studies.ablation.trees import Trees, identity
+from training.studies.ablation.trees import Trees, trees_key
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How arms are measured; the same for all of them.
+    """Settings of a measurement, the same for all arms.
 
     Attributes:
-        prompts: a prompt file of `jakiro bench`.
-        num_prompts: at most so many of them.
-        max_new_tokens: longest continuation.
-        temperatures: 0 is greedy.
-        trees: every arm is measured with all of these.
-        repeats: times that a prompt is decoded.
-        folder: where results are kept.
+        prompts: prompt file of `jakiro bench`.
+        num_prompts: largest number of prompts.
+        max_new_tokens: largest number of new tokens for each prompt.
+        temperatures: sampling temperatures, 0 for greedy.
+        trees: kinds of trees; every arm is measured with all of them.
+        repeats: number of times that each prompt is decoded.
+        folder: folder of the results.
     """
 
     prompts: Path
@@ -43,26 +43,26 @@ class Measurement:
     folder: Path
 
     def of_seed(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
-        """Return the figures of one seed's arms beside plain decoding.
+        """Return the figures of one seed's arms beside autoregressive decoding.
 
-        They are measured in turns, so that speeds can be compared, and only once: until an arm is
-        trained again, or something about the measurement changes.
+        The timings are interleaved, so that speeds can be compared. Stored results are used unless
+        an arm was trained again or the measurement has changed.
 
         Args:
-            runs: of one seed, all trained.
+            runs: finished runs of one seed.
 
         Raises:
             JakiroError: the measurement failed.
         """
-        return self._of({run.arm: run for run in runs}, [PLAIN], f"seed-{runs[0].seed}")
+        return self._of({run.arm: run for run in runs}, [AUTOREGRESSIVE], f"seed-{runs[0].seed}")
 
     def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
         """Return the figures of one arm with each value of a sweep, by the values' names.
 
-        Nothing else is measured beside them; otherwise as `of_seed`.
+        Autoregressive decoding is not measured. Otherwise the measurement is that of `of_seed`.
 
         Args:
-            runs: of one arm and seed, all trained.
+            runs: finished runs of one arm and seed.
         """
         by_value = {value_name(run.value): run for run in runs if run.value is not None}
         return self._of(by_value, [], f"{runs[0].arm}-seed-{runs[0].seed}")
@@ -80,13 +80,13 @@ class Measurement:
         return read_document(path)
 
     def _key(self, runs: Mapping[str, ArmRun]) -> str:
-        """Return a hash of everything that decides the figures, but for the machine's mood."""
+        """Return a hash of everything that determines the figures, except the machine."""
         settings = _first(runs).settings
         target = settings.target
         return fingerprint(
             _digest(self.prompts),
             [self.num_prompts, self.max_new_tokens, self.temperatures, self.repeats],
-            [target.name_or_path, target.dtype, settings.engine.device, identity(self.trees)],
+            [target.name_or_path, target.dtype, settings.engine.device, trees_key(self.trees)],
             [
                 [name, _digest(run.folder.drafter / "model.safetensors")]
                 for name, run in runs.items()
@@ -102,7 +102,7 @@ class Measurement:
                 f"measuring {', '.join(runs)} with seed {_first(runs).seed} failed",
                 expected=f"a result in {path}",
                 got=f"exit code {finished.returncode}",
-                remedy=f"see above, or repeat it alone: {' '.join(command)}",
+                remedy=f"see the messages above, or repeat the command: {' '.join(command)}",
             )
 
     def _options(self, runs: Mapping[str, ArmRun], others: Sequence[str], path: Path) -> list[str]:
@@ -118,9 +118,9 @@ class Measurement:
             "--seed": str(first.seed),
             "--json": str(path),
         }
-        several = [("--method", one) for one in (*others, *self._methods(runs))]
-        several += [("--temperature", repr(one)) for one in self.temperatures]
-        return [word for pair in (*options.items(), *several) for word in pair]
+        repeated = [("--method", method) for method in (*others, *self._methods(runs))]
+        repeated += [("--temperature", repr(value)) for value in self.temperatures]
+        return [word for pair in (*options.items(), *repeated) for word in pair]
 
     def _methods(self, runs: Mapping[str, ArmRun]) -> list[str]:
         return [
@@ -139,15 +139,15 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def choose_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement) -> SweepResults:
-    """Return what dev prompts say of the values; what is measured already is not measured again.
+def select_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement) -> SweepResults:
+    """Return the selected value of every arm, by tau on dev prompts; stored results are reused.
 
-    Every arm is measured by itself, for only tau decides, which others' company does not change.
+    Every arm is measured separately, because tau does not depend on what else is measured.
 
     Args:
-        sweep: the values.
-        runs: of one seed, every arm with every value, all trained.
-        measurement: on dev prompts.
+        sweep: setting with its values.
+        runs: finished runs of one seed, every arm with every value.
+        measurement: measurement on dev prompts.
 
     Raises:
         JakiroError: a measurement failed.
@@ -161,20 +161,26 @@ def choose_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement
         values=sweep.values,
         temperatures=measurement.temperatures,
         seed=runs[0].seed,
-        prompts=max(one.prompts for one in documents.values()),
-        arms=tuple(choose_value(name, sweep, one) for name, one in documents.items()),
+        prompts=max(document.prompts for document in documents.values()),
+        arms=tuple(select_value(name, sweep, document) for name, document in documents.items()),
     )
 
 
-def choose_value(arm: str, sweep: Sweep, document: ComparisonDocument) -> ArmSweep:
-    """Return what a document says of an arm; its methods are called as the values are."""
-    temperatures = dict.fromkeys(one.temperature for one in document.methods)
+def select_value(arm: str, sweep: Sweep, document: ComparisonDocument) -> ArmSweep:
+    """Return the selected value of one arm.
+
+    Args:
+        arm: name of the arm.
+        sweep: setting with its values.
+        document: figures of the arm, with one method named after each value.
+    """
+    temperatures = dict.fromkeys(method.temperature for method in document.methods)
     tau = [
         [document.figures(value_name(value), temperature).tau for value in sweep.values]
         for temperature in temperatures
     ]
     scores = [math.prod(column) ** (1 / len(column)) for column in zip(*tau, strict=True)]
-    # The highest score, and of equal ones the smallest value.
+    # The highest score, and of equal scores the smallest value.
     best = max(zip(scores, sweep.values, strict=True), key=lambda pair: (pair[0], -pair[1]))
     return ArmSweep(
         arm=arm,

@@ -1,4 +1,4 @@
-"""Ablations from one command: train every arm, measure all of them together, say what is resolved.
+"""Ablation study in one command: train all arms, measure them together, and compare them.
 
 `python -m training.studies.ablation.main --base FILE --config FILE ... --out DIR`
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from jakiro.errors import JakiroError
 from jakiro.utils.settings import validate_settings
-from training.data.report import said_once
+from training.data.report import report_once
 from training.studies.ablation.settings import StudySettings
 from training.studies.ablation.study import Study
 
@@ -20,10 +20,10 @@ EXIT_CODE_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a study as the command line says; return 0 when done, 2 on bad input."""
+    """Run the study of a command line; return 0 when done, 2 on bad input."""
     options = parse(arguments)
     try:
-        with said_once():
+        with report_once():
             _work(options)
     except JakiroError as error:
         if options.debug:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
     except KeyboardInterrupt:
-        again = "interrupted; the same command goes on where it stopped"
+        again = "interrupted; the same command continues where it stopped"
         print(again + (", without --rerun" if options.rerun else ""), file=sys.stderr)  # noqa: T201
         return EXIT_CODE_INTERRUPTED
     return 0
@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
         nargs="+",
         action="extend",
         required=True,
-        help="ablations: deltas on the base",
+        help="ablations, as deltas on the base",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument(
@@ -73,10 +73,10 @@ def parse(arguments: Sequence[str] | None) -> Any:
         metavar="KEY.PATH=VALUE",
         action="append",
         default=[],
-        help="lay a value over the base, and so over every arm; may be repeated",
+        help="change a setting of the base, and so of every arm; may be repeated",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="runs of every arm")
-    parser.add_argument("--max-steps", type=int, help="cut the runs to so many steps")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs of every arm")
+    parser.add_argument("--max-steps", type=int, help="largest number of steps of a run")
     parser.add_argument(
         "--launcher",
         choices=("inline", "deepspeed"),
@@ -84,12 +84,14 @@ def parse(arguments: Sequence[str] | None) -> Any:
         help="train in this process, or on all devices of this machine",
     )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--dry-run", action="store_true", help="only say what it would take")
+    kinds.add_argument(
+        "--dry-run", action="store_true", help="only print the estimated time and disk"
+    )
     kinds.add_argument(
         "--train-only",
         metavar="ARM",
         nargs="+",
-        help="train these arms (the base is called base) and stop before measuring on test "
+        help="train these arms (the base is called base) and stop before the measurement on test "
         "prompts, so that several processes can share the training; the same command without "
         "this option measures and writes the results",
     )
@@ -101,16 +103,16 @@ def parse(arguments: Sequence[str] | None) -> Any:
 
 
 def _add_sweep(parser: ArgumentParser) -> None:
-    sweeping = parser.add_argument_group("choosing a setting for each arm")
+    sweeping = parser.add_argument_group("selecting a setting for each arm")
     sweeping.add_argument(
         "--sweep",
         metavar="KEY.PATH=VALUE,VALUE,...",
-        help="train every arm with each value and the first seed, take the one with the highest "
-        "tau on dev prompts (geometric mean over temperatures), and go on with it; for numbers "
-        "that all arms share, such as optimizer.learning_rate",
+        help="train every arm with each value and the first seed, and continue with the value of "
+        "the highest tau on dev prompts (geometric mean over temperatures); for numbers that all "
+        "arms share, such as optimizer.learning_rate",
     )
     sweeping.add_argument(
-        "--dev-prompts", type=Path, help="prompts to choose on, none of them a test prompt"
+        "--dev-prompts", type=Path, help="prompts that select the value; not test prompts"
     )
     sweeping.add_argument("--dev-num-prompts", type=int, help="by default as many as --num-prompts")
 
@@ -120,7 +122,7 @@ def _add_measuring(parser: ArgumentParser) -> None:
     measuring.add_argument(
         "--prompts",
         type=Path,
-        help="a prompt file of `jakiro bench`; by default the starts of held-out rows of data",
+        help="a prompt file of `jakiro bench`; by default the beginnings of validation documents",
     )
     measuring.add_argument("--num-prompts", type=int, default=40)
     measuring.add_argument("--max-new-tokens", type=int, default=64)
@@ -132,8 +134,9 @@ def _add_measuring(parser: ArgumentParser) -> None:
         nargs="+",
         default=[],
         help="measure every arm with several kinds of trees instead, each as the options of a "
-        "drafter of `jakiro bench`: tree=chosen,candidates=60,levels=8 or candidates=costs (for "
-        "which 4 prompts are not reported on); a sweep chooses with --candidates",
+        "drafter of `jakiro bench`: tree=deterministic,candidates=60,levels=8 or "
+        "candidates=costs (which leaves 4 prompts out of the report); a sweep uses the trees of "
+        "--candidates",
     )
     measuring.add_argument("--repeats", type=int, default=1)
 

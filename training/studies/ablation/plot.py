@@ -1,4 +1,4 @@
-"""The results of a study as a picture: how far every arm is from the base, and how surely."""
+"""Forest plot of a study: tau of every arm over that of the base, with intervals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +11,19 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from inference.benchmark.report.style import INK, THEME
 from training.studies.ablation.results import ArmRow, StudyResults
 
-# Okabe and Ito's, which colour-blind readers tell apart; the place tells the same.
+# The palette of Okabe and Ito for colour-blind readers.
 _COLORS = {"better": "#009e73", "worse": "#d55e00", "not resolved": "#6b7280"}
 _SEED_COLOR = "#111827"
 _PANEL_WIDTH, _NAME_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 4.4, 2.1, 0.36, 1.35  # inches
 
 
 def plot(results: StudyResults, path: Path) -> None:
-    """Write a forest plot of tau over that of the base as PNG, in panels as the table's groups."""
+    """Write a forest plot of tau over that of the base as PNG.
+
+    Args:
+        results: results of a study; each temperature and kind of trees gets a panel.
+        path: path of the PNG.
+    """
     panels = [(_title(rows[0]), _others(rows)) for rows in results.groups]
     num_rows = max(1, *(len(rows) for _, rows in panels))
     width = _NAME_WIDTH + _PANEL_WIDTH * len(panels)
@@ -45,8 +50,8 @@ def _paint(panel: Any, title: str, rows: list[ArmRow]) -> None:
     panel.set_title(title)
     panel.axvline(1.0, color=INK, linewidth=1.0)
     panel.grid(axis="x")
-    for place, row in enumerate(rows):
-        _paint_row(panel, place, row)
+    for height, row in enumerate(rows):
+        _paint_row(panel, height, row)
     panel.set_yticks(range(len(rows)), [row.arm for row in rows])
     panel.set_ylim(len(rows) - 0.4, -0.6)  # the first arm on top
     panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -54,23 +59,23 @@ def _paint(panel: Any, title: str, rows: list[ArmRow]) -> None:
     panel.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _paint_row(panel: Any, place: int, row: ArmRow) -> None:
+def _paint_row(panel: Any, height: int, row: ArmRow) -> None:
     ratio, color = row.tau_ratio, _COLORS[row.verdict]
-    panel.plot([ratio.low, ratio.high], [place, place], color=color, linewidth=2.4)
-    panel.plot(ratio.value, place, "o", color=color, markersize=6.5)
+    panel.plot([ratio.low, ratio.high], [height, height], color=color, linewidth=2.4)
+    panel.plot(ratio.value, height, "o", color=color, markersize=6.5)
     if len(ratio.by_seed) > 1:
-        below = [place + 0.24] * len(ratio.by_seed)
+        below = [height + 0.24] * len(ratio.by_seed)
         panel.plot(ratio.by_seed, below, "|", color=_SEED_COLOR, markersize=4, alpha=0.6)
     label = f"{ratio.value:.3f}"
     weight = "normal" if row.verdict == "not resolved" else "bold"
-    place_of_label = {"xy": (1.02, place), "xycoords": ("axes fraction", "data")}
-    panel.annotate(label, **place_of_label, color=color, weight=weight, va="center")
+    position = {"xy": (1.02, height), "xycoords": ("axes fraction", "data")}
+    panel.annotate(label, **position, color=color, weight=weight, va="center")
 
 
 def _caption(results: StudyResults) -> str:
     if results.seeds < 2:
-        seeds = "one seed: intervals tell how prompts differ, not trainings"
+        seeds = "one seed: intervals cover the spread of prompts, not of trainings"
     else:
-        seeds = f"ticks: the {results.seeds} seeds alone"
+        seeds = f"ticks: each of the {results.seeds} seeds"
     measured = f"tau over that of the base, 95% interval over {results.prompts} prompts"
     return f"{measured}\n{seeds}"

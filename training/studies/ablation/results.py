@@ -1,4 +1,4 @@
-"""What a study found, as it is kept in JSON."""
+"""Results of a study, as they are stored in JSON."""
 
 from typing import Literal
 
@@ -7,30 +7,32 @@ from training.studies.ablation.uncertainty import Ratio
 
 SCHEMA_VERSION = 1
 
-Verdict = Literal["base", "better", "worse", "not resolved"]
+ArmVerdict = Literal["base", "better", "worse", "not resolved"]
 
 
 class ArmRow(Settings):
     """One arm at one temperature with one kind of trees.
 
     Attributes:
-        arm: its name.
-        temperature: 0 is greedy.
-        trees: the kind's label; None where there is only one kind.
-        parameters: trainable ones.
-        intermediate_size: that made it as large as the base.
-        training_tokens: read in training, with each seed.
-        held_out_agreement: share of held-out positions where drafter and target agree on the best
-            token, the mean over seeds; None if it was not measured.
-        tau: tokens per target forward, pooled over seeds and prompts; plain decoding has 1.
-        tau_ratio: over that of the base.
-        acceptance_by_depth: of the rounds with a candidate to try at that depth, the share that
-            accepted one; means over seeds.
-        tokens_per_second: pooled likewise, reading the prompt included.
-        seconds_per_draft: of the drafter's work in a round, pooled likewise.
-        speed_ratio: of tokens per second over those of the base.
-        speedup: of tokens per second over plain decoding.
-        verdict: whether the interval of `tau_ratio` lies above 1, below 1, or around it.
+        arm: name of the arm.
+        temperature: sampling temperature, 0 for greedy.
+        trees: label of the kind of trees; None if there is only one kind.
+        parameters: number of trainable parameters.
+        intermediate_size: expert width that made the arm as large as the base.
+        training_tokens: number of tokens read in training, with each seed.
+        held_out_agreement: fraction of validation positions where drafter and target agree on the
+            likeliest token, the mean over seeds; None if it was not measured.
+        tau: tokens per target forward, pooled over seeds and prompts; 1 for autoregressive
+            decoding.
+        tau_ratio: tau over that of the base.
+        acceptance_by_depth: fraction of the decoding steps with a candidate at each depth that
+            accepted a candidate there, the means over seeds.
+        tokens_per_second: tokens per second, pooled like tau, reading the prompt included.
+        seconds_per_draft: seconds of drafting per decoding step, pooled like tau; None if it was
+            not measured.
+        speed_ratio: tokens per second over those of the base.
+        speedup: tokens per second over those of autoregressive decoding.
+        verdict: whether the interval of `tau_ratio` lies above 1, below 1, or around 1.
     """
 
     arm: str
@@ -47,24 +49,26 @@ class ArmRow(Settings):
     seconds_per_draft: float | None = None
     speed_ratio: Ratio
     speedup: Ratio
-    verdict: Verdict
+    verdict: ArmVerdict
 
 
 class TwoByTwo(Settings):
-    """Experts x contrastive loss at one temperature: what each does, and both together.
+    """Effects of experts and contrastive loss at one temperature, and their interaction.
 
     Attributes:
-        temperature: 0 is greedy.
-        trees: as for the arms.
-        both: the arm with experts and contrast.
-        only_experts: the arm without contrast.
-        only_contrast: the arm without experts.
-        neither: the arm without either.
-        experts: ratio of tau with experts to that without, mean over both settings of contrast.
-        contrast: likewise.
-        interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)): above 1, each
-            gains more where the other one is.
-        sentence: all of it in words.
+        temperature: sampling temperature, 0 for greedy.
+        trees: label of the kind of trees; None if there is only one kind.
+        both: name of the arm with experts and contrastive loss.
+        only_experts: name of the arm without contrastive loss.
+        only_contrast: name of the arm without experts.
+        neither: name of the arm without experts and contrastive loss.
+        experts: ratio of tau with experts to tau without, the geometric mean over both settings of
+            the contrastive loss.
+        contrast: ratio of tau with contrastive loss to tau without, the geometric mean over both
+            settings of the experts.
+        interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). Above 1, each
+            of the two gains more together with the other.
+        sentence: the effects in words.
     """
 
     temperature: float
@@ -80,15 +84,15 @@ class TwoByTwo(Settings):
 
 
 class ArmExperts(Settings):
-    """How different the experts of an arm are on held-out text, means over seeds.
+    """Diversity of an arm's experts on validation data, the means over seeds.
 
     Attributes:
-        arm: its name.
-        top_overlap: of the four likeliest tokens, the share that two experts have in common, mean
-            over pairs of experts; None where experts have no laws of their own.
-        router_entropy: of the router's weights, mean over positions, in nats.
-        load_entropy: of the mean weights, in nats.
-        by_seed: the same with each seed, in this order.
+        arm: name of the arm.
+        top_overlap: fraction of the four likeliest tokens that two experts have in common, the mean
+            over pairs of experts; None if experts have no distributions of their own.
+        router_entropy: entropy of the router's weights, the mean over positions, in nats.
+        load_entropy: entropy of the mean weights, in nats.
+        by_seed: the three values with each seed, in this order.
     """
 
     arm: str
@@ -99,14 +103,14 @@ class ArmExperts(Settings):
 
 
 class ArmSweep(Settings):
-    """What dev prompts said of one arm.
+    """Results of a sweep for one arm.
 
     Attributes:
-        arm: its name.
-        tau: of every temperature, that with each value: tokens per target forward, pooled over dev
-            prompts; temperatures and values in the sweep's order.
-        score: with each value, the geometric mean of tau over the temperatures.
-        chosen: the value of the highest score, the smallest of several.
+        arm: name of the arm.
+        tau: tokens per target forward, pooled over dev prompts, for each temperature and each
+            value, in the sweep's order.
+        score: geometric mean of tau over the temperatures, for each value.
+        chosen: value with the highest score, and of equal scores the smallest value.
     """
 
     arm: str
@@ -116,15 +120,15 @@ class ArmSweep(Settings):
 
 
 class SweepResults(Settings):
-    """A setting of which every arm has its own value, chosen on dev prompts.
+    """Results of a sweep: the value of a setting for every arm, selected on dev prompts.
 
     Attributes:
-        key: the setting, with dots.
-        values: that were tried.
-        temperatures: at which.
-        seed: with which.
-        prompts: dev prompts, none of which is a test prompt.
-        arms: in the study's order.
+        key: dotted name of the setting.
+        values: values that were tried.
+        temperatures: sampling temperatures of the measurement.
+        seed: seed of the trainings.
+        prompts: number of dev prompts, which are not test prompts.
+        arms: results of the arms, in the study's order.
     """
 
     key: str
@@ -134,23 +138,24 @@ class SweepResults(Settings):
     prompts: int
     arms: tuple[ArmSweep, ...]
 
-    def chosen(self, arm: str) -> float:
-        """Return the value of an arm."""
-        return next(one.chosen for one in self.arms if one.arm == arm)
+    def value_of(self, arm: str) -> float:
+        """Return the selected value of an arm."""
+        return next(swept.chosen for swept in self.arms if swept.arm == arm)
 
 
 class StudyResults(Settings):
-    """All of it.
+    """All results of a study.
 
     Attributes:
-        version: of this schema.
-        seeds: trainings of every arm.
-        prompts: that every arm was measured on.
-        note: how to read the intervals.
-        rows: of every temperature and kind of trees, its arms in the study's order.
-        interactions: of every temperature and kind of trees; empty without all four arms.
-        experts: of every arm; empty where it was not measured.
-        sweep: how each arm came by its value of a setting; None if nothing was swept.
+        version: version of this schema.
+        seeds: number of seeds that every arm was trained with.
+        prompts: number of prompts that every arm was measured on.
+        note: sentence on the meaning of the intervals.
+        rows: arms in the study's order, for every temperature and kind of trees.
+        interactions: interactions for every temperature and kind of trees; empty without all four
+            arms.
+        experts: diversity of every arm's experts; empty if it was not measured.
+        sweep: results of the sweep; None if nothing was swept.
     """
 
     version: int = SCHEMA_VERSION
@@ -164,22 +169,27 @@ class StudyResults(Settings):
 
     @property
     def temperatures(self) -> list[float]:
-        """All temperatures, in the study's order."""
+        """The temperatures, in the study's order."""
         return list(dict.fromkeys(row.temperature for row in self.rows))
 
     @property
     def trees(self) -> list[str | None]:
-        """All kinds of trees, in the study's order."""
+        """The labels of the kinds of trees, in the study's order."""
         return list(dict.fromkeys(row.trees for row in self.rows))
 
     @property
     def groups(self) -> list[list[ArmRow]]:
-        """The rows of every temperature and kind of trees."""
+        """The rows, grouped by temperature and kind of trees."""
         groups: dict[tuple[float, str | None], list[ArmRow]] = {}
         for row in self.rows:
             groups.setdefault((row.temperature, row.trees), []).append(row)
         return list(groups.values())
 
     def at(self, temperature: float, trees: str | None = None) -> list[ArmRow]:
-        """Return the rows of a temperature and a kind of trees."""
+        """Return the rows of a temperature and a kind of trees.
+
+        Args:
+            temperature: sampling temperature, 0 for greedy.
+            trees: label of the kind of trees; None if there is only one kind.
+        """
         return [row for row in self.rows if (row.temperature, row.trees) == (temperature, trees)]

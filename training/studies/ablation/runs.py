@@ -1,4 +1,4 @@
-"""Trains the arms, each with every seed, in this process or through DeepSpeed's launcher."""
+"""Training runs of a study: every arm with every seed, in this process or by DeepSpeed."""
 
 import shutil
 import subprocess
@@ -28,13 +28,13 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm with one seed.
+    """Training run of one arm with one seed.
 
     Attributes:
-        arm: its name.
-        seed: of weights, order of rows, and anchors.
-        settings: complete, with the run's own folder.
-        value: of the setting that is swept; None without a sweep.
+        arm: name of the arm.
+        seed: seed of the weights, the order of the sequences, and the anchors.
+        settings: complete settings, with a run folder of its own.
+        value: value of the swept setting; None without a sweep.
     """
 
     arm: str
@@ -44,28 +44,28 @@ class ArmRun:
 
     @property
     def name(self) -> str:
-        """What tells it apart from the other runs of its seed."""
+        """The name of the run among the runs of its seed."""
         return self.arm if self.value is None else f"{self.arm} at {value_name(self.value)}"
 
     @property
     def folder(self) -> RunFolder:
-        """Where it trains."""
+        """The run folder."""
         return RunFolder(self.settings.run_folder)
 
     @property
     def training_tokens(self) -> int:
-        """Tokens that it has read."""
+        """The number of tokens that the training has read."""
         return int(self._record["training"]["tokens"])
 
     @property
-    def held_out_agreement(self) -> float | None:
-        """How often drafter and target agree on the next token of held-out text, if it is known."""
-        held_out = self._record["evaluation"].get("held_out")
-        return None if held_out is None else float(held_out["levels"][0]["agreement"])
+    def validation_agreement(self) -> float | None:
+        """The agreement with the target on validation tokens; None if it was not measured."""
+        validation = self._record["evaluation"].get("held_out")
+        return None if validation is None else float(validation["levels"][0]["agreement"])
 
     @property
     def experts(self) -> Mapping[str, Any] | None:
-        """Diversity of the experts (`training.evaluation.diversity`), if it was measured."""
+        """The diversity of the experts (`training.evaluation.diversity`), or None."""
         return self._record["evaluation"].get("experts")
 
     @property
@@ -76,15 +76,15 @@ class ArmRun:
 def runs_of(
     arms: Sequence[SizedArm], num_seeds: int, folder: Path, sweep: Sweep | None = None
 ) -> list[ArmRun]:
-    """Return every arm with every seed, seed by seed, so that whole seeds are finished first.
+    """Return the runs of every arm with every seed, seed by seed.
 
-    Arms with one seed see the same rows in the same order.
+    Arms with the same seed see the same sequences in the same order.
 
     Args:
-        arms: equally large.
-        num_seeds: from the base's own on.
-        folder: of the study.
-        sweep: every arm is there with each of its values.
+        arms: arms of equal size.
+        num_seeds: number of seeds, which follow the base's own seed.
+        folder: folder of the study.
+        sweep: setting that every arm tries with each value; None for no sweep.
     """
     first = arms[0].arm.settings.seed
     values: Sequence[float | None] = (None,) if sweep is None else sweep.values
@@ -102,13 +102,13 @@ def train_runs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train what is not finished; an interrupted run goes on where it stopped.
+    """Train the unfinished runs; an interrupted run continues where it stopped.
 
     Args:
-        runs: in this order.
-        launcher: "inline" trains in this process, "deepspeed" on all devices of this machine.
+        runs: runs in the order of training.
+        launcher: "inline" to train in this process, "deepspeed" for all devices of this machine.
         model: the target, for runs in this process.
-        tokenizer: its tokenizer.
+        tokenizer: the target's tokenizer, for runs in this process.
 
     Raises:
         JakiroError: a run cannot be trained, or its launcher failed.
@@ -124,7 +124,12 @@ def train_runs(
 
 
 def forget(runs: Sequence[ArmRun], arm: str) -> None:
-    """Delete the runs of one arm, so that it is trained again."""
+    """Delete the runs of one arm, so that the arm is trained again.
+
+    Args:
+        runs: all runs of the study.
+        arm: name of the arm.
+    """
     for run in runs:
         if run.arm == arm:
             shutil.rmtree(run.folder.path, ignore_errors=True)
@@ -133,15 +138,15 @@ def forget(runs: Sequence[ArmRun], arm: str) -> None:
 def _run(
     sized: SizedArm, seed: int, folder: Path, sweep: Sweep | None, value: float | None
 ) -> ArmRun:
-    place = folder / "runs" / sized.name
+    home = folder / "runs" / sized.name
     if sweep is not None and value is not None:
-        sized, place = sweep.applied(sized, value), place / value_name(value)
-    return ArmRun(sized.name, seed, _run_settings(sized, seed, place / f"seed-{seed}"), value)
+        sized, home = sweep.applied(sized, value), home / value_name(value)
+    return ArmRun(sized.name, seed, _run_settings(sized, seed, home / f"seed-{seed}"), value)
 
 
-def _run_settings(sized: SizedArm, seed: int, place: Path) -> TrainSettings:
+def _run_settings(sized: SizedArm, seed: int, run_folder: Path) -> TrainSettings:
     settings = sized.arm.settings
-    # The study measures decoding itself, all arms in turns.
+    # The study measures decoding itself, with the timings of all arms interleaved.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
     checkpoint = settings.checkpoint.model_copy(update={"keep": 1})
     return settings.model_copy(
@@ -149,7 +154,7 @@ def _run_settings(sized: SizedArm, seed: int, place: Path) -> TrainSettings:
             "seed": seed,
             "evaluation": evaluation,
             "checkpoint": checkpoint,
-            "run_folder": place,
+            "run_folder": run_folder,
         }
     )
 
@@ -166,5 +171,5 @@ def _launch(run: ArmRun) -> None:
             f"training {run.name} with seed {run.seed} failed",
             expected="a finished run",
             got=f"exit code {finished.returncode}",
-            remedy=f"see above, or repeat it alone: {' '.join(command)}",
+            remedy=f"see the messages above, or repeat the command: {' '.join(command)}",
         )

@@ -1,4 +1,4 @@
-"""The prompts of a study: those it reports on, and those that may choose settings."""
+"""Settings of a study, and its prompts: test prompts for the report, dev prompts for a sweep."""
 
 import json
 from collections.abc import Sequence
@@ -19,27 +19,27 @@ FEWEST_PROMPTS = 2  # intervals are over prompts
 
 
 class StudySettings(Settings):
-    """What is studied, and how it is measured.
+    """Arms of a study, and settings of their training and measurement.
 
     Attributes:
-        base: settings of a training run.
-        config: the ablations, deltas on the base.
+        base: YAML file of the base, the settings of a training run.
+        config: YAML files of the ablations, which are deltas on the base.
         out: folder of runs and results.
-        overrides: `key.path=value`, laid over the base.
-        seeds: runs of every arm.
-        max_steps: cut the runs to so many steps.
-        launcher: how runs are started.
-        sweep: `key.path=VALUE,VALUE,...`; every arm gets the value that is best for it.
-        dev_prompts: that choose the value; none of them may be among the prompts.
-        dev_num_prompts: at most so many of them; None for as many as there are prompts.
-        prompts: to measure on, as for `jakiro bench`; None for starts of held-out rows of data.
-        num_prompts: at most so many of them.
-        max_new_tokens: longest continuation.
-        temperatures: 0 is greedy.
-        candidates: nodes of a draft tree; the same for all arms.
-        trees: several kinds of trees, each as options of a drafter of `jakiro bench`; none for one
-            kind, of so many candidates.
-        repeats: times that a prompt is decoded.
+        overrides: `key.path=value`, merged into the base and so into every arm.
+        seeds: number of seeds that every arm is trained with.
+        max_steps: largest number of optimizer steps of a run; None for those of the settings.
+        launcher: "inline" to train in this process, "deepspeed" for all devices of this machine.
+        sweep: `key.path=VALUE,VALUE,...`, where every arm gets its best value; None for no sweep.
+        dev_prompts: prompt file of the sweep, which must not share prompts with the test prompts.
+        dev_num_prompts: largest number of dev prompts; None for `num_prompts`.
+        prompts: prompt file of `jakiro bench`; None for the beginnings of validation documents.
+        num_prompts: largest number of prompts.
+        max_new_tokens: largest number of new tokens for each prompt.
+        temperatures: sampling temperatures, 0 for greedy.
+        candidates: number of nodes of a draft tree, the same for all arms.
+        trees: kinds of trees, each as the options of a drafter of `jakiro bench`; empty for a
+            single kind with so many `candidates`.
+        repeats: number of times that each prompt is decoded.
     """
 
     base: Path
@@ -62,7 +62,7 @@ class StudySettings(Settings):
 
     @property
     def num_dev_prompts(self) -> int:
-        """At most so many prompts choose a value."""
+        """The largest number of dev prompts."""
         return self.dev_num_prompts or self.num_prompts
 
     @model_validator(mode="after")
@@ -70,18 +70,18 @@ class StudySettings(Settings):
         if (self.sweep is None) != (self.dev_prompts is None):
             raise ValueError("--sweep and --dev-prompts together, or neither of them")
         if self.dev_num_prompts is not None and self.sweep is None:
-            raise ValueError("--dev-num-prompts only beside --sweep and --dev-prompts")
+            raise ValueError("--dev-num-prompts only together with --sweep and --dev-prompts")
         return self
 
 
 class StudyPrompts:
-    """Prompts that are checked before any work.
+    """The prompts of a study, which are checked before any training.
 
     Args:
-        inputs: of the study; its prompts are starts of held-out rows of data.
-        test: a prompt file to report on; None for the inputs' prompts.
-        dev: a prompt file to choose settings on, if any are chosen.
-        reserved: test prompts that are not reported on, for trees are chosen on them.
+        inputs: inputs of the study, whose prompts are the beginnings of validation documents.
+        test: prompt file of the report; None for the prompts of `inputs`.
+        dev: prompt file of the sweep; None without a sweep.
+        reserved: number of test prompts that select trees and are therefore not reported on.
 
     Raises:
         PromptError: a file cannot be used.
@@ -97,20 +97,20 @@ class StudyPrompts:
         if len(found) < FEWEST_PROMPTS + reserved:
             raise ConfigError(
                 "there are too few prompts to measure on",
-                expected=f"at least {FEWEST_PROMPTS + reserved} different ones",
+                expected=f"at least {FEWEST_PROMPTS + reserved} different prompts",
                 got=len(found),
-                remedy="give --prompts FILE, or hold documents out with --set data.validation_size=N",
+                remedy="give --prompts FILE, or --set data.validation_size=N",
             )
         if dev is not None:
             self._require_apart(distinct(read_bench_prompts(dev)), found, dev)
 
     def test_file(self, folder: Path) -> Path:
-        """Return the file to report on; starts of held-out rows of data are written down first."""
+        """Return the file of the test prompts, which is written first if none was given."""
         if self._test is not None:
             return self._test
         path = folder / "prompts.jsonl"
-        rows = [json.dumps({"prompt": prompt}) + "\n" for prompt in self._inputs.prompts]
-        write_atomically(path, "".join(rows))
+        lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in self._inputs.prompts]
+        write_atomically(path, "".join(lines))
         return path
 
     def _test_prompts(self) -> list[BenchPrompt]:
@@ -121,17 +121,17 @@ class StudyPrompts:
     def _require_apart(
         self, dev: Sequence[BenchPrompt], test: Sequence[BenchPrompt], path: Path
     ) -> None:
-        reported = {self._tokens(one) for one in test}
-        shared = sum(self._tokens(one) in reported for one in dev)
+        reported = {self._tokens(prompt) for prompt in test}
+        shared = sum(self._tokens(prompt) in reported for prompt in dev)
         if shared:
             raise ConfigError(
-                f"{path} shares prompts with those that results are reported on",
-                expected="dev prompts that are no test prompts",
+                f"{path} shares prompts with the test prompts",
+                expected="dev prompts that are not test prompts",
                 got=f"{shared} of {len(dev)} in both",
-                remedy="take them out of one of the two files",
+                remedy="remove the shared prompts from one of the two files",
             )
 
     def _tokens(self, prompt: BenchPrompt) -> tuple[int, ...]:
-        """Return the first turn as the target reads it, however it was written."""
+        """Return the first chat turn as the target reads it."""
         vocab_size = self._inputs.target.spec.vocab_size
         return tuple(encode_prompt(prompt.first, self._inputs.tokenizer, vocab_size))

@@ -1,4 +1,4 @@
-"""A study from its files to its table."""
+"""A study: training of all arms, measurement, analysis, and the files of results."""
 
 import json
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ from training.setup.preparation import check_arm, prepare
 from training.studies.ablation.analysis import ArmFacts, analyse
 from training.studies.ablation.arms import SizedArm, equally_sized, read_arms
 from training.studies.ablation.estimate import estimate, render
-from training.studies.ablation.evaluation import Measurement, choose_values
+from training.studies.ablation.evaluation import Measurement, select_values
 from training.studies.ablation.plot import plot
 from training.studies.ablation.results import StudyResults, SweepResults
 from training.studies.ablation.runs import ArmRun, forget, runs_of, train_runs
 from training.studies.ablation.settings import StudyPrompts, StudySettings
 from training.studies.ablation.sweep import parse_sweep
 from training.studies.ablation.tables import to_csv, to_markdown, to_terminal
-from training.studies.ablation.trees import parse_trees, prompts_to_choose_on
+from training.studies.ablation.trees import num_tuning_prompts, parse_trees
 
 _logger = get_logger(__name__)
 
 
 class Study:
-    """Everything between the files and the table.
+    """A study of several arms.
 
     Args:
-        settings: what is studied.
+        settings: settings of the study.
 
     Raises:
-        ConfigError: arms cannot be compared, or there is nothing to measure them on.
+        ConfigError: the arms cannot be compared, or there are too few prompts to measure them on.
         JakiroError: target, data or prompts cannot be used.
     """
 
@@ -55,7 +55,7 @@ class Study:
         self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
         self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
         self.trees = parse_trees(settings.trees, settings.candidates)
-        reserved = prompts_to_choose_on(self.trees)
+        reserved = num_tuning_prompts(self.trees)
         own = 0 if settings.prompts else settings.num_prompts + reserved
         with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
         self.inputs = prepare(with_prompts, model, tokenizer)
@@ -64,7 +64,7 @@ class Study:
         self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
 
     def estimate(self) -> None:
-        """Say what it would take; nothing is written."""
+        """Print the estimated time and disk space of the study; nothing is written."""
         settings = self.settings
         per_prompt = settings.max_new_tokens * len(settings.temperatures) * settings.repeats
         num_values = 0 if self.sweep is None else len(self.sweep.values)
@@ -73,16 +73,18 @@ class Study:
             self.inputs,
             seeds=settings.seeds,
             evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
-            sweep_runs=max(0, num_values - 1),  # the chosen one is that of the first seed
+            sweep_runs=max(
+                0, num_values - 1
+            ),  # the run with the selected value is that of the first seed
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
         Console().print(render(estimates))
 
     def complete(self, rerun: str | None = None) -> StudyResults:
-        """Train what is not trained yet, measure what is not measured yet, and write the results.
+        """Finish all trainings and measurements, and write the results.
 
         Args:
-            rerun: an arm to be trained again.
+            rerun: name of an arm to be trained again; None for no arm.
 
         Raises:
             JakiroError: a run or a measurement failed.
@@ -103,17 +105,17 @@ class Study:
         return results
 
     def train(self, names: Sequence[str], rerun: str | None = None) -> None:
-        """Train some arms as far as `complete` would, and measure nothing on test prompts.
+        """Train some arms as `complete` does, without a measurement on test prompts.
 
         Other processes may train other arms at the same time.
 
         Args:
-            names: of the arms.
-            rerun: an arm to be trained again.
+            names: names of the arms.
+            rerun: name of an arm to be trained again; None for no arm.
 
         Raises:
-            ConfigError: there is no such arm, or another process is training it.
-            JakiroError: a run failed, or a measurement on dev prompts.
+            ConfigError: there is no arm of this name, or another process is training it.
+            JakiroError: a run failed, or a measurement on dev prompts failed.
         """
         for name in names:
             self._require_arm(name, "there is no such arm to train")
@@ -122,12 +124,12 @@ class Study:
     def _trained(
         self, names: Sequence[str], rerun: str | None
     ) -> tuple[list[ArmRun], SweepResults | None]:
-        """Return the arms' finished runs with all seeds, and how their values were chosen."""
+        """Return the arms' finished runs with all seeds, and the results of the sweep."""
         ensure_writable_folder(self.folder)
         if rerun is not None:
             self._require_arm(rerun, "there is no such arm to run again")
             forget(self.runs, rerun)
-        for run in self.runs:  # before any work
+        for run in self.runs:  # before any training
             run.folder.check(run.settings, self.inputs.facts)
         runs = [run for run in self.runs if run.arm in names]
         if self.sweep is None:
@@ -135,17 +137,17 @@ class Study:
             return runs, None
         first = [run for run in runs if run.seed == self.runs[0].seed]
         self._train(first)
-        chosen = choose_values(self.sweep, first, self._dev_measurement())
-        runs = [run for run in runs if run.value == chosen.chosen(run.arm)]
+        selected = select_values(self.sweep, first, self._dev_measurement())
+        runs = [run for run in runs if run.value == selected.value_of(run.arm)]
         self._train(runs)
-        return runs, chosen
+        return runs, selected
 
     def _train(self, runs: Sequence[ArmRun]) -> None:
         model, tokenizer = self.inputs.target.model, self.inputs.tokenizer
         train_runs(runs, self.settings.launcher, model, tokenizer)
 
     def _require_arm(self, name: str, message: str) -> None:
-        names = [one.name for one in self.arms]
+        names = [arm.name for arm in self.arms]
         if name not in names:
             raise ConfigError(message, expected=f"one of {', '.join(names)}", got=name)
 
@@ -154,7 +156,7 @@ class Study:
         measurement = self._measurement(self.settings.dev_prompts, "measurements/dev")
         return replace(measurement, num_prompts=self.settings.num_dev_prompts)
 
-    def _measurement(self, prompts: Path, place: str) -> Measurement:
+    def _measurement(self, prompts: Path, folder: str) -> Measurement:
         settings = self.settings
         return Measurement(
             prompts=prompts,
@@ -163,11 +165,11 @@ class Study:
             temperatures=settings.temperatures,
             trees=parse_trees((), settings.candidates),
             repeats=settings.repeats,
-            folder=self.folder / place,
+            folder=self.folder / folder,
         )
 
     def _write(self, results: StudyResults) -> None:
-        """Store the results in every form, and print the table."""
+        """Store the results in all formats, and print the table."""
         texts = {
             "results.json": results.model_dump_json(indent=1) + "\n",
             "results.csv": to_csv(results),
@@ -184,20 +186,20 @@ class Study:
 
 
 def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
-    """Return the base's settings with as many prompts of held-out data as are needed."""
+    """Return the base's settings with some number of prompts from validation data."""
     changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
 
 
 def _facts(sized: SizedArm, runs: Sequence[ArmRun]) -> ArmFacts:
-    agreements = [run.held_out_agreement for run in runs]
+    agreements = [run.validation_agreement for run in runs]
     return ArmFacts(
         name=sized.name,
         settings=sized.arm.settings,
         parameters=sized.parameters,
         training_tokens=tuple(run.training_tokens for run in runs),
-        held_out_agreement=tuple(one for one in agreements if one is not None),
-        experts=tuple(one for run in runs if (one := run.experts) is not None),
+        validation_agreement=tuple(value for value in agreements if value is not None),
+        experts=tuple(run.experts for run in runs if run.experts is not None),
     )
 
 

@@ -1,4 +1,4 @@
-"""A setting that every arm is given its own best value of, such as the learning rate."""
+"""Sweep over the values of a setting, such as the learning rate, separately for every arm."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from jakiro.utils.settings import Settings, merge, validate_settings
 from training.config import TrainSettings
 from training.studies.ablation.arms import SizedArm, is_open
 
-# What all arms share whatever is swept, and what a study sets by itself.
+# Settings that all arms share whatever is swept, and settings that a study sets itself.
 _FIXED = ("data.", "evaluation.", "checkpoint.", "steps", "seed", "log_every")
 
 
@@ -20,25 +20,29 @@ class Sweep(Settings):
     """One setting and the values to try.
 
     Attributes:
-        key: with dots, such as `optimizer.learning_rate`.
-        values: in the order they were given.
+        key: dotted name of the setting, such as `optimizer.learning_rate`.
+        values: values in the order that they were given.
     """
 
     key: str
     values: tuple[float, ...] = Field(min_length=2)
 
     def applied(self, sized: SizedArm, value: float) -> SizedArm:
-        """Return an arm with one of the values; its size stays.
+        """Return an arm with one of the values and the same size.
+
+        Args:
+            sized: arm to be changed.
+            value: new value of the setting.
 
         Raises:
             ConfigError: the value does not fit the arm's other settings.
         """
         settings = sized.arm.settings.model_dump()
-        laid: Any = int(value) if value.is_integer() and self._is_whole(settings) else value
+        delta: Any = int(value) if value.is_integer() and self._is_whole(settings) else value
         for part in reversed(self.key.split(".")):
-            laid = {part: laid}
+            delta = {part: delta}
         source = f"--sweep {self.key}={value_name(value)}"
-        changed = validate_settings(TrainSettings, merge(settings, laid), source=source)
+        changed = validate_settings(TrainSettings, merge(settings, delta), source=source)
         return replace(sized, arm=replace(sized.arm, settings=changed))
 
     def _is_whole(self, settings: Mapping[str, Any]) -> bool:
@@ -46,15 +50,15 @@ class Sweep(Settings):
 
 
 def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
-    """Return the sweep that a caller wrote as `key.path=VALUE,VALUE,...`.
+    """Return the sweep that a user wrote as `key.path=VALUE,VALUE,...`.
 
     Args:
-        text: as it was given.
-        arms: all of them must be able to take every value.
+        text: text as the user wrote it.
+        arms: arms of the study, which must accept every value.
 
     Raises:
-        ConfigError: the text is malformed, the setting is no number that all arms share, or a value
-            cannot be used.
+        ConfigError: the text is malformed, the setting is not a number that all arms share, or a
+            value cannot be used.
     """
     key, _, listed = text.partition("=")
     known = [name for name, _ in _numbers(arms[0].arm.settings.model_dump())]
@@ -64,7 +68,7 @@ def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
             f"--sweep {text} cannot be used",
             expected=f"a number that neither arms nor seeds change: one of {', '.join(allowed)}",
             got=key,
-            remedy="sweep one of these; give what all arms share with --set",
+            remedy="sweep one of these settings; change settings that all arms share with --set",
         )
     sweep = Sweep(key=key, values=_parsed(listed, text))
     for sized in arms:
@@ -74,13 +78,13 @@ def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
 
 
 def value_name(value: float) -> str:
-    """Return the shortest text that stands for a value, such as `0.02`."""
+    """Return the shortest text of a value, such as `0.02`."""
     return repr(int(value)) if value.is_integer() else repr(value)
 
 
 def _parsed(listed: str, text: str) -> tuple[float, ...]:
     try:
-        values = tuple(float(one) for one in listed.split(","))
+        values = tuple(float(part) for part in listed.split(","))
     except ValueError:
         values = ()
     if len(values) < 2 or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
@@ -93,7 +97,7 @@ def _parsed(listed: str, text: str) -> tuple[float, ...]:
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield all settings that are numbers, by their dotted names."""
+    """Yield the dotted names and values of all settings that are numbers."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}.")

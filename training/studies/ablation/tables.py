@@ -1,4 +1,4 @@
-"""The results of a study as a table: for the terminal, as Markdown, and as CSV."""
+"""Tables of a study's results for the terminal, in Markdown and in CSV."""
 
 import csv
 from collections.abc import Container, Iterator, Sequence
@@ -21,72 +21,78 @@ from training.studies.ablation.uncertainty import Ratio
 
 
 def markdown_head(names: Sequence[str], left: Container[str]) -> list[str]:
-    """Return the two lines above a table's rows; what is not `left` is aligned to the right."""
-    return [markdown_line(names), markdown_line(["---" if one in left else "--:" for one in names])]
+    """Return the two lines above the rows of a Markdown table.
+
+    Args:
+        names: names of the columns.
+        left: names of the columns that are aligned to the left; the others are to the right.
+    """
+    alignment = ["---" if name in left else "--:" for name in names]
+    return [markdown_line(names), markdown_line(alignment)]
 
 
 def markdown_line(cells: Sequence[str]) -> str:
-    """Return one row."""
+    """Return one row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def experts_to_markdown(arms: Sequence[ArmExperts]) -> list[str]:
-    """Return the lines of a table and what its columns mean."""
-    lines = ["Experts on held-out text:", ""]
+    """Return the lines of a table of the experts, with a legend."""
+    lines = ["Experts on validation data:", ""]
     lines += markdown_head(("arm", "top-4 overlap", "router entropy", "load entropy"), ("arm",))
-    lines += [markdown_line(_cells(one)) for one in arms]
+    lines += [markdown_line(_cells(arm)) for arm in arms]
     return [*lines, "", _LEGEND, ""]
 
 
 _LEGEND = (
-    "Top-4 overlap: the share of their four likeliest tokens that two experts have in common. "
-    "Router entropy: of the experts' weights at a position; load entropy: of their mean weights; "
-    "in nats."
+    "Top-4 overlap: fraction of the four likeliest tokens that two experts have in common. "
+    "Router entropy: entropy of the experts' weights at a position. Load entropy: entropy of their "
+    "mean weights. Entropies are in nats."
 )
 
 
-def _cells(one: ArmExperts) -> list[str]:
-    overlap = "-" if one.top_overlap is None else f"{one.top_overlap:.3f}"
-    return [one.arm, overlap, f"{one.router_entropy:.3f}", f"{one.load_entropy:.3f}"]
+def _cells(found: ArmExperts) -> list[str]:
+    overlap = "-" if found.top_overlap is None else f"{found.top_overlap:.3f}"
+    return [found.arm, overlap, f"{found.router_entropy:.3f}", f"{found.load_entropy:.3f}"]
 
 
 def sweep_in_words(sweep: SweepResults) -> str:
-    """Return which value every arm was trained with."""
-    chosen = ", ".join(f"{one.arm} {value_name(one.chosen)}" for one in sweep.arms)
-    return f"{sweep.key}, chosen for each arm on {sweep.prompts} dev prompts: {chosen}."
+    """Return a sentence with the selected value of every arm."""
+    values = ", ".join(f"{swept.arm} {value_name(swept.chosen)}" for swept in sweep.arms)
+    return f"{sweep.key}, selected for each arm on {sweep.prompts} dev prompts: {values}."
 
 
 def sweep_to_markdown(sweep: SweepResults) -> list[str]:
-    """Return the lines of a table: tau on dev prompts, that of the chosen value in bold."""
+    """Return the lines of a table of tau on dev prompts, with the selected values in bold."""
     names = ["arm", "T", *(f"{value_name(value)}" for value in sweep.values)]
     lines = [f"Tau on dev prompts with each value of {sweep.key}, seed {sweep.seed}:", ""]
     lines += markdown_head(names, ("arm",))
-    for one in sweep.arms:
-        for temperature, taus in zip(sweep.temperatures, one.tau, strict=True):
-            cells = [one.arm, f"{temperature:g}", *_sweep_cells(sweep, one, taus)]
+    for swept in sweep.arms:
+        for temperature, taus in zip(sweep.temperatures, swept.tau, strict=True):
+            cells = [swept.arm, f"{temperature:g}", *_sweep_cells(sweep, swept, taus)]
             lines.append(markdown_line(cells))
     return [*lines, ""]
 
 
-def _sweep_cells(sweep: SweepResults, one: ArmSweep, taus: tuple[float, ...]) -> list[str]:
+def _sweep_cells(sweep: SweepResults, swept: ArmSweep, taus: tuple[float, ...]) -> list[str]:
     pairs = zip(sweep.values, taus, strict=True)
-    return [f"**{tau:.2f}**" if value == one.chosen else f"{tau:.2f}" for value, tau in pairs]
+    return [f"**{tau:.2f}**" if value == swept.chosen else f"{tau:.2f}" for value, tau in pairs]
 
 
 _COLORS = {"base": "dim", "better": "green", "worse": "red", "not resolved": ""}
 _RATIOS = ("tau_ratio", "speed_ratio", "speedup")
-_PLAIN_FIELDS = (
+_SINGLE_FIELDS = (
     *("arm", "temperature", "parameters", "intermediate_size", "held_out_agreement", "tau"),
     *("tokens_per_second", "seconds_per_draft", "verdict"),
 )
 HEADINGS = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
 _LEFT = ("arm", "trees", "verdict")
-# What becomes two lines where a terminal is narrow.
+# Columns whose cells take two lines in a narrow terminal.
 _FOLDING = ("arm", "trees", "tau / base", "tokens/s / base", "verdict")
 
 
 def to_terminal(results: StudyResults) -> RenderableType:
-    """Return the table, what it says of the 2 x 2, and how to read it."""
+    """Return the table with remarks for a terminal."""
     table = Table(box=box.SIMPLE_HEAD, padding=0)
     for name in headings_of(results):
         table.add_column(
@@ -97,14 +103,14 @@ def to_terminal(results: StudyResults) -> RenderableType:
         )
     for rows in results.groups:
         for row in rows:
-            # As text, for a name with brackets is no markup.
+            # As Text objects, because brackets in a name are not markup.
             table.add_row(*map(Text, _result_cells(row)), style=_COLORS[row.verdict])
         table.add_section()
     return Group(table, *map(Text, _remarks(results)))
 
 
 def to_markdown(results: StudyResults) -> str:
-    """Return the table and remarks as Markdown, then tables of experts and of the sweep."""
+    """Return the table with remarks, and tables of the experts and of the sweep, in Markdown."""
     lines = markdown_head(headings_of(results), _LEFT)
     lines += [markdown_line(_result_cells(row)) for rows in results.groups for row in rows]
     lines += ["", "\n\n".join(_remarks(results)), ""]
@@ -116,7 +122,7 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def headings_of(results: StudyResults) -> tuple[str, ...]:
-    """Return the names of the columns; kinds of trees have one where there are several."""
+    """Return the names of the columns, with a column of trees if there are several kinds."""
     before = HEADINGS.index("tau")
     return (
         HEADINGS if results.trees == [None] else (*HEADINGS[:before], "trees", *HEADINGS[before:])
@@ -124,7 +130,7 @@ def headings_of(results: StudyResults) -> tuple[str, ...]:
 
 
 def to_csv(results: StudyResults) -> str:
-    """Return one line for each arm and temperature, with all digits."""
+    """Return a CSV table with one line for each arm and temperature, with all digits."""
     target = StringIO()
     records = [_record(row) for row in results.rows]
     names = dict.fromkeys(name for record in records for name in record)
@@ -155,7 +161,7 @@ def _result_cells(row: ArmRow) -> list[str]:
 
 
 def _short(count: int) -> str:
-    """Return a count with three digits, for all arms are equally large."""
+    """Return a count with three digits, which are enough because all arms have about one size."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -164,23 +170,23 @@ def _short(count: int) -> str:
 
 def _remarks(results: StudyResults) -> Iterator[str]:
     yield results.note
-    for one in results.interactions:
-        yield one.sentence
+    for interaction in results.interactions:
+        yield interaction.sentence
     if results.sweep is not None:
         yield sweep_in_words(results.sweep)
 
 
 def _record(row: ArmRow) -> dict[str, object]:
-    record: dict[str, object] = {name: getattr(row, name) for name in _PLAIN_FIELDS}
+    record: dict[str, object] = {name: getattr(row, name) for name in _SINGLE_FIELDS}
     if row.trees is not None:
         record["trees"] = row.trees
     for name in _RATIOS:
-        one: Ratio = getattr(row, name)
-        record |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
+        ratio: Ratio = getattr(row, name)
+        record |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     record |= _numbered("tau_ratio_seed", row.tau_ratio.by_seed)
     record |= _numbered("training_tokens_seed", row.training_tokens)
     return record | _numbered("acceptance_depth", row.acceptance_by_depth, first=1)
 
 
 def _numbered(name: str, values: Sequence[object], first: int = 0) -> dict[str, object]:
-    return {f"{name}_{place}": value for place, value in enumerate(values, start=first)}
+    return {f"{name}_{number}": value for number, value in enumerate(values, start=first)}

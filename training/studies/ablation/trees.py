@@ -1,4 +1,4 @@
-"""The draft trees that arms are measured with, as a caller names them."""
+"""Kinds of draft trees that the arms of a study are measured with."""
 
 from collections.abc import Sequence
 
@@ -12,25 +12,25 @@ class Trees(Settings):
     """One kind of trees, the same for all arms.
 
     Attributes:
-        options: of a method of `jakiro bench`, such as `tree=chosen,candidates=60`.
-        label: what tells them apart, such as `chosen-60`; None where there is only one kind.
+        options: options of a method of `jakiro bench`, such as `tree=deterministic,candidates=60`.
+        label: name of the kind, such as `deterministic-60`; None if there is only one kind.
     """
 
     options: str
     label: str | None = None
 
     def method(self, arm: str) -> str:
-        """Return the name of an arm with these trees in a document; no arm has an @ in its name."""
+        """Return the method name of an arm with these trees; names of arms have no @."""
         return arm if self.label is None else f"{arm}@{self.label}"
 
 
 def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
-    """Return the trees that a caller asks for.
+    """Return the kinds of trees that a user wrote.
 
     Args:
-        texts: options of a drafter as for `jakiro bench`, without a name; none for the trees of the
-            drafter's schedule with so many candidates.
-        candidates: of these.
+        texts: options of a drafter of `jakiro bench` for each kind; empty for the trees of the
+            drafter's schedule with so many `candidates`.
+        candidates: number of nodes of a tree, if `texts` is empty.
 
     Raises:
         ConfigError: options are malformed, or given twice.
@@ -38,25 +38,25 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
     if not texts:
         return (Trees(options=f"candidates={candidates}"),)
     trees = tuple(Trees(options=text, label=_label(text)) for text in texts)
-    parse_methods([f"{DRAFTER}=any,{one.options},name={one.label}" for one in trees])
+    parse_methods([f"{DRAFTER}=any,{kind.options},name={kind.label}" for kind in trees])
     return trees
 
 
-def prompts_to_choose_on(trees: Sequence[Trees]) -> int:
-    """Return how many prompts are not reported on, for costs choose trees on them."""
-    return TRIAL_PROMPTS if any_by_costs(trees) else 0
+def num_tuning_prompts(trees: Sequence[Trees]) -> int:
+    """Return the number of prompts that select trees by costs, and are not reported on."""
+    return TRIAL_PROMPTS if uses_costs(trees) else 0
 
 
-def any_by_costs(trees: Sequence[Trees]) -> bool:
-    """Return whether measured costs choose trees, each arm its own."""
-    return any(_parsed(one.options).candidates == "costs" for one in trees)
+def uses_costs(trees: Sequence[Trees]) -> bool:
+    """Return whether measured costs select the trees of each arm."""
+    return any(_parsed(kind.options).candidates == "costs" for kind in trees)
 
 
-def identity(trees: Sequence[Trees]) -> object:
-    """Return what tells trees from others: of the usual ones their number, else all options."""
+def trees_key(trees: Sequence[Trees]) -> object:
+    """Return a key of the trees: the number of candidates, or all options of several kinds."""
     if trees[0].label is None:
         return _parsed(trees[0].options).candidates
-    return [[one.label, one.options] for one in trees]
+    return [[kind.label, kind.options] for kind in trees]
 
 
 def _label(text: str) -> str:

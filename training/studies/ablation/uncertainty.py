@@ -1,20 +1,20 @@
 """Ratios of pooled rates over seeds and prompts, with intervals that hold for few seeds.
 
-Arms are measured with the same seeds on the same prompts. All rates of a comparison are drawn anew
-together, so what makes a prompt easy or a seed lucky for all of them cancels.
+Arms are measured with the same seeds on the same prompts. All rates of a comparison are resampled
+together, so effects that easy prompts or lucky seeds have on all arms cancel.
 
-An interval is one of Student's t on the logarithm, so that a / b and b / a tell the same. Its
-variance is the sum of two bootstraps: of seeds with the prompts as they are, and of prompts with
-the seeds as they are.
+The interval is that of Student's t on the logarithm, so that a / b and b / a are consistent. Its
+variance is the sum of two bootstraps: one over seeds with fixed prompts, and one over prompts with
+fixed seeds.
 
-- A bootstrap of n units is too narrow by (n - 1) / n in variance, of 3 seeds by a third; each of
-  the two is corrected for that.
-- A variance that a few seeds tell is itself uncertain: where seeds decide, a normal interval of 3
-  covers 81% instead of 95%. The degrees of freedom are Satterthwaite's (Biometrics Bulletin, 1946):
-  S - 1 where seeds decide, P - 1 where prompts do.
-- What belongs to one seed on one prompt is counted twice, so the interval errs on the safe side.
-  Drawing both at once would count it three times (A. Owen, The pigeonhole bootstrap, Annals of
-  Applied Statistics, 2007).
+- The variance of a bootstrap of n units is too small by the factor (n - 1) / n, with 3 seeds by a
+  third. Both bootstraps are corrected for that.
+- A variance estimated from a few seeds is itself uncertain: if the variance of seeds dominates, a
+  normal interval with 3 seeds covers 81% instead of 95%. The degrees of freedom are Satterthwaite's
+  (Biometrics Bulletin, 1946): S - 1 if the S seeds dominate, P - 1 if the P prompts do.
+- The variance of a single seed on a single prompt is counted twice, so the interval is too wide
+  rather than too narrow. Resampling both at once would count this variance three times (A. Owen,
+  The pigeonhole bootstrap, Annals of Applied Statistics, 2007).
 """
 
 import math
@@ -23,29 +23,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inference.benchmark.stats import Floats, draws
+from inference.benchmark.stats import Floats, resample_counts
 from jakiro.errors import DataError
 from jakiro.utils.settings import Settings
 
 LEVEL = 0.95
 _ANGLES = 100_000  # steps of a numeric integral
-_SEED_STREAM = 1  # draws of seeds are independent of those of prompts
+_SEED_STREAM = 1  # seeds are resampled independently of prompts
 
 
 class Rate(NamedTuple):
-    """Something per something else, such as tokens per second: both [seeds, prompts]."""
+    """A rate such as tokens per second: numerator and denominator, both [seeds, prompts]."""
 
     top: Floats
     bottom: Floats
 
     @property
     def pooled(self) -> float:
-        """Over all seeds and prompts."""
+        """The rate over all seeds and prompts."""
         return float(self.top.sum() / self.bottom.sum())
 
 
 class Ratio(Settings):
-    """A ratio with its 95% interval, and that of every seed alone."""
+    """A ratio with its 95% interval, and the ratio of every single seed."""
 
     value: float
     low: float
@@ -62,29 +62,37 @@ Term = tuple[float, Rate]  # an exponent, and the rate raised to it
 
 
 def ratio(top: Rate, bottom: Rate) -> Ratio:
-    """Return one rate over another; errors are those of `product`."""
+    """Return the ratio of two rates.
+
+    Args:
+        top: rate in the numerator.
+        bottom: rate in the denominator.
+
+    Raises:
+        DataError: as `product`.
+    """
     return product([(1.0, top), (-1.0, bottom)])
 
 
 def product(terms: Sequence[Term]) -> Ratio:
     """Return the product of powers of pooled rates with its paired interval.
 
-    With a single seed only prompts are drawn anew.
+    With a single seed only prompts are resampled.
 
     Args:
         terms: exponents and rates, all over the same seeds and prompts.
 
     Raises:
-        DataError: there is a single prompt, or a seed without anything to take a rate of.
+        DataError: there is a single prompt, or the counts of a seed are zero.
     """
     num_seeds, num_prompts = terms[0][1].top.shape
     _check(terms)
     every_seed, every_prompt = np.ones((1, num_seeds)), np.ones((1, num_prompts))
     center = float(_logs(terms, every_seed, every_prompt)[0])
-    parts = [_corrected(_logs(terms, every_seed, draws(num_prompts)), num_prompts)]
+    parts = [_corrected(_logs(terms, every_seed, resample_counts(num_prompts)), num_prompts)]
     if num_seeds > 1:
-        drawn = draws(num_seeds, _SEED_STREAM)
-        parts.append(_corrected(_logs(terms, drawn, every_prompt), num_seeds))
+        resampled = resample_counts(num_seeds, _SEED_STREAM)
+        parts.append(_corrected(_logs(terms, resampled, every_prompt), num_seeds))
     reach = _reach(parts)
     alone = _logs(terms, np.eye(num_seeds), every_prompt)
     return Ratio(
@@ -103,7 +111,7 @@ class _Part(NamedTuple):
 
 
 def _corrected(resampled: Floats, num_units: int) -> _Part:
-    """Return the variance of a mean of so many units, whose bootstrap is too narrow."""
+    """Return the corrected variance of a mean of so many units from its bootstrap."""
     variance = float(np.nanvar(resampled)) * num_units / (num_units - 1)
     return _Part(variance, num_units - 1)
 
@@ -111,14 +119,14 @@ def _corrected(resampled: Floats, num_units: int) -> _Part:
 def _reach(parts: Sequence[_Part]) -> float:
     """Return half the length of the interval."""
     total = sum(part.variance for part in parts)
-    if not total:  # no difference at all, such as of the base to itself
+    if not total:  # no difference at all, such as between the base and itself
         return 0.0
     freedom = total**2 / sum(part.variance**2 / part.freedom for part in parts)
     return student_quantile(freedom) * math.sqrt(total)
 
 
 def student_quantile(freedom: float) -> float:
-    """Return what |t| exceeds with a probability of 5%, for any degrees of freedom from 1.
+    """Return the value that |t| exceeds with probability 5%, for degrees of freedom from 1 on.
 
     With t = sqrt(freedom) tan(angle) the density becomes cos(angle)^(freedom - 1).
     """
@@ -129,12 +137,12 @@ def student_quantile(freedom: float) -> float:
 
 
 def _logs(terms: Sequence[Term], seeds: Floats, prompts: Floats) -> Floats:
-    """Return the product's logarithm of every resample [resamples]; NaN where a sum is zero.
+    """Return the product's logarithm of every resample [resamples]; NaN if a sum is zero.
 
     Args:
         terms: exponents and rates.
-        seeds: how often every resample draws each seed [resamples or 1, seeds].
-        prompts: likewise [resamples or 1, prompts].
+        seeds: number of times that each seed is in every resample [resamples or 1, seeds].
+        prompts: number of times that each prompt is in every resample [resamples or 1, prompts].
     """
     logs = np.zeros(max(len(seeds), len(prompts)))
     for exponent, rate in terms:
@@ -148,14 +156,14 @@ def _logs(terms: Sequence[Term], seeds: Floats, prompts: Floats) -> Floats:
 def _check(terms: Sequence[Term]) -> None:
     if terms[0][1].top.shape[1] < 2:
         raise DataError(
-            "one prompt says nothing about others",
+            "an interval needs more than one prompt",
             expected="two or more prompts",
             got=1,
             remedy="measure on more prompts",
         )
     if any((part.sum(axis=1) <= 0).any() for _, rate in terms for part in rate):
         raise DataError(
-            "there is nothing to take a rate of",
+            "a rate cannot be computed without tokens",
             expected="tokens after the first one, with every seed",
             got="none",
             remedy="measure on other prompts, or with more new tokens",

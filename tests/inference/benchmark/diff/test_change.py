@@ -1,4 +1,4 @@
-"""What changed between two comparisons: planted changes are found, noise is called noise."""
+"""Planted changes between two comparisons are found, and noise is not reported as a change."""
 
 from collections.abc import Mapping
 from io import StringIO
@@ -16,8 +16,8 @@ from inference.benchmark.document import ComparisonDocument, MethodFigures, Samp
 from jakiro.cli import main
 from jakiro.errors import DataError
 
-METHODS = ("plain", "drafter=bank")
-BANK = MethodKey("drafter=bank", 0.0)
+METHODS = ("autoregressive", "drafter=mine")
+MINE = MethodKey("drafter=mine", 0.0)
 
 
 def _document(
@@ -35,20 +35,20 @@ def _document(
     """Return a document whose figures are those of its samples.
 
     Args:
-        seed: of the noise; how hard a prompt is does not depend on it.
+        seed: seed of the noise; the hardness of prompts does not depend on it.
         slowness: factors of the methods' seconds.
         noise: spread of the seconds of each sample.
-        hardness: spread of what prompts take.
-        prompts: how many there are.
+        hardness: spread of the seconds that prompts take.
+        prompts: number of prompts.
         first: number of the first prompt.
-        methods: drafting ones take half as many forwards as `plain`, the first one.
-        batch: prompts that are decoded together: they share their seconds, noise included.
-        order: what is decoded together depends on it.
+        methods: names; drafting methods take half as many forwards as the first method.
+        batch: number of prompts decoded together, which share their seconds, noise included.
+        order: seed of the grouping of prompts.
     """
     source = np.random.default_rng(seed)
     hard = np.random.default_rng(1234).lognormal(0, hardness, 1000)[first : first + prompts]
-    places = np.random.default_rng(order).permutation(prompts) if batch > 1 else np.arange(prompts)
-    group = places // batch
+    ranks = np.random.default_rng(order).permutation(prompts) if batch > 1 else np.arange(prompts)
+    group = ranks // batch
     together = group[:, None] == group
     hard = together @ hard / together.sum(axis=1)
     document = make_document(methods=methods, prompts=prompts)
@@ -111,7 +111,7 @@ def _changed(document: ComparisonDocument, name: str, **update: Any) -> Comparis
     return document.model_copy(update={"methods": methods})
 
 
-def _figure(changes: Changes, metric: str, key: MethodKey = BANK) -> FigureChange:
+def _figure(changes: Changes, metric: str, key: MethodKey = MINE) -> FigureChange:
     (method,) = (one for one in changes.methods if one.key == key)
     (figure,) = (one for one in method.figures if one.metric == metric)
     return figure
@@ -132,7 +132,7 @@ def test_a_document_does_not_differ_from_itself() -> None:
             assert figure.ratio == (1.0, 1.0, 1.0)
             is_verdict = figure.metric != "tokens_per_second"
             assert figure.verdict == (
-                "cannot be told apart" if is_verdict else "drifts with the machine"
+                "not distinguishable" if is_verdict else "drifts with the machine"
             )
     assert not changes.differences
     assert not changes.no_longer_identical
@@ -140,10 +140,10 @@ def test_a_document_does_not_differ_from_itself() -> None:
 
 
 def test_ratios_are_those_of_the_documents_figures() -> None:
-    before, after = _document(seed=0), _document(seed=1, slowness={"drafter=bank": 0.7})
+    before, after = _document(seed=0), _document(seed=1, slowness={"drafter=mine": 0.7})
     changes = compare_documents(before, after)
     for metric in ("tau", "speedup", "tokens_per_second"):
-        old, new = (getattr(one.figures(*BANK), metric) for one in (before, after))
+        old, new = (getattr(one.figures(*MINE), metric) for one in (before, after))
         figure = _figure(changes, metric)
         assert (figure.before, figure.after) == pytest.approx((old, new))
         assert figure.ratio.value == pytest.approx(new / old)
@@ -152,7 +152,7 @@ def test_ratios_are_those_of_the_documents_figures() -> None:
 
 def test_a_slowdown_of_one_method_is_found_however_fast_the_machine_was() -> None:
     before = _document(seed=0)
-    after = _document(seed=1, slowness={"plain": 0.5, "drafter=bank": 0.5 * 1.25})
+    after = _document(seed=1, slowness={"autoregressive": 0.5, "drafter=mine": 0.5 * 1.25})
     changes = compare_documents(before, after)
     speedup = _figure(changes, "speedup")
     assert speedup.verdict == "slower"
@@ -160,10 +160,10 @@ def test_a_slowdown_of_one_method_is_found_however_fast_the_machine_was() -> Non
     speed = _figure(changes, "tokens_per_second")
     assert speed.ratio.low > 1.4
     assert speed.verdict == "drifts with the machine"
-    assert _figure(changes, "tau").verdict == "cannot be told apart"
+    assert _figure(changes, "tau").verdict == "not distinguishable"
 
 
-def test_the_speed_up_is_drawn_with_the_baseline_of_the_same_prompts() -> None:
+def test_the_speed_up_is_resampled_with_the_baseline_of_the_same_prompts() -> None:
     """Hard prompts are hard for both, so that the speed-up is known better than the speed."""
     before = _document(seed=0, prompts=160, batch=2)
     changes = compare_documents(before, _document(seed=1, prompts=160, batch=2, order=1))
@@ -176,11 +176,11 @@ def test_the_speed_up_is_drawn_with_the_baseline_of_the_same_prompts() -> None:
 
 def _alarms(pairs: list[tuple[ComparisonDocument, ComparisonDocument]]) -> int:
     verdicts = [_figure(compare_documents(*pair), "speedup").verdict for pair in pairs]
-    return sum(verdict != "cannot be told apart" for verdict in verdicts)
+    return sum(verdict != "not distinguishable" for verdict in verdicts)
 
 
 def test_prompts_decoded_together_raise_no_more_false_alarms_than_others() -> None:
-    """Were they drawn one by one, more than half of these would be alarms."""
+    """If they were resampled one by one, more than half of these would be alarms."""
     documents = [_document(seed, noise=0.1, prompts=160, batch=8) for seed in range(120)]
     assert _alarms(list(zip(documents[::2], documents[1::2], strict=True))) <= 8
     changes = compare_documents(*documents[:2])
@@ -195,29 +195,29 @@ def test_other_groups_of_the_same_prompts_are_not_paired() -> None:
     ):
         changes = compare_documents(before, after)
         assert [one.is_paired for one in changes.methods] == [False, False]
-        assert "drafter=bank at T = 0, not paired" in _printed(changes)
+        assert "drafter=mine at T = 0, not paired" in _printed(changes)
 
 
-def test_few_groups_of_many_prompts_are_no_evidence() -> None:
+def test_few_groups_of_many_prompts_prove_nothing() -> None:
     before = _document(seed=0, prompts=32, batch=8)
-    after = _document(seed=1, prompts=32, batch=8, slowness={BANK.name: 2.0})
+    after = _document(seed=1, prompts=32, batch=8, slowness={MINE.name: 2.0})
     assert _figure(compare_documents(before, after), "speedup").verdict == "too few prompts"
 
 
-def test_noise_alone_is_mostly_within_noise() -> None:
+def test_noise_alone_is_mostly_not_distinguishable() -> None:
     pairs = [[_document(seed + half, noise=0.1) for half in (0, 1)] for seed in range(0, 120, 2)]
     verdicts = [_figure(compare_documents(*pair), "speedup").verdict for pair in pairs]
-    assert 51 <= verdicts.count("cannot be told apart") < 60
+    assert 51 <= verdicts.count("not distinguishable") < 60
 
 
 def test_more_tokens_per_forward_are_higher() -> None:
     before = _document(seed=0)
     samples = [
         one.model_copy(update={"target_forwards": one.target_forwards - 5})
-        for one in before.figures(*BANK).samples
+        for one in before.figures(*MINE).samples
     ]
-    better = _with_samples(before.figures(*BANK), samples)
-    after = _changed(before, BANK.name, samples=better.samples, tau=better.tau)
+    better = _with_samples(before.figures(*MINE), samples)
+    after = _changed(before, MINE.name, samples=better.samples, tau=better.tau)
     changes = compare_documents(before, after)
     figure = _figure(changes, "tau")
     assert figure.verdict == "higher"
@@ -231,10 +231,10 @@ def test_the_baseline_has_no_speed_up_to_compare() -> None:
     document = _document(seed=0)
     changes = compare_documents(document, document)
     assert [one.metric for one in changes.methods[0].figures] == ["tau", "tokens_per_second"]
-    other = document.model_copy(update={"baseline": "drafter=bank"})
+    other = document.model_copy(update={"baseline": "drafter=mine"})
     changes = compare_documents(document, other)
     assert [len(one.figures) for one in changes.methods] == [2, 2]  # different ratios
-    assert [one.what for one in changes.differences] == ["baseline"]
+    assert [difference.name for difference in changes.differences] == ["baseline"]
 
 
 def test_a_method_without_baseline_at_its_temperature_has_no_speed_up() -> None:
@@ -244,9 +244,9 @@ def test_a_method_without_baseline_at_its_temperature_has_no_speed_up() -> None:
     assert [one.metric for one in method.figures] == ["tau", "tokens_per_second"]
 
 
-def test_few_prompts_are_no_evidence() -> None:
+def test_few_prompts_prove_nothing() -> None:
     before = _document(seed=0, prompts=4)
-    after = _document(seed=1, prompts=4, slowness={"drafter=bank": 2.0})
+    after = _document(seed=1, prompts=4, slowness={"drafter=mine": 2.0})
     changes = compare_documents(before, after)
     assert {one.verdict for method in changes.methods for one in method.figures} == {
         "too few prompts"
@@ -257,19 +257,19 @@ def test_a_figure_that_was_zero_has_no_ratio() -> None:
     document = _document(seed=0)
     samples = [
         one.model_copy(update={"tokens": 2, "target_forwards": 0})
-        for one in document.figures(*BANK).samples
+        for one in document.figures(*MINE).samples
     ]
-    stopped = _changed(document, BANK.name, samples=tuple(samples), tau=0.0)
+    stopped = _changed(document, MINE.name, samples=tuple(samples), tau=0.0)
     changes = compare_documents(stopped, document)
     assert _figure(changes, "tau").verdict == "undefined"
     assert "undefined" in _printed(changes)
 
 
 def test_methods_of_one_document_are_listed() -> None:
-    before = _document(seed=0, methods=("plain", "drafter=old", "drafter=bank"))
-    after = _document(seed=0, methods=("plain", "drafter=bank", "ngram"))
+    before = _document(seed=0, methods=("autoregressive", "drafter=old", "drafter=mine"))
+    after = _document(seed=0, methods=("autoregressive", "drafter=mine", "ngram"))
     changes = compare_documents(before, after)
-    assert [one.key.name for one in changes.methods] == ["plain", "drafter=bank"]
+    assert [one.key.name for one in changes.methods] == ["autoregressive", "drafter=mine"]
     assert changes.only_before == (("drafter=old", 0.0),)
     assert changes.only_after == (("ngram", 0.0),)
     printed = _printed(changes)
@@ -277,25 +277,25 @@ def test_methods_of_one_document_are_listed() -> None:
     assert "Only after: ngram at T = 0" in printed
 
 
-def test_a_lost_identity_is_printed_first() -> None:
+def test_a_method_that_is_no_longer_lossless_is_printed_first() -> None:
     before = _document(seed=0)
-    after = _changed(before, BANK.name, identical_to_target=False)
+    after = _changed(before, MINE.name, identical_to_target=False)
     changes = compare_documents(before, after)
-    assert changes.no_longer_identical == (BANK,)
-    assert _printed(changes).startswith("NO LONGER LOSSLESS: the tokens of drafter=bank at T = 0")
-    unknown = _changed(before, BANK.name, identical_to_target=None)
+    assert changes.no_longer_identical == (MINE,)
+    assert _printed(changes).startswith("NO LONGER LOSSLESS: the tokens of drafter=mine at T = 0")
+    unknown = _changed(before, MINE.name, identical_to_target=None)
     assert not compare_documents(before, unknown).no_longer_identical
     assert not compare_documents(after, after).no_longer_identical
 
 
-def test_what_differs_beside_the_figures_is_listed() -> None:
+def test_other_differences_than_figures_are_listed() -> None:
     before = _document(seed=0)
     environment = before.environment
     target = environment.target.model_copy(update={"dtype": "float32"})
     versions = environment.versions | {"torch": "2.14.0", "jakiro": "0.2.0"}
-    tree = before.figures(*BANK).tree
+    tree = before.figures(*MINE).tree
     assert tree is not None
-    after = _changed(before, BANK.name, tree=tree.model_copy(update={"num_nodes": 99}))
+    after = _changed(before, MINE.name, tree=tree.model_copy(update={"num_nodes": 99}))
     after = after.model_copy(
         update={
             "environment": environment.model_copy(
@@ -313,33 +313,36 @@ def test_what_differs_beside_the_figures_is_listed() -> None:
         }
     )
     changes = compare_documents(before, after)
-    assert [one.what for one in changes.differences] == [
+    assert [difference.name for difference in changes.differences] == [
         *("dtype", "processor", "threads", "spin_count", "torch", "max_new_tokens"),
         *("repeats", "seed"),
-        "tree of drafter=bank at T = 0",
+        "tree of drafter=mine at T = 0",
     ]
     printed = _printed(changes)
     assert "threads: 8 before, 2 after" in printed
     assert "spin_count: 3000 before, None after" in printed
     assert "num_nodes=99" in printed
-    without = _changed(before, BANK.name, tree=None)
+    without = _changed(before, MINE.name, tree=None)
     (difference,) = compare_documents(before, without).differences
     assert difference.after is None
 
 
-def test_the_table_says_what_its_figures_are_worth() -> None:
-    methods = ("plain", "drafter=[red]bank")
+def test_the_table_shows_the_verdicts_of_its_figures() -> None:
+    methods = ("autoregressive", "drafter=[red]mine")
     before = _document(seed=0, methods=methods)
     after = _document(seed=1, methods=methods, slowness={methods[1]: 1.25})
     printed = " ".join(_printed(compare_documents(before, after)).split())
-    assert "drafter=[red]bank at T = 0 tau 2.3" in printed  # brackets are no markup
+    assert "drafter=[red]mine at T = 0 tau 2.3" in printed  # brackets are not markup
     assert "slower tokens/s" in printed
     assert "drifts with the machine" in printed
     assert "not paired" not in printed
 
 
 def test_no_heading_and_no_figure_folds_over_a_line_break() -> None:
-    methods = ("plain", "drafter=/a/long/path/of/a/run/that/was/called/something/else,tree=auto")
+    methods = (
+        "autoregressive",
+        "drafter=/a/long/path/of/a/run/that/was/called/something/else,tree=auto",
+    )
     before, after = (_document(seed, methods=methods) for seed in (0, 1))
     stream = StringIO()
     show_changes(compare_documents(before, after), Console(file=stream, width=80))
@@ -350,9 +353,9 @@ def test_no_heading_and_no_figure_folds_over_a_line_break() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--method", "plain"], ["--json", "new.json"], ["--batch-size", "2"]]
+    "words", [["--method", "autoregressive"], ["--json", "new.json"], ["--batch-size", "2"]]
 )
-def test_options_beside_compare_are_refused(
+def test_options_with_compare_are_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -362,20 +365,22 @@ def test_options_beside_compare_are_refused(
     assert f"got: {words[0]}; remedy: leave them out" in error
 
 
-def test_results_that_do_not_fit_together_are_refused_by_name() -> None:
+def test_results_of_different_targets_or_prompts_are_refused() -> None:
     before = _document(seed=0)
     target = before.environment.target.model_copy(update={"fingerprint": "e" * 16})
     environment = before.environment.model_copy(update={"target": target})
     with pytest.raises(DataError, match=r"different targets.*target-7b \(f+\).*target-7b \(e+\)"):
         compare_documents(before, before.model_copy(update={"environment": environment}))
-    with pytest.raises(DataError, match=r"different prompts.*got: 40, 3 of them the same"):
+    with pytest.raises(DataError, match=r"different prompts.*got: 40, of these 3 in both"):
         compare_documents(before, _document(seed=1, first=37))
-    with pytest.raises(DataError, match=r"different methods.*plain at T = 0.*ngram at T = 0"):
+    with pytest.raises(
+        DataError, match=r"different methods.*autoregressive at T = 0.*ngram at T = 0"
+    ):
         compare_documents(before, _document(seed=0, methods=("transformers", "ngram")))
 
 
 def test_many_methods_and_prompts_are_compared_at_once() -> None:
-    methods = ("plain", *(f"drafter={number}" for number in range(19)))
+    methods = ("autoregressive", *(f"drafter={number}" for number in range(19)))
     before, after = (_document(seed, methods=methods, prompts=100) for seed in (0, 1))
     start = perf_counter()
     changes = compare_documents(before, after)

@@ -16,7 +16,7 @@ from inference.benchmark.report.style import looks
 from inference.benchmark.report.tree_picture import draw_tree
 from inference.benchmark.report.verdict import verdict
 
-METHODS = ("transformers", "plain", "drafter=bank", "drafter=other,tree=auto")
+METHODS = ("transformers", "autoregressive", "drafter=mine", "drafter=other,tree=auto")
 HOSTILE = '<script>alert(1)</script> $x$ \x00\x1b[31m\u202e 漢字 🙂 "\'&amp; #010101 id="a"'
 
 
@@ -31,14 +31,14 @@ def rich_document() -> ComparisonDocument:
     )
 
 
-def with_figures(document: ComparisonDocument, place: int, **changes: object) -> ComparisonDocument:
+def with_figures(document: ComparisonDocument, index: int, **changes: object) -> ComparisonDocument:
     methods = list(document.methods)
-    methods[place] = methods[place].model_copy(update=changes)
+    methods[index] = methods[index].model_copy(update=changes)
     return document.model_copy(update={"methods": tuple(methods)})
 
 
 class Tags(HTMLParser):
-    """Notes every tag, and which one closes which."""
+    """A parser that records all tags and checks that they are closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -75,11 +75,11 @@ def test_page_shows_every_method_and_every_section():
         assert name in page.replace("<wbr>", "")
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings == [
-        *("All figures", "Speed-up", "Acceptance by depth", "Where time goes", "Expert load"),
+        *("All figures", "Speed-up", "Acceptance by depth", "Time by phase", "Expert load"),
         *("Speed of every sample", "By category", "Draft trees", "Methods"),
         "Environment and settings",
     ]
-    # Five figures and two trees for each temperature, each with words for those who do not see it.
+    # Five figures and two trees for each temperature, each with a text alternative.
     drawings = Tags(page).named("svg")
     assert len(drawings) == 14
     assert all(one["role"] == "img" and one["aria-label"] for one in drawings)
@@ -87,7 +87,7 @@ def test_page_shows_every_method_and_every_section():
 
 def test_page_gives_the_figures_of_a_method():
     document = make_document(prompts=6)
-    one = document.figures("drafter=bank", 0.0)
+    one = document.figures("drafter=mine", 0.0)
     cells = re.findall(r"<td[^>]*>(.*?)</td>", render(document))
     assert f"{one.tau:.2f}<small>[{one.tau_low:.2f}, {one.tau_high:.2f}]</small>" in cells
     assert (
@@ -100,7 +100,7 @@ def test_page_gives_the_figures_of_a_method():
 def test_page_marks_rows_of_too_few_prompts_and_shows_no_interval_there():
     document = make_document(categories=("chat", "code"), prompts=8)
     page = render(document)
-    one = document.figures("drafter=bank", 0.0)
+    one = document.figures("drafter=mine", 0.0)
     cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
     assert (
         f"{one.speedup:.2f}<small>[{one.speedup_low:.2f}, {one.speedup_high:.2f}]</small>" in cells
@@ -109,8 +109,8 @@ def test_page_marks_rows_of_too_few_prompts_and_shows_no_interval_there():
     assert f"{speedup:.2f}<small>too few prompts</small>" in cells
     document = make_document(prompts=4)
     page = render(document)
-    one = document.figures("drafter=bank", 0.0)
-    assert "drafter=bank <small>too few prompts</small>" in page.replace("<wbr>", "")
+    one = document.figures("drafter=mine", 0.0)
+    assert "drafter=mine <small>too few prompts</small>" in page.replace("<wbr>", "")
     assert f"<td>{one.speedup:.2f}</td>" in page
     assert f"[{one.speedup_low:.2f}, {one.speedup_high:.2f}]" not in page
     assert f"[{one.tau_low:.2f}, {one.tau_high:.2f}]" not in page
@@ -150,7 +150,7 @@ def test_figures_take_their_ink_from_the_page():
 
 
 def test_hostile_text_is_shown_as_it_is():
-    document = make_document(("plain", HOSTILE), categories=("chat", HOSTILE))
+    document = make_document(("autoregressive", HOSTILE), categories=("chat", HOSTILE))
     tree = document.trees[0]
     node = tree.nodes[0].model_copy(update={"token": HOSTILE})
     hostile = {"context": HOSTILE, "root": HOSTILE, "next_token": "$\n\t $", "nodes": (node,)}
@@ -168,15 +168,15 @@ def test_hostile_text_is_shown_as_it_is():
 
 @pytest.mark.parametrize("name", ["_hidden", "مرحبا नमस्ते", "a\nb", "-->"])
 def test_any_name_of_a_method_is_shown(name):
-    page = render(make_document(("plain", name)))
+    page = render(make_document(("autoregressive", name)))
     assert Tags(page).open == []
     legend = page[page.index('id="acceptance-0-legend') :].partition("</svg>")[0]
     assert f">{escape(wording.printable(name), quote=False)}</text>" in legend
 
 
-def test_plain_decoding_alone_makes_a_page():
-    page = render(make_document(("plain",)))
-    assert "Only <code>plain</code>: " in page
+def test_autoregressive_decoding_alone_makes_a_page():
+    page = render(make_document(("autoregressive",)))
+    assert "Only <code>autoregressive</code>: " in page
     assert "Acceptance by depth" not in page
     assert "Expert load" not in page
     assert "Draft trees" not in page
@@ -198,7 +198,7 @@ def test_equal_documents_give_equal_pages():
 
 
 def test_tree_shows_the_accepted_path_and_the_experts():
-    tree = make_tree("drafter=bank", 0.0, 12, 4, 3, Random(1))
+    tree = make_tree("drafter=mine", 0.0, 12, 4, 3, Random(1))
     nodes = ElementTree.fromstring(draw_tree(tree)).findall("g")
     experts = [one.get("data-expert") for one in nodes]
     accepted = [one for one in nodes if one.get("class") == "node accepted"]
@@ -216,7 +216,7 @@ def test_tree_shows_the_accepted_path_and_the_experts():
 
 
 def test_accepted_path_goes_straight_to_the_target_s_token():
-    tree = make_tree("drafter=bank", 0.0, 30, 6, 2, Random(2))
+    tree = make_tree("drafter=mine", 0.0, 30, 6, 2, Random(2))
     nodes = ElementTree.fromstring(draw_tree(tree)).findall("g")
     path = [one for one in nodes if one.get("class") != "node"]
     assert len({one.find("rect").get("y") for one in path}) == 1
@@ -224,7 +224,7 @@ def test_accepted_path_goes_straight_to_the_target_s_token():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_two_boxes_of_a_tree_overlap(seed):
-    drawing = draw_tree(make_tree("drafter=bank", 0.0, 60, 16, 4, Random(seed)))
+    drawing = draw_tree(make_tree("drafter=mine", 0.0, 60, 16, 4, Random(seed)))
     boxes = boxes_of(drawing)
     width, height = re.search(r'viewBox="0 0 (\d+) (\d+)"', drawing).groups()
     assert len(boxes) == 62
@@ -237,23 +237,23 @@ def test_no_two_boxes_of_a_tree_overlap(seed):
 def measured(
     speeds: dict[str, tuple[float, float, float]], prompts: int = 8, noise: float = 0.0
 ) -> ComparisonDocument:
-    """Return methods with these speed-ups over `plain` and samples of the same speeds.
+    """Return methods with these speed-ups over `autoregressive` and samples of the same speeds.
 
     Args:
-        speeds: speed-up, and the ends of its interval.
-        prompts: how many there are; the baseline's speed on them says nothing about the others'.
-        noise: how much every other prompt slows down methods in turn.
+        speeds: speed-up and the ends of its interval, by method.
+        prompts: number of prompts; the baseline's speed on them is independent of the others'.
+        noise: factor by which every other prompt slows down the methods alternately.
     """
-    document = make_document(("plain", *speeds), prompts=prompts)
-    for place, (speedup, low, high) in enumerate(speeds.values(), start=1):
+    document = make_document(("autoregressive", *speeds), prompts=prompts)
+    for index, (speedup, low, high) in enumerate(speeds.values(), start=1):
         samples = tuple(
             one.model_copy(
-                update={"seconds": (1 + noise * ((at + place) % 2) + at) / speedup, "tokens": 100}
+                update={"seconds": (1 + noise * ((at + index) % 2) + at) / speedup, "tokens": 100}
             )
-            for at, one in enumerate(document.methods[place].samples)
+            for at, one in enumerate(document.methods[index].samples)
         )
         figures = {"speedup": speedup, "speedup_low": low, "speedup_high": high}
-        document = with_figures(document, place, samples=samples, **figures)
+        document = with_figures(document, index, samples=samples, **figures)
     return document
 
 
@@ -264,14 +264,14 @@ def said_of(document: ComparisonDocument) -> str:
 def test_verdict_gives_the_speed_up_with_its_interval():
     said = said_of(measured({"drafter=a": (2.0, 1.8, 2.2)}))
     assert said.startswith(
-        "Speed-up over plain with 95% intervals. Faster: drafter=a 2.00 [1.80, 2.20]."
+        "Speed-up over autoregressive with 95% intervals. Faster: drafter=a 2.00 [1.80, 2.20]."
     )
     assert said.endswith("The target's own greedy tokens: all methods.")
     assert "fastest" not in said
 
 
-def test_verdict_settles_a_lead_by_the_prompts_that_both_decoded():
-    """Intervals that overlap since they share a baseline settle nothing."""
+def test_verdict_decides_a_lead_by_the_prompts_that_both_decoded():
+    """Intervals that overlap because they share a baseline decide nothing."""
     speeds = {"drafter=a": (2.0, 1.8, 2.2), "drafter=b": (1.9, 1.7, 2.1)}
     said = said_of(measured(speeds))
     assert "Faster: drafter=a 2.00 [1.80, 2.20] and drafter=b 1.90 [1.70, 2.10]." in said
@@ -281,18 +281,18 @@ def test_verdict_settles_a_lead_by_the_prompts_that_both_decoded():
     assert "fastest" not in said
 
 
-def test_verdict_names_the_resolved_one_though_another_may_be_faster():
+def test_verdict_names_the_resolved_method_though_another_may_be_faster():
     said = said_of(measured({"drafter=a": (1.3, 0.8, 1.9), "drafter=b": (1.25, 1.2, 1.3)}))
     assert "Faster: drafter=b 1.25 [1.20, 1.30]." in said
-    assert "Cannot be told apart: drafter=a 1.30 [0.80, 1.90]." in said
+    assert "Not distinguishable: drafter=a 1.30 [0.80, 1.90]." in said
     assert "drafter=b is not shown to be faster than drafter=a." in said
 
 
-def test_verdict_calls_slow_what_is_shown_to_be_and_no_more():
+def test_verdict_calls_a_method_slower_only_if_that_is_shown():
     said = said_of(measured({"drafter=a": (0.95, 0.92, 0.98), "drafter=b": (0.93, 0.7, 1.3)}))
     assert "Faster" not in said
     assert "Slower: drafter=a 0.95 [0.92, 0.98]." in said
-    assert "Cannot be told apart: drafter=b 0.93 [0.70, 1.30]." in said
+    assert "Not distinguishable: drafter=b 0.93 [0.70, 1.30]." in said
 
 
 def test_verdict_of_too_few_prompts_says_nothing_about_noise():
@@ -303,9 +303,9 @@ def test_verdict_of_too_few_prompts_says_nothing_about_noise():
     assert "fastest" not in said
     assert "Slower" not in said
     document = measured(speeds, prompts=8)
-    for place, one in enumerate(document.methods):
+    for index, one in enumerate(document.methods):
         samples = [each.model_copy(update={"group": each.group // 4}) for each in one.samples]
-        document = with_figures(document, place, samples=tuple(samples))
+        document = with_figures(document, index, samples=tuple(samples))
     assert "(2 independent, at least 5 needed)" in said_of(document)
 
 
@@ -323,7 +323,7 @@ def test_verdict_names_every_method_and_contradicts_no_interval(seed):
         for kind, pattern in {
             "faster": r"Faster: .*?\]\.",
             "slower": r"Slower: .*?\]\.",
-            "open": r"told apart: .*?\]\.",
+            "open": r"distinguishable: .*?\]\.",
         }.items()
     }
     assert found == {
@@ -333,21 +333,21 @@ def test_verdict_names_every_method_and_contradicts_no_interval(seed):
     }
 
 
-def test_verdict_tells_how_many_samples_are_identical():
-    document = make_document(("plain", "drafter=bank", "drafter=b"))
+def test_verdict_shows_the_share_of_identical_samples():
+    document = make_document(("autoregressive", "drafter=mine", "drafter=b"))
     document = with_figures(document, 1, identical_to_target=False, identical_share=0.75)
     document = with_figures(document, 2, identical_to_target=False, identical_share=0.75)
     said = said_of(document)
-    assert "greedy tokens: drafter=bank 75% and drafter=b 75%." in said
+    assert "greedy tokens: drafter=mine 75% and drafter=b 75%." in said
     unknown = with_figures(make_document(), 1, identical_to_target=None, identical_share=None)
-    assert said_of(unknown).endswith("The target's own greedy tokens: plain.")
+    assert said_of(unknown).endswith("The target's own greedy tokens: autoregressive.")
 
 
-def test_twelve_methods_are_told_apart():
+def test_twelve_methods_look_different():
     names = [
-        f"drafter=/somewhere/far/away/in/a/long/path/run-{place}/last,x=1" for place in range(12)
+        f"drafter=/somewhere/far/away/in/a/long/path/run-{number}/last,x=1" for number in range(12)
     ]
-    found = looks(make_document(["plain", *names]))
+    found = looks(make_document(["autoregressive", *names]))
     assert len({look.label for look in found.values()}) == 13
     assert len({(look.color, look.dash, look.hatch) for look in found.values()}) == 13
     assert all(len(look.label) < 60 for look in found.values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.losslessness import (
     assert_conversation_goes_on,
-    assert_follows_law,
+    assert_follows_distribution,
     greedy_by_transformers,
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
@@ -93,7 +93,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
 def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, DRAFTERS[name](model))
-    accepted = assert_follows_law(decoder, model, 1.0).accepted_by_proposer
+    accepted = assert_follows_distribution(decoder, model, 1.0).accepted_by_proposer
     assert all(accepted[proposer] > 5 for proposer in (0, decoder.drafter.second_id))
 
 

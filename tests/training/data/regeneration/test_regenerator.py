@@ -1,4 +1,4 @@
-"""Answers in the data become the target's own, wherever the writing was interrupted."""
+"""Answers in the data become the target's own, even if the writing is interrupted."""
 
 import json
 import resource
@@ -25,10 +25,10 @@ from jakiro.target.adapter import TargetAdapter
 from training.data.documents import encode_documents
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import (
+    RegenerationCounts,
     RegenerationSettings,
     Regenerator,
-    Written,
-    identify,
+    fingerprint_fields,
 )
 from training.data.sources import find_sources
 
@@ -42,7 +42,7 @@ CHATS = [
     ]
     for number in range(3)
 ]
-ROWS = [
+RECORDS = [
     {"messages": CHATS[0]},
     {"text": TEXTS[0][:40]},
     {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]},
@@ -59,7 +59,7 @@ def target() -> LlamaForCausalLM:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "data.jsonl", ROWS)
+    return write_jsonl(tmp_path / "data.jsonl", RECORDS)
 
 
 def regenerator(
@@ -71,11 +71,11 @@ def regenerator(
     return Regenerator(decoder, RegenerationSettings(**values))
 
 
-def write(one: Regenerator, data: Path, out: Path) -> Written:
-    return one.write(find_sources([str(data)]), OutputFile(out))
+def write(regenerator: Regenerator, data: Path, out: Path) -> RegenerationCounts:
+    return regenerator.write(find_sources([str(data)]), OutputFile(out))
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def records_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -83,37 +83,37 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
     written = write(regenerator(target), data, tmp_path / "out.jsonl")
-    rows = rows_of(tmp_path / "out.jsonl")
-    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert (written.rows, written.answers) == (6, 8)
-    for row in (row for row in rows if "messages" in row):
-        for index in range(1, len(row["messages"]), 2):
+    records = records_of(tmp_path / "out.jsonl")
+    assert [record["row"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert (written.records, written.answers) == (6, 8)
+    for record in (record for record in records if "messages" in record):
+        for index in range(1, len(record["messages"]), 2):
             inputs = TOKENIZER.apply_chat_template(
-                row["messages"][:index], add_generation_prompt=True, return_tensors="pt"
+                record["messages"][:index], add_generation_prompt=True, return_tensors="pt"
             )
             output = target.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0)
             new = output[0, inputs["input_ids"].shape[1] :]
             expected = TOKENIZER.decode(new, skip_special_tokens=True)
-            assert row["messages"][index]["role"] == "assistant"
-            assert row["messages"][index]["content"] == expected
+            assert record["messages"][index]["role"] == "assistant"
+            assert record["messages"][index]["content"] == expected
 
 
-def test_turns_of_others_stay_and_rows_keep_their_form(
+def test_other_turns_stay_and_records_keep_their_form(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
     write(regenerator(target), data, tmp_path / "out.jsonl")
-    first, text, *_, tokens, _ = rows_of(tmp_path / "out.jsonl")
+    first, text, *_, tokens, _ = records_of(tmp_path / "out.jsonl")
     assert first["messages"][::2] == CHATS[0][::2]
     start = TOKENIZER.decode(TOKENIZER(TEXTS[0][:40])["input_ids"][:8])
     assert text["text"].startswith(start)
     assert tokens["input_ids"][:2] == [40, 41]
     assert tokens["loss_mask"] == [0, 0] + [1] * (len(tokens["input_ids"]) - 2)
     (source,) = find_sources([str(tmp_path / "out.jsonl")])
-    assert len(list(encode_documents(TOKENIZER, source.records()))) == len(ROWS)
+    assert len(list(encode_documents(TOKENIZER, source.records()))) == len(RECORDS)
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
-def test_neither_the_batch_size_nor_interruptions_change_a_row(
+def test_neither_the_batch_size_nor_interruptions_change_a_record(
     target: LlamaForCausalLM,
     data: Path,
     tmp_path: Path,
@@ -122,17 +122,17 @@ def test_neither_the_batch_size_nor_interruptions_change_a_row(
 ) -> None:
     write(regenerator(target, True, **settings), data, tmp_path / "whole.jsonl")
     parted = tmp_path / "parted.jsonl"
-    one = regenerator(target, True, **settings, batch_size=2)
+    small_batches = regenerator(target, True, **settings, batch_size=2)
     with monkeypatch.context() as patched:
         patched.setattr(SpeculativeDecoder, "generate_batch", _interrupted_after(3))
         with pytest.raises(KeyboardInterrupt):
-            write(one, data, parted)
-    assert len(rows_of(parted)) == 2
-    parted.write_bytes(parted.read_bytes() + b'{"row": 3, "mess')  # what a crash cut off
-    written = write(one, data, parted)
-    assert written.rows == 4
+            write(small_batches, data, parted)
+    assert len(records_of(parted)) == 2
+    parted.write_bytes(parted.read_bytes() + b'{"row": 3, "mess')  # cut off by a crash
+    written = write(small_batches, data, parted)
+    assert written.records == 4
     assert parted.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert write(one, data, parted) == Written()
+    assert write(small_batches, data, parted) == RegenerationCounts()
 
 
 def _interrupted_after(count: int) -> Any:
@@ -146,24 +146,27 @@ def _interrupted_after(count: int) -> Any:
     return generate
 
 
-def test_greedy_rows_do_not_depend_on_a_drafter_or_the_seed(
+def test_greedy_records_do_not_depend_on_a_drafter_or_the_seed(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
-    write(regenerator(target), data, tmp_path / "plain.jsonl")
+    write(regenerator(target), data, tmp_path / "autoregressive.jsonl")
     written = write(regenerator(target, True, seed=9), data, tmp_path / "drafted.jsonl")
     assert written.tau >= 1
-    texts = [(tmp_path / name).read_bytes() for name in ("plain.jsonl", "drafted.jsonl")]
+    names = ("autoregressive.jsonl", "drafted.jsonl")
+    texts = [(tmp_path / name).read_bytes() for name in names]
     assert texts[0] == texts[1]
 
 
-def test_drawn_rows_follow_the_seed(target: LlamaForCausalLM, data: Path, tmp_path: Path) -> None:
+def test_sampled_records_follow_the_seed(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
     for seed in (0, 1):
-        one = regenerator(target, temperature=1.0, seed=seed)
-        write(one, data, tmp_path / f"{seed}.jsonl")
-    assert rows_of(tmp_path / "0.jsonl") != rows_of(tmp_path / "1.jsonl")
+        sampling = regenerator(target, temperature=1.0, seed=seed)
+        write(sampling, data, tmp_path / f"{seed}.jsonl")
+    assert records_of(tmp_path / "0.jsonl") != records_of(tmp_path / "1.jsonl")
 
 
-def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
+def test_sampled_records_of_one_drafter_are_not_continued_with_another(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
     settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
@@ -171,12 +174,11 @@ def test_drawn_rows_of_one_drafter_are_not_continued_with_another(
     other = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=2), target)
     pairs = (CombinedDrafter(small, AdedDrafter()), CombinedDrafter(other, LookupDrafter()))
     trained = tiny_drafter(TargetAdapter(target))
-    deciders = (None, LookupDrafter(), AdedDrafter(), small, other, *pairs, trained)
-    identities = [
-        identify(SpeculativeDecoder(target, one, TOKENIZER), settings, find_sources([str(data)]))
-        for one in deciders
-    ]
-    assert len({identity["drafter"] for identity in identities}) == len(deciders)
+    drafters = (None, LookupDrafter(), AdedDrafter(), small, other, *pairs, trained)
+    sources = find_sources([str(data)])
+    decoders = [SpeculativeDecoder(target, drafter, TOKENIZER) for drafter in drafters]
+    fingerprints = [fingerprint_fields(decoder, settings, sources) for decoder in decoders]
+    assert len({fields["drafter"] for fields in fingerprints}) == len(drafters)
 
 
 @pytest.mark.parametrize(
@@ -201,17 +203,19 @@ def test_a_file_of_another_target_or_of_other_data_is_refused(
     write(regenerator(target), data, out)
     other = tiny_llama(vocab=300, eos_token_id=0, max_position_embeddings=256)
     with torch.no_grad():
-        other.model.norm.weight[3] += 1e-3  # which the fingerprint of drafters does not see
+        other.model.norm.weight[3] += (
+            1e-3  # a change that the fingerprint in drafters does not include
+        )
     with pytest.raises(ConfigError, match="target_weights differs"):
         write(regenerator(other), data, out)
     with pytest.raises(ConfigError, match="data differs"):
-        write(regenerator(target), write_jsonl(tmp_path / "less.jsonl", ROWS[:3]), out)
+        write(regenerator(target), write_jsonl(tmp_path / "less.jsonl", RECORDS[:3]), out)
     out.with_name("out.jsonl.settings").unlink()
-    with pytest.raises(ConfigError, match="a file that regeneration began"):
+    with pytest.raises(ConfigError, match="was not written by `jakiro regenerate`"):
         write(regenerator(target), data, out)
 
 
-def test_a_file_of_a_target_in_another_dtype_says_so_and_how_to_go_on(
+def test_a_file_of_a_target_in_another_dtype_is_refused_with_a_remedy(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -223,30 +227,31 @@ def test_a_file_of_a_target_in_another_dtype_says_so_and_how_to_go_on(
     )
     with pytest.raises(ConfigError, match=message):
         write(halved, data, out)
-    record = out.with_name("out.jsonl.settings")
-    known = json.loads(record.read_text())
+    stored = out.with_name("out.jsonl.settings")
+    known = json.loads(stored.read_text())
     del known["target_dtype"]
-    record.write_text(json.dumps(known))
-    with pytest.raises(ConfigError, match=r"are incomplete.*target_dtype.*make the rows again"):
+    stored.write_text(json.dumps(known))
+    message = r"are incomplete.*target_dtype.*generate the records again"
+    with pytest.raises(ConfigError, match=message):
         write(regenerator(target), data, out)
 
 
 def test_a_file_that_another_process_writes_is_refused(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
-    one = regenerator(target)
+    writer = regenerator(target)
     sources, out = find_sources([str(data)]), tmp_path / "out.jsonl"
     with (
         OutputFile(out).claim({}),
         pytest.raises(ConfigError, match="another process is writing"),
     ):
-        one.write(sources, OutputFile(out))
+        writer.write(sources, OutputFile(out))
     with pytest.raises(ConfigError, match=r"a name that ends in \.jsonl"):
         OutputFile(tmp_path / "out.txt")
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("fields", "message"),
     [
         ({"no": 1}, "data.jsonl:2 is neither a text"),
         ({"text": "a"}, "data.jsonl:2 holds no text to be continued"),
@@ -256,49 +261,49 @@ def test_a_file_that_another_process_writes_is_refused(
         ({"messages": [CHATS[0][0] | {"content": "x " * 300}, CHATS[0][1]]}, "does not fit into"),
     ],
 )
-def test_an_unusable_row_is_named_or_skipped_and_counted(
-    target: LlamaForCausalLM, tmp_path: Path, row: dict[str, Any], message: str
+def test_an_unusable_record_is_named_or_skipped_and_counted(
+    target: LlamaForCausalLM, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
-    data = write_jsonl(tmp_path / "data.jsonl", [ROWS[0], row, ROWS[5]])
+    data = write_jsonl(tmp_path / "data.jsonl", [RECORDS[0], fields, RECORDS[5]])
     with pytest.raises(DataError, match=message):
         write(regenerator(target), data, tmp_path / "out.jsonl")
     out = tmp_path / "skipping.jsonl"
     assert write(regenerator(target, skip_bad_rows=True), data, out).left_out == 1
-    assert [row["row"] for row in rows_of(out)] == [1, 3]
+    assert [record["row"] for record in records_of(out)] == [1, 3]
 
 
-def test_a_full_disk_is_named_and_the_next_start_goes_on(
+def test_a_full_disk_is_named_and_the_next_run_continues(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    data = write_jsonl(tmp_path / "data.jsonl", ROWS[:1] * 9)
-    out, one = tmp_path / "out.jsonl", regenerator(target, batch_size=2, max_new_tokens=5)
-    write(one, data, tmp_path / "whole.jsonl")
+    data = write_jsonl(tmp_path / "data.jsonl", RECORDS[:1] * 9)
+    out, writer = tmp_path / "out.jsonl", regenerator(target, batch_size=2, max_new_tokens=5)
+    write(writer, data, tmp_path / "whole.jsonl")
     size = (tmp_path / "whole.jsonl").stat().st_size * 5 // 6
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         with pytest.raises(ConfigError, match=r"cannot write to .*out\.jsonl.*File too large"):
-            write(one, data, out)
+            write(writer, data, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    write(one, data, out)
+    write(writer, data, out)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-def test_calls_of_tools_stay_because_their_results_follow(
+def test_tool_calls_stay_because_their_results_follow(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     template = CHAT_TEMPLATE.replace("m.content", "(m.content or m.tool_calls[0].name)")
     call = {"role": "assistant", "tool_calls": [{"name": "add"}]}
     chat = [CHATS[0][0], call, {"role": "tool", "content": "2"}, CHATS[0][1]]
-    row = {"messages": chat, "tools": [{"name": "add"}]}
-    data = write_jsonl(tmp_path / "data.jsonl", [row])
+    fields = {"messages": chat, "tools": [{"name": "add"}]}
+    data = write_jsonl(tmp_path / "data.jsonl", [fields])
     decoder = SpeculativeDecoder(target, tokenizer=tiny_tokenizer(template))
-    one = Regenerator(decoder, RegenerationSettings(max_new_tokens=5))
-    assert write(one, data, tmp_path / "out.jsonl").answers == 1
-    (got,) = rows_of(tmp_path / "out.jsonl")
+    writer = Regenerator(decoder, RegenerationSettings(max_new_tokens=5))
+    assert write(writer, data, tmp_path / "out.jsonl").answers == 1
+    (got,) = records_of(tmp_path / "out.jsonl")
     assert got["messages"][:3] == chat[:3]
-    assert got["tools"] == row["tools"]
+    assert got["tools"] == fields["tools"]
 
 
 def test_answers_without_an_end_are_counted(
@@ -308,7 +313,9 @@ def test_answers_without_an_end_are_counted(
     assert 0 < written.cut <= written.answers
 
 
-def test_no_end_is_learnt_of_answers_that_were_cut(data: Path, tmp_path: Path) -> None:
+def test_the_missing_end_of_an_answer_that_was_cut_is_not_learnt(
+    data: Path, tmp_path: Path
+) -> None:
     endless = regenerator(tiny_llama(vocab=300, max_position_embeddings=256), max_new_tokens=5)
     written = write(endless, data, tmp_path / "out.jsonl")
     assert written.cut == written.answers
@@ -327,22 +334,22 @@ def thinking() -> SpeculativeDecoder:
     return SpeculativeDecoder(model, tokenizer=tokenizer)
 
 
-def test_questions_are_what_decoding_reads_where_thoughts_are_forgotten(
+def test_questions_are_what_decoding_reads_if_the_template_drops_earlier_reasoning(
     thinking: SpeculativeDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[int]] = []
     original = SpeculativeDecoder.generate_batch
 
-    def noted(self: SpeculativeDecoder, prompts: Any, **options: Any) -> list[GenerateOutput]:
+    def recording(self: SpeculativeDecoder, prompts: Any, **options: Any) -> list[GenerateOutput]:
         asked.extend(prompts)
         return original(self, prompts, **options)
 
-    monkeypatch.setattr(SpeculativeDecoder, "generate_batch", noted)
-    data = write_jsonl(tmp_path / "data.jsonl", [ROWS[0]])
+    monkeypatch.setattr(SpeculativeDecoder, "generate_batch", recording)
+    data = write_jsonl(tmp_path / "data.jsonl", [RECORDS[0]])
     write(Regenerator(thinking, RegenerationSettings(max_new_tokens=9)), data, tmp_path / "o.jsonl")
-    (row,) = rows_of(tmp_path / "o.jsonl")
+    (record,) = records_of(tmp_path / "o.jsonl")
     assert thinking.tokenizer is not None
     for question, index in zip(asked, (1, 3), strict=True):
         assert question == thinking.tokenizer.apply_chat_template(
-            row["messages"][:index], add_generation_prompt=True, return_dict=False
+            record["messages"][:index], add_generation_prompt=True, return_dict=False
         )

@@ -1,4 +1,4 @@
-"""What a study finds in documents whose truth is known."""
+"""Results of a study of documents with known effects."""
 
 import math
 
@@ -48,10 +48,15 @@ def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
     assert better.training_tokens == (1000, 1001, 1002)
 
 
-def test_kinds_of_trees_are_compared_each_for_itself() -> None:
+def test_each_kind_of_trees_is_compared_separately() -> None:
     trees = parse_trees(["tree=deterministic,candidates=60", "candidates=costs"], 8)
-    assert [one.label for one in trees] == ["deterministic-60", "costs"]
-    truth = {"base@deterministic-60": 0.4, "other@deterministic-60": 0.6, "base@costs": 0.2, "other@costs": 0.0}
+    assert [kind.label for kind in trees] == ["deterministic-60", "costs"]
+    truth = {
+        "base@deterministic-60": 0.4,
+        "other@deterministic-60": 0.6,
+        "base@costs": 0.2,
+        "other@costs": 0.0,
+    }
     arms = [made_up_arm(name) for name in ("base", "other")]
     documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
     results = analyse(documents, arms, trees)
@@ -65,11 +70,11 @@ def test_kinds_of_trees_are_compared_each_for_itself() -> None:
     assert StudyResults.model_validate_json(results.model_dump_json()) == results
 
 
-def test_the_two_by_two_is_told_for_each_kind_of_trees() -> None:
+def test_the_two_by_two_is_reported_for_each_kind_of_trees() -> None:
     trees = parse_trees(["candidates=4", "candidates=60"], 8)
-    names = [one.method(arm.name) for arm in FOUR_CELLS for one in trees]
+    names = [kind.method(arm.name) for arm in FOUR_CELLS for kind in trees]
     results = analyse(made_up_documents(dict.fromkeys(names, 0.0)), FOUR_CELLS, trees)
-    assert [one.trees for one in results.interactions] == ["4", "60"]
+    assert [interaction.trees for interaction in results.interactions] == ["4", "60"]
     assert results.interactions[1].sentence.startswith("At T = 0 with trees 60: experts")
 
 
@@ -90,17 +95,17 @@ def test_trees_that_cannot_be_measured_are_refused(texts: list[str], expected: s
 def test_figures_are_pooled_over_seeds_prompts_and_repeats_without_first_tokens() -> None:
     documents = made_up_documents({"base": 0.0}, seeds=2, repeats=3)
     (row,) = analyse(documents, [made_up_arm("base")]).rows
-    samples = [s for one in documents.values() for s in one.figures("base", 0.0).samples]
+    figures = [document.figures("base", 0.0) for document in documents.values()]
+    samples = [sample for each in figures for sample in each.samples]
     tokens, forwards = sum(s.tokens for s in samples), sum(s.target_forwards for s in samples)
     seconds = sum(s.seconds for s in samples)
     assert row.tau == pytest.approx((tokens - 2 * len(samples)) / forwards)
     assert row.tokens_per_second == pytest.approx(tokens / seconds)
     assert row.speedup.value == pytest.approx(row.tokens_per_second / 100, rel=1e-3)
-    figures = [one.figures("base", 0.0) for one in documents.values()]
-    forwards = sum(one.target_forwards for one in figures)
+    forwards = sum(each.target_forwards for each in figures)
     assert row.seconds_per_draft == pytest.approx(sum(f.seconds.draft for f in figures) / forwards)
     assert row.tau_ratio.low == row.tau_ratio.high == 1.0
-    depths = [one.figures("base", 0.0).acceptance_by_depth for one in documents.values()]
+    depths = [each.acceptance_by_depth for each in figures]
     assert row.acceptance_by_depth == pytest.approx(np.mean(depths, axis=0))
 
 
@@ -109,7 +114,7 @@ def test_results_come_back_from_json() -> None:
     assert StudyResults.model_validate_json(results.model_dump_json()) == results
 
 
-def test_a_single_seed_is_said_to_be_one() -> None:
+def test_the_note_mentions_a_single_seed() -> None:
     results = analyse(made_up_documents({"base": 0.0}, seeds=1), [made_up_arm("base")])
     assert results.seeds == 1
     assert "another seed may reverse any verdict" in results.note
@@ -117,13 +122,13 @@ def test_a_single_seed_is_said_to_be_one() -> None:
 
 
 def test_equal_arms_are_mostly_not_resolved() -> None:
-    verdicts = [simulated(number, truth=0.0) for number in range(100)]
-    assert sum(one.is_resolved for one in verdicts) <= 10
+    found = [simulated(number, truth=0.0) for number in range(100)]
+    assert sum(ratio.is_resolved for ratio in found) <= 10
 
 
 def test_a_tenth_is_found_in_nearly_all_studies() -> None:
     found = [simulated(number, truth=math.log(1.1)) for number in range(60)]
-    assert sum(one.low > 1 for one in found) >= 0.95 * len(found)
+    assert sum(ratio.low > 1 for ratio in found) >= 0.95 * len(found)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +139,18 @@ def test_a_tenth_is_found_in_nearly_all_studies() -> None:
         {"seed_noise": 0.02, "prompt_noise": 0.08, "cell_noise": 0.02},
         {"seed_noise": 0.0, "prompt_noise": 0.01, "cell_noise": 0.2},
     ],
-    ids=["seeds-decide", "prompts-decide", "both-decide", "cells-decide"],
+    ids=["seeds-dominate", "prompts-dominate", "both-matter", "cells-dominate"],
 )
 def test_intervals_of_three_seeds_and_twenty_prompts_cover_the_truth(
     noise: dict[str, float],
 ) -> None:
     truth = math.log(1.05)
     found = [simulated(number, truth, **noise) for number in range(160)]
-    covered = sum(one.low < math.exp(truth) < one.high for one in found)
+    covered = sum(ratio.low < math.exp(truth) < ratio.high for ratio in found)
     assert covered >= 0.9 * len(found)
 
 
-def test_pairing_takes_away_what_prompts_have_in_common() -> None:
+def test_pairing_removes_the_common_effect_of_prompts() -> None:
     random = np.random.default_rng(0)
     easiness = random.normal(0, 0.5, 20)
     arm, base = (made_up_rate(random, easiness) for _ in range(2))
@@ -155,7 +160,7 @@ def test_pairing_takes_away_what_prompts_have_in_common() -> None:
     assert unpaired.high - unpaired.low > 3 * (paired.high - paired.low)
 
 
-def test_a_ratio_and_its_inverse_tell_the_same() -> None:
+def test_a_ratio_and_its_inverse_have_consistent_intervals() -> None:
     random = np.random.default_rng(0)
     arm, base = (made_up_rate(random, np.zeros(20)) for _ in range(2))
     there, back = ratio(arm, base), ratio(base, arm)
@@ -187,7 +192,7 @@ def test_without_an_interaction_none_is_claimed() -> None:
     random = np.random.default_rng(1)
     cells = Cells("a", "b", "c", "d")
     effects = {"a": 0.2, "b": 0.1, "c": 0.1, "d": 0.0}
-    rates = {name: made_up_rate(random, np.zeros(30), one) for name, one in effects.items()}
+    rates = {name: made_up_rate(random, np.zeros(30), value) for name, value in effects.items()}
     found = two_by_two(cells, 0.0, rates)
     assert "interaction" in found.sentence
     assert found.sentence.endswith("(not resolved).")
@@ -206,7 +211,7 @@ def test_the_four_cells_are_found_among_other_arms() -> None:
     assert find_cells({"base": arms["contrast-off"]}) is None
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_documents_that_cannot_be_compared_are_refused() -> None:
     documents = made_up_documents({"base": 0.0})
     with pytest.raises(DataError, match="lost was not measured at temperature 0"):
         analyse(documents, [made_up_arm("base"), made_up_arm("lost")])
@@ -216,12 +221,12 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(DataError, match="two or more prompts"):
         analyse(made_up_documents({"base": 0.0}, prompts=1), [made_up_arm("base")])
     nothing = Rate(np.zeros((2, 5)), np.ones((2, 5)))
-    with pytest.raises(DataError, match="nothing to take a rate of"):
+    with pytest.raises(DataError, match="a rate cannot be computed without tokens"):
         product([(1.0, nothing)])
 
 
 def simulated(number: int, truth: float, **noise: float) -> Ratio:
-    """Return what is found of two arms of a made-up study."""
+    """Return the ratio of two arms of a made-up study."""
     random = np.random.default_rng(number)
     easiness = random.normal(0, 0.4, 20)
     arm, base = (made_up_rate(random, easiness, effect, **noise) for effect in (truth, 0.0))

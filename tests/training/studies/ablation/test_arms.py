@@ -1,4 +1,4 @@
-"""Arms change what they may, are equally large, and every one in the repository trains."""
+"""Arms change only what they may, are equally large, and every arm of the repository trains."""
 
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
         "seed: 3",
         "steps: 10",
         "data: {sequence_length: 16}",
-        "batch: {rows: 2}",
+        "batch: {global_batch_size: 2}",
         "optimizer: {learning_rate: 0.1}",
         "drafter: {experts: {intermediate_size: 8, num_experts: 1}}",
         "",
@@ -109,21 +109,23 @@ def test_a_delta_that_changes_what_arms_share_is_refused(
 
 
 @pytest.mark.parametrize("name", ["base", "autoregressive"])
-def test_a_name_that_stands_for_something_else_is_refused(
-    base: Path, workshop: Path, name: str
-) -> None:
+def test_a_reserved_name_is_refused(base: Path, workshop: Path, name: str) -> None:
     (workshop / "other").mkdir()
     delta = _delta(workshop / "other", "objective: {contrast_weight: 0}", name)
-    with pytest.raises(ConfigError, match="two arms have one name"):
+    with pytest.raises(ConfigError, match="two arms have the same name"):
         read_arms(base, [delta])
 
 
-def test_a_file_whose_name_cannot_stand_in_a_command_is_refused(base: Path, workshop: Path) -> None:
+def test_a_file_name_that_cannot_be_part_of_a_command_is_refused(
+    base: Path, workshop: Path
+) -> None:
     with pytest.raises(ConfigError, match="cannot name an arm"):
         read_arms(base, [_delta(workshop, "objective: {contrast_weight: 0}", "a,b")])
 
 
-def test_an_arm_that_cannot_be_as_large_is_refused(base: Path, workshop: Path) -> None:
+def test_an_arm_that_cannot_be_made_as_large_as_the_base_is_refused(
+    base: Path, workshop: Path
+) -> None:
     delta = _delta(workshop, "drafter: {trunk: {num_heads: 64, head_dim: 64}}")
     with pytest.raises(ConfigError, match="cannot be made as large as the base"):
         equally_sized(

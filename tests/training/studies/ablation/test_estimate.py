@@ -1,4 +1,4 @@
-"""What a study would take, measured without leaving anything behind."""
+"""Estimates of a study are measured without leaving anything behind."""
 
 from io import StringIO
 from pathlib import Path
@@ -19,7 +19,7 @@ from training.studies.ablation.estimate import ArmEstimate, estimate, render
 
 @pytest.fixture
 def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
-    """A base and two arms, and what they are trained on."""
+    """A base and two arms, with their inputs."""
     base, delta, other = (workshop / f"{name}.yaml" for name in ("a", "experts-1", "parallel-0"))
     base.write_text(
         dump_settings(tiny_run(workshop, drafter={"experts": {"intermediate_size": 256}}))
@@ -32,7 +32,7 @@ def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
 
 
 def with_rates(monkeypatch: pytest.MonkeyPatch, step: float, rate: float) -> None:
-    """Let every machine be equally fast."""
+    """Make every machine equally fast."""
     monkeypatch.setattr(module, "seconds_per_step", lambda *_: step)
     monkeypatch.setattr(module, "decoding_rate", lambda _: rate)
 
@@ -44,11 +44,17 @@ def test_steps_and_decoding_are_timed_and_nothing_is_written(
     before = sorted(workshop.rglob("*"))
     random_state = torch.random.get_rng_state()
     found = estimate(sized, inputs, seeds=2, evaluation_tokens=100)
-    assert [one.arm for one in found] == ["base", "experts-1", "parallel-0", "autoregressive"]
-    for one, arm in zip(found, sized, strict=False):
-        assert one.parameters == arm.parameters
-        assert 0 < one.seconds_per_step < 10
-        assert one.training_minutes == pytest.approx(2 * 10 * one.seconds_per_step / 60)
+    assert [estimated.arm for estimated in found] == [
+        "base",
+        "experts-1",
+        "parallel-0",
+        "autoregressive",
+    ]
+    for estimated, arm in zip(found, sized, strict=False):
+        assert estimated.parameters == arm.parameters
+        assert 0 < estimated.seconds_per_step < 10
+        minutes = 2 * 10 * estimated.seconds_per_step / 60
+        assert estimated.training_minutes == pytest.approx(minutes)
     assert found[-1].training_minutes == 0
     assert found[-1].evaluation_minutes == found[0].evaluation_minutes > 0
     assert sorted(workshop.rglob("*")) == before
@@ -85,10 +91,10 @@ def test_minutes_and_bytes_are_those_of_all_seeds(
 ) -> None:
     sized, inputs = study
     with_rates(monkeypatch, step=6.0, rate=50.0)
-    base, *_, plain = estimate(sized, inputs, seeds=3, evaluation_tokens=1000)
+    base, *_, without = estimate(sized, inputs, seeds=3, evaluation_tokens=1000)
     assert base.training_minutes == 3 * 10 * 6 / 60
-    assert base.evaluation_minutes == plain.evaluation_minutes == 3 * 1000 / 50 / 60
-    # A drafter, and two checkpoints of weights and moments: the one that stays and the next one.
+    assert base.evaluation_minutes == without.evaluation_minutes == 3 * 1000 / 50 / 60
+    # A drafter, and two checkpoints of weights and moments: the last one and the next one.
     assert base.disk_bytes == 3 * 4 * base.parameters * (1 + 2 * 3)
 
 
@@ -98,10 +104,10 @@ def test_a_sweep_trains_and_decodes_more_with_every_arm(
     sized, inputs = study
     with_rates(monkeypatch, step=6.0, rate=50.0)
     sweep = {"sweep_runs": 2, "sweep_tokens": 600}
-    base, *_, plain = estimate(sized, inputs, seeds=3, evaluation_tokens=1000, **sweep)
+    base, *_, without = estimate(sized, inputs, seeds=3, evaluation_tokens=1000, **sweep)
     assert base.training_minutes == (3 + 2) * 10 * 6 / 60
     assert base.evaluation_minutes == pytest.approx((3 * 1000 + 600) / 50 / 60)
-    assert plain.evaluation_minutes == 3 * 1000 / 50 / 60
+    assert without.evaluation_minutes == 3 * 1000 / 50 / 60
     assert base.disk_bytes == (3 + 2) * 4 * base.parameters * (1 + 2 * 3)
 
 

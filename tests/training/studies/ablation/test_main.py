@@ -1,4 +1,4 @@
-"""A study as a user runs it: one command, a table, and a folder that can be gone on with."""
+"""A study as a user runs it: one command, a table, and a folder that can be continued."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def _modified(folder: Path, pattern: str) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob(pattern))}
 
 
-def test_a_study_trains_measures_and_goes_on_where_it_stopped(
+def test_a_study_trains_measures_and_continues_where_it_stopped(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = workshop / "study"
@@ -48,19 +48,19 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     results = StudyResults.model_validate_json((out / "results.json").read_text())
     assert results.seeds == 2
     assert [row.arm for row in results.at(0.0)] == ["base", *SQUARE]
-    assert [one.temperature for one in results.interactions] == [0.0, 1.0]
+    assert [interaction.temperature for interaction in results.interactions] == [0.0, 1.0]
     tokens = {tokens for row in results.rows for tokens in row.training_tokens}
     assert len({row.training_tokens for row in results.rows}) == 1
     assert min(tokens) > 0
-    assert [one.arm for one in results.experts] == ["base", *SQUARE]
-    assert [one.top_overlap is None for one in results.experts] == [False, True, False, True]
+    assert [found.arm for found in results.experts] == ["base", *SQUARE]
+    assert [found.top_overlap is None for found in results.experts] == [False, True, False, True]
     with (out / "results.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 8
     assert "experts-1" in (out / "results.md").read_text()
     assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "study.json").read_text())["settings"]["seeds"] == 2
     document = read_document(out / "measurements" / "seed-1.json")
-    assert {one.name for one in document.methods} == {"autoregressive", "base", *SQUARE}
+    assert {method.name for method in document.methods} == {"autoregressive", "base", *SQUARE}
     assert document.figures("base", 0.0).tree == document.figures("experts-1", 0.0).tree
 
     weights = _modified(out, "drafter/*.safetensors")
@@ -75,12 +75,12 @@ def test_a_study_trains_measures_and_goes_on_where_it_stopped(
     changed = {path for path in again if again[path] != weights[path]}
     assert len(changed) == 2
     assert all("/experts-1/" in path for path in changed)
-    # The same weights came out, so there is nothing to measure anew.
+    # The weights are the same, so nothing is measured again.
     assert _modified(out / "measurements", "*.json") == measured
 
 
 @pytest.mark.slow
-def test_other_prompts_are_measured_anew(command: list[str], workshop: Path) -> None:
+def test_other_prompts_are_measured_again(command: list[str], workshop: Path) -> None:
     prompts = workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
     seen = []
@@ -114,7 +114,7 @@ def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], work
 
 
 @pytest.mark.slow
-def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
+def test_runs_of_another_study_are_not_mistaken_for_runs_of_this_study(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1"]
@@ -125,7 +125,7 @@ def test_runs_of_another_study_are_not_taken_for_those_of_this_one(
     assert _modified(workshop / "study", "*.safetensors") == trained
 
 
-def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
+def test_a_dry_run_prints_an_estimate_and_writes_nothing(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *_configs("experts-1"), "--dry-run"]) == 0
@@ -142,12 +142,12 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
         (["--set", "data.validation_size=0"], "too few prompts to measure on"),
         (["--prompts", "nowhere.jsonl"], "cannot read the prompts"),
         (["--seeds", "0"], "seeds"),
-        (["--trees", "candidates=costs"], "at least 6 different ones"),
+        (["--trees", "candidates=costs"], "at least 6 different prompts"),
         (["--trees", "candidates=none"], "or candidates=costs"),
         (["--set", "drafter.experts.intermediate_size=1"], "cannot be made as large"),
     ],
 )
-def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
+def test_an_impossible_study_is_refused_before_anything_is_trained(
     command: list[str],
     workshop: Path,
     words: list[str],
@@ -163,12 +163,18 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("delta", "expected"),
     [
-        ("drafter: {draft_vocab_size: 290}", "larger than the number of tokens used in the responses"),
-        ("drafter: {tail_layers: 3, experts: {combine: sum}, schedule: {parallel_levels: 0}}", "tail"),
+        (
+            "drafter: {draft_vocab_size: 290}",
+            "larger than the number of tokens used in the responses",
+        ),
+        (
+            "drafter: {tail_layers: 3, experts: {combine: sum}, schedule: {parallel_levels: 0}}",
+            "tail",
+        ),
         ("initialize: {attention_layer: 9}", "a layer that the target does not have"),
     ],
 )
-def test_an_arm_that_cannot_be_trained_is_refused_before_any_other_is(
+def test_an_arm_that_cannot_be_trained_is_refused_before_any_training(
     command: list[str],
     workshop: Path,
     delta: str,

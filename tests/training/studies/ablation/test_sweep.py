@@ -1,4 +1,4 @@
-"""Every arm gets its own value of a setting: chosen on dev prompts, trained once, told apart."""
+"""Every arm gets its own value of a setting, selected on dev prompts and trained once."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from inference.benchmark.document import ComparisonDocument, read_document
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
 from training.studies.ablation.arms import Arm, SizedArm
-from training.studies.ablation.evaluation import choose_value
+from training.studies.ablation.evaluation import select_value
 from training.studies.ablation.main import main
 from training.studies.ablation.results import StudyResults
 from training.studies.ablation.sweep import Sweep, parse_sweep, value_name
@@ -52,8 +52,8 @@ def _modified(folder: Path, pattern: str) -> dict[str, int]:
 
 
 def _trained(folder: Path) -> set[str]:
-    places = (folder / "runs").glob("**/drafter")
-    return {str(place.parent.relative_to(folder / "runs")) for place in places}
+    drafters = (folder / "runs").glob("**/drafter")
+    return {str(drafter.parent.relative_to(folder / "runs")) for drafter in drafters}
 
 
 def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
@@ -67,20 +67,18 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
     assert (sweep.key, sweep.values) == ("optimizer.learning_rate", (0.01, 0.02, 0.04))
     assert (sweep.temperatures, sweep.prompts) == ((0.0, 1.0), 2)
     expected = set()
-    for one in sweep.arms:
-        assert one.chosen in sweep.values
-        assert [len(taus) for taus in one.tau] == [3, 3]
-        expected |= {f"{one.arm}/{value_name(value)}/seed-0" for value in sweep.values}
-        expected |= {f"{one.arm}/{value_name(one.chosen)}/seed-1"}
-        settings = json.loads(
-            (
-                out / f"runs/{one.arm}/{value_name(one.chosen)}/seed-1/drafter/config.json"
-            ).read_text()
-        )["record"]["settings"]
-        assert settings["optimizer"]["learning_rate"] == one.chosen
-    assert [one.arm for one in sweep.arms] == ["base", "contrast-loss-off"]
+    for swept in sweep.arms:
+        assert swept.chosen in sweep.values
+        assert [len(taus) for taus in swept.tau] == [3, 3]
+        expected |= {f"{swept.arm}/{value_name(value)}/seed-0" for value in sweep.values}
+        last = f"{swept.arm}/{value_name(swept.chosen)}/seed-1"
+        expected |= {last}
+        config = json.loads((out / "runs" / last / "drafter" / "config.json").read_text())
+        settings = config["record"]["settings"]
+        assert settings["optimizer"]["learning_rate"] == swept.chosen
+    assert [swept.arm for swept in sweep.arms] == ["base", "contrast-loss-off"]
     assert _trained(out) == expected
-    assert "chosen for each arm on 2 dev prompts" in (out / "results.md").read_text()
+    assert "selected for each arm on 2 dev prompts" in (out / "results.md").read_text()
 
     dev, test = (
         {sample.prompt for method in read_document(path).methods for sample in method.samples}
@@ -102,7 +100,7 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
 def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: Path) -> None:
     out = workshop / "study"
     assert main([*command, "--train-only", "contrast-loss-off"]) == 0
-    assert {place.partition("/")[0] for place in _trained(out)} == {"contrast-loss-off"}
+    assert {run.partition("/")[0] for run in _trained(out)} == {"contrast-loss-off"}
     assert len(_trained(out)) == 4
     assert [path.name for path in (out / "measurements").rglob("*.json")] == [
         "contrast-loss-off-seed-0.json"
@@ -154,11 +152,11 @@ def test_a_dry_run_counts_the_sweep(command: list[str], capsys: pytest.CaptureFi
         (["--sweep", "optimizer.learning_rate=0.1,high"], "two or more different numbers"),
         (["--sweep", "optimizer.learning_rate=0.1,-1"], "greater than 0"),
         (["--sweep", "optimizer.warmup_steps=1,1.5"], "valid integer"),
-        (["--dev-prompts", "test.jsonl"], "shares prompts with those"),
+        (["--dev-prompts", "test.jsonl"], "shares prompts with the test prompts"),
         (["--train-only", "other"], "no such arm to train"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_before_anything_is_trained(
+def test_an_impossible_sweep_is_refused_before_anything_is_trained(
     command: list[str],
     workshop: Path,
     words: list[str],
@@ -176,8 +174,8 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_trained(
 def test_a_sweep_and_dev_prompts_need_each_other(
     command: list[str], missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = command.index(missing)
-    assert main([*command[:place], *command[place + 2 :]]) == 2
+    index = command.index(missing)
+    assert main([*command[:index], *command[index + 2 :]]) == 2
     assert "--sweep and --dev-prompts together" in capsys.readouterr().err
 
 
@@ -213,17 +211,17 @@ def test_a_value_has_the_shortest_name_that_means_it(value: float, name: str) ->
 def _document(taus: dict[str, Sequence[float]]) -> ComparisonDocument:
     document = make_document(list(taus), (0.0, 1.0))
     methods = tuple(
-        one.model_copy(update={"tau": taus[one.name][[0.0, 1.0].index(one.temperature)]})
-        for one in document.methods
+        method.model_copy(update={"tau": taus[method.name][[0.0, 1.0].index(method.temperature)]})
+        for method in document.methods
     )
     return document.model_copy(update={"methods": methods})
 
 
 def test_the_highest_geometric_mean_wins_and_the_smallest_of_equals() -> None:
     sweep = Sweep(key="any", values=(0.4, 0.1, 0.2))
-    found = choose_value("arm", sweep, _document({"0.4": (4, 1), "0.1": (2, 2), "0.2": (1, 4)}))
+    found = select_value("arm", sweep, _document({"0.4": (4, 1), "0.1": (2, 2), "0.2": (1, 4)}))
     assert found.tau == ((4, 2, 1), (1, 2, 4))
     assert found.score == pytest.approx((2, 2, 2))
     assert found.chosen == 0.1
-    uneven = choose_value("arm", sweep, _document({"0.4": (3, 1), "0.1": (1, 1), "0.2": (2, 2)}))
+    uneven = select_value("arm", sweep, _document({"0.4": (3, 1), "0.1": (1, 1), "0.2": (2, 2)}))
     assert uneven.chosen == 0.2

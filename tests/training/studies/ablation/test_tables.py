@@ -1,4 +1,4 @@
-"""Results of a study as a table and as a picture."""
+"""Tables and pictures of the results of a study."""
 
 import csv
 import math
@@ -49,9 +49,9 @@ def test_the_terminal_shows_every_arm_at_every_temperature(results: StudyResults
     text = shown(results, width=130)
     for row in results.rows:
         (line,) = [
-            one
-            for one in text.splitlines()
-            if one.strip().startswith(row.arm) and f" {row.temperature:g} {row.tau:.2f}" in one
+            line
+            for line in text.splitlines()
+            if line.strip().startswith(row.arm) and f" {row.temperature:g} {row.tau:.2f}" in line
         ]
         if row.arm != "base":
             assert with_interval(row.tau_ratio) in line
@@ -79,7 +79,7 @@ def test_markdown_has_one_row_for_each_arm_and_temperature(results: StudyResults
     assert results.note in to_markdown(results)
 
 
-def test_a_sweep_is_told_in_words_and_as_a_table_of_its_own(results: StudyResults) -> None:
+def test_a_sweep_is_reported_in_words_and_in_a_table_of_its_own(results: StudyResults) -> None:
     arm = ArmSweep(arm="a|bar", tau=((1.5, 1.75), (1.25, 1.2)), score=(1.37, 1.45), chosen=0.02)
     sweep = SweepResults(
         key="optimizer.learning_rate",
@@ -94,24 +94,29 @@ def test_a_sweep_is_told_in_words_and_as_a_table_of_its_own(results: StudyResult
     assert text.startswith(to_markdown(results).partition(results.note)[0])
     assert "| arm | T | 0.01 | 0.02 |" in text
     assert r"| a\|bar | 1 | 1.25 | **1.20** |" in text
-    told = "optimizer.learning_rate, chosen for each arm on 7 dev prompts: a|bar 0.02."
-    assert told in text
-    assert told in " ".join(shown(swept, width=130).split())
+    sentence = "optimizer.learning_rate, selected for each arm on 7 dev prompts: a|bar 0.02."
+    assert sentence in text
+    assert sentence in " ".join(shown(swept, width=130).split())
 
 
 def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: Path) -> None:
     trees = parse_trees(["candidates=8", "tree=deterministic,candidates=60"], 8)
     arms = [made_up_arm(name) for name in ("base", "other")]
-    truth = {one.method(arm.name): 0.0 for arm in arms for one in trees}
+    truth = {kind.method(arm.name): 0.0 for arm in arms for kind in trees}
     results = analyse(made_up_documents(truth), arms, trees)
     lines = [line for line in to_markdown(results).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    place = cells[0].index("trees")
-    assert [row[place] for row in cells[2:]] == ["8", "8", "deterministic-60", "deterministic-60"]
+    column = cells[0].index("trees")
+    assert [row[column] for row in cells[2:]] == ["8", "8", "deterministic-60", "deterministic-60"]
     assert {len(row) for row in cells} == {len(HEADINGS) + 3}
     assert "deterministic-60" in shown(results, width=130)
     records = list(csv.DictReader(to_csv(results).splitlines()))
-    assert [record["trees"] for record in records] == ["8", "8", "deterministic-60", "deterministic-60"]
+    assert [record["trees"] for record in records] == [
+        "8",
+        "8",
+        "deterministic-60",
+        "deterministic-60",
+    ]
     plot(results, tmp_path / "plot.png")
     _, width, _ = imread(tmp_path / "plot.png").shape
     plot(analyse(made_up_documents({"base": 0.0, "other": 0.0}), arms), tmp_path / "plot.png")
@@ -121,16 +126,21 @@ def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: 
 def test_experts_have_a_table_where_they_were_measured(results: StudyResults) -> None:
     assert not results.experts
     assert "overlap" not in to_markdown(results)
-    seen = {"router_entropy": 0.5, "load_entropy": 0.6, "mean_gate": [0.5, 0.5], "positions": 9}
-    measured = ({"top_overlap": 0.25, **seen}, {"top_overlap": 0.75, **seen})
+    entropies = {
+        "router_entropy": 0.5,
+        "load_entropy": 0.6,
+        "mean_gate": [0.5, 0.5],
+        "positions": 9,
+    }
+    measured = ({"top_overlap": 0.25, **entropies}, {"top_overlap": 0.75, **entropies})
     arms = [
         replace(made_up_arm("base"), experts=measured),
-        replace(made_up_arm("sum"), experts=({"top_overlap": None, **seen},)),
+        replace(made_up_arm("sum"), experts=({"top_overlap": None, **entropies},)),
         made_up_arm("older"),
     ]
     effects = {arm.name: 0.0 for arm in arms}
     found = analyse(made_up_documents(effects), arms)
-    assert [one.arm for one in found.experts] == ["base", "sum"]
+    assert [experts.arm for experts in found.experts] == ["base", "sum"]
     assert found.experts[0].by_seed == ((0.25, 0.5, 0.6), (0.75, 0.5, 0.6))
     text = to_markdown(found)
     assert "| base | 0.500 | 0.500 | 0.600 |" in text
@@ -164,6 +174,6 @@ def test_the_picture_has_a_panel_for_each_temperature(seeds: int, tmp_path: Path
     assert widths[1] > 1.5 * widths[0]
 
 
-def test_a_base_alone_is_drawn_too(tmp_path: Path) -> None:
+def test_a_base_alone_is_plotted_too(tmp_path: Path) -> None:
     plot(analyse(made_up_documents({"base": 0.0}), [made_up_arm("base")]), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size

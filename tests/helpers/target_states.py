@@ -1,4 +1,4 @@
-"""Features of a tiny run, and what of a view is compared."""
+"""Target states of a tiny run, and the comparison of views."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,62 +17,62 @@ from training.input_settings import TORCH_DTYPES
 from training.loss.views import TargetView
 from training.module import TargetReader
 from training.setup.preparation import Prepared, prepare
-from training.target_states.store import open_features
-from training.target_states.writer import FeatureWriter
+from training.target_states.store import open_target_states
+from training.target_states.writer import TargetStateWriter
 
 
 def offline_run(folder: Path, dtype: str = "fp32", **changes: Any) -> TrainSettings:
-    """Settings of a tiny run that reads features."""
+    """Return the settings of a tiny run that reads target states from disk."""
     group = {"source": "offline", "folder": str(folder / "features"), "dtype": dtype}
-    return tiny_run(folder, features=group, **changes)
+    return tiny_run(folder, target_states=group, **changes)
 
 
-def write_features(
+def write_target_states(
     settings: TrainSettings, model: CausalLM | None = None, shard_bytes: int = 2**16
-) -> FeatureWriter:
-    """Write the features that a run reads, into several shards."""
+) -> TargetStateWriter:
+    """Write the target states that a run reads, into several shards."""
     assert settings.target_states.folder is not None
-    writer = FeatureWriter(prepare(settings, model), settings.target_states.folder, shard_bytes)
+    writer = TargetStateWriter(prepare(settings, model), settings.target_states.folder, shard_bytes)
     assert writer.write()
     return writer
 
 
 def with_drafter(settings: TrainSettings, drafter: DrafterSettings) -> TrainSettings:
-    """The same run of another drafter."""
+    """Return the settings of the same run with another drafter."""
     return settings.model_copy(update={"drafter": drafter})
 
 
 def both_views(
     settings: TrainSettings, model: CausalLM | None = None
 ) -> Iterator[tuple[TargetView, TargetView]]:
-    """Pairs of what the target says of each micro-batch of two epochs, and what it has said."""
+    """Yield the view of each micro-batch of two epochs, computed online and read from disk."""
     inputs = prepare(settings, model)
     online, offline = _reader(inputs, is_offline=False), _reader(inputs, is_offline=True)
     size = settings.batch.micro_batch_size
-    rows = Sampler(inputs.rows, rows_per_step=size, rule=anchor_rule(settings), seed=0)
-    for step in range(-(-2 * rows.num_rows // size)):
-        batch = rows.batch(step, 0, size)
+    sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
+    for step in range(-(-2 * sampler.num_sequences // size)):
+        batch = sampler.batch(step, 0, size)
         yield online.view(batch), offline.view(batch)
 
 
 def read_share(
     settings: TrainSettings, count: int, rank: int
 ) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
-    """What one of so many processes reads from shards in an epoch: views by step and first row."""
+    """Return the views that one of `count` processes reads in an epoch, by step and sequence."""
     inputs = prepare(settings)
     reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
-    rows = Sampler(inputs.rows, rows_per_step=size, rule=anchor_rule(settings), seed=0)
+    sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
     return {
-        (step, first): {name: one.numpy() for name, one in tensors(reader.view(batch)).items()}
-        for step in range(-(-rows.num_rows // size))
-        for first, batch in rows.micro_batches(
+        (step, first): {name: part.numpy() for name, part in tensors(reader.view(batch)).items()}
+        for step in range(-(-sampler.num_sequences // size))
+        for first, batch in sampler.micro_batches(
             step, settings.batch.micro_batch_size, rank, count
         ).items()
     }
 
 
 def tensors(view: TargetView) -> dict[str, Tensor]:
-    """What a view holds, by name."""
+    """Return the tensors of a view by name."""
     named: dict[str, Tensor | None] = {
         "features": view.features,
         "memory": view.state.memory,
@@ -80,12 +80,12 @@ def tensors(view: TargetView) -> dict[str, Tensor]:
         "embeddings": view.embeddings,
         "tail_input": view.tail_input,
     }
-    named |= {f"tail_rows {number}": rows for number, rows in enumerate(view.tail_kv)}
+    named |= {f"tail_kv {number}": part for number, part in enumerate(view.tail_kv)}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def assert_same(one: TargetView, other: TargetView) -> None:
-    """Bit by bit."""
+    """Compare two views bit by bit."""
     assert tensors(one).keys() == tensors(other).keys()
     for name, tensor in tensors(one).items():
         assert torch.equal(tensor, tensors(other)[name]), name
@@ -99,5 +99,5 @@ def _reader(inputs: Prepared, *, is_offline: bool) -> TargetReader:
         inputs.build_drafter(),
         settings.data.sequence_length,
         TORCH_DTYPES[settings.engine.dtype],
-        open_features(inputs) if is_offline else None,
+        open_target_states(inputs) if is_offline else None,
     )

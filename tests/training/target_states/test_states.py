@@ -1,4 +1,4 @@
-"""What is read from shards is what the target says, and a run learns the same from it."""
+"""Shards return exactly the target's outputs, and a run learns the same from them."""
 
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -10,17 +10,17 @@ import peft
 import pytest
 import torch
 from helpers.families import tiny_family
-from helpers.features import (
+from helpers.models import tiny_llama, tiny_settings
+from helpers.processes import FORKING
+from helpers.target_states import (
     assert_same,
     both_views,
     offline_run,
     read_share,
     tensors,
     with_drafter,
-    write_features,
+    write_target_states,
 )
-from helpers.models import tiny_llama, tiny_settings
-from helpers.processes import FORKING
 from helpers.training import tiny_run
 from helpers.variants import VARIANTS
 from torch import nn
@@ -33,7 +33,7 @@ from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare
 from training.train import train
 
-# Whose needs differ; experts and levels read nothing of the target.
+# Kinds that read different states; experts and levels read nothing of the target.
 KINDS = (
     *("E2-mixture-P1", "kv-subset-projected", "kv-side-by-side", "hidden", "last-feature"),
     *("hidden-unordered", "tail-2-E1", "hybrid-tail-1", "draft-vocabulary", "feedback-sum-P1"),
@@ -46,24 +46,24 @@ def test_batches_from_fp32_shards_are_bit_by_bit_those_of_the_target(
     workshop: Path, kind: str
 ) -> None:
     settings = with_drafter(offline_run(workshop), VARIANTS[kind])
-    write_features(settings)
+    write_target_states(settings)
     for online, offline in both_views(settings):
         assert_same(online, offline)
 
 
 def test_two_processes_together_read_the_batches_of_one(workshop: Path) -> None:
     settings = with_drafter(offline_run(workshop), VARIANTS["hybrid-tail-1"])
-    write_features(settings)
+    write_target_states(settings)
     whole = read_share(settings, 1, 0)
     with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
         shares = [*pool.map(partial(read_share, settings, 2), range(2))]
     assert shares[0]
     assert shares[0].keys().isdisjoint(shares[1])
     assert sorted([*shares[0], *shares[1]]) == sorted(whole)
-    for place, parts in (shares[0] | shares[1]).items():
-        assert parts.keys() == whole[place].keys()
+    for key, parts in (shares[0] | shares[1]).items():
+        assert parts.keys() == whole[key].keys()
         for name, part in parts.items():
-            np.testing.assert_array_equal(part, whole[place][name], strict=True)
+            np.testing.assert_array_equal(part, whole[key][name], strict=True)
 
 
 @pytest.mark.parametrize("kind", ["E2-mixture-P1", "hybrid-tail-1", "feedback-fused"])
@@ -71,7 +71,7 @@ def test_batches_from_bf16_shards_are_those_of_the_target_rounded_once(
     workshop: Path, kind: str
 ) -> None:
     settings = with_drafter(offline_run(workshop, "bf16"), VARIANTS[kind])
-    write_features(settings)
+    write_target_states(settings)
     for online, offline in both_views(settings):
         expected, got = tensors(online), tensors(offline)
         assert torch.equal(expected.pop("embeddings"), got.pop("embeddings"))
@@ -86,7 +86,7 @@ def test_nothing_of_a_bf16_target_is_lost_in_bf16_shards(
 ) -> None:
     dtypes: dict[str, Any] = {"target": {"dtype": target}, "engine": {"dtype": drafter}}
     settings = offline_run(workshop, "bf16", **dtypes)
-    write_features(settings)
+    write_target_states(settings)
     for online, offline in both_views(settings):
         assert_same(online, offline)
 
@@ -100,34 +100,34 @@ def test_nothing_of_a_bf16_target_is_lost_in_bf16_shards(
         ("gpt_oss", tiny_settings(source="hidden")),
     ],
 )
-def test_targets_of_any_geometry_are_kept(
+def test_states_of_targets_of_any_geometry_are_stored(
     workshop: Path, family: str, drafter: DrafterSettings
 ) -> None:
     per_layer = {"vocab_size_per_layer_input": 300} if "gemma4" in family else {}
     model = tiny_family(family, vocab_size=300, **per_layer)
     settings = with_drafter(offline_run(workshop), drafter)
-    write_features(settings, model)
+    write_target_states(settings, model)
     for online, offline in both_views(settings, model):
         assert_same(online, offline)
 
 
 # PEFT asks transformers by the old name: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_what_a_target_with_an_adapter_says_is_kept(workshop: Path) -> None:
+def test_states_of_a_target_with_an_adapter_are_stored(workshop: Path) -> None:
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     adapted: Any = peft.get_peft_model(tiny_llama(vocab=300), config).eval()
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(weight, std=0.3)
     settings = offline_run(workshop)
-    write_features(settings, adapted)
+    write_target_states(settings, adapted)
     for online, offline in both_views(settings, adapted):
         assert_same(online, offline)
 
 
 def test_shards_of_all_layers_serve_a_drafter_that_reads_a_few(workshop: Path) -> None:
     settings = offline_run(workshop)
-    write_features(with_drafter(settings, tiny_settings()))
+    write_target_states(with_drafter(settings, tiny_settings()))
     fewer = with_drafter(settings, VARIANTS["kv-side-by-side"])
     for online, offline in both_views(fewer):
         assert_same(online, offline)
@@ -140,7 +140,7 @@ def test_an_offline_run_has_the_curve_of_the_online_one(workshop: Path, kind: st
         with_drafter(make(workshop, **changes, run_folder=str(workshop / name)), VARIANTS[kind])
         for name, make in (("online", tiny_run), ("offline", offline_run))
     ]
-    write_features(runs[1])
+    write_target_states(runs[1])
     for settings in runs:
         train(settings)
     online, offline = map(_lines, runs)
@@ -151,14 +151,14 @@ def test_an_offline_run_has_the_curve_of_the_online_one(workshop: Path, kind: st
         assert torch.equal(one, other)
 
 
-def test_a_target_whose_features_are_kept_is_not_run_again(workshop: Path) -> None:
+def test_a_target_whose_states_are_on_disk_is_not_run_again(workshop: Path) -> None:
     changes: dict[str, Any] = {"steps": 2, "evaluation": {"num_prompts": 0}}
     settings = offline_run(workshop, **changes)
-    write_features(settings)
+    write_target_states(settings)
     model = AutoModelForCausalLM.from_pretrained(workshop / "target")
     calls: list[nn.Module] = []
     model.model.layers[0].register_forward_hook(lambda layer, *_: calls.append(layer))
-    prepare(settings, model)  # tries the target out, as always
+    prepare(settings, model)  # runs the target once, as always
     of_preparation = len(calls)
     train(settings, model=model)
     assert len(calls) == 2 * of_preparation
@@ -167,6 +167,6 @@ def test_a_target_whose_features_are_kept_is_not_run_again(workshop: Path) -> No
 
 
 def _lines(settings: TrainSettings) -> list[dict[str, Any]]:
-    """What was recorded, but for the time it took."""
+    """Return the recorded lines without their speed."""
     lines = read_metrics(settings.run_folder)
     return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]

@@ -1,0 +1,167 @@
+"""Writes what is generated from the settings: `make reference`.
+
+`configs/base.yaml` and `docs/reference/config.md` describe every key of a training run by the
+docstring of its field, so that each key is described once.
+"""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from training.config import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "configs" / "base.yaml"
+CONFIG = ROOT / "docs" / "reference" / "config.md"
+_WIDTH = 117  # characters of a line of comments
+_HEADER = """\
+Every setting of a training run, with its default. A run's own file says `extends: base.yaml`,
+names a target and data, and changes what it needs. From the command line: `--set key.path=value`.
+
+Written by `make reference` from the fields of the settings in `training/config.py`: change
+descriptions and defaults there.
+"""
+_PAGE = """\
+# Configuration
+
+Every key of a training run, with its default, as `configs/base.yaml` has it. A run's own file says
+`extends: configs/base.yaml`, names a target and data, and changes what it needs. On the command
+line, `--set key.path=value` overrides a key. Unknown keys are refused.
+
+This page is written by `make reference`.
+"""
+
+
+def base_yaml() -> str:
+    """Return `configs/base.yaml`."""
+    header = "".join(f"# {line}".rstrip() + "\n" for line in _HEADER.splitlines())
+    return header + "\n" + "\n".join(_yaml_lines(TrainSettings, "")) + "\n"
+
+
+def config_page() -> str:
+    """Return `docs/reference/config.md`."""
+    sections = [_section("", TrainSettings)]
+    sections += [_section(name, model) for name, model in _groups(TrainSettings, "")]
+    return _PAGE + "\n" + "\n\n".join(sections) + "\n"
+
+
+def _yaml_lines(model: type[BaseModel], indent: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        below = _model_of(field)
+        yield from _comment(_description(field), indent)
+        if below is None:
+            yield _yaml_line(name, field, indent)
+        elif _is_null(field):
+            yield f"{indent}{name}: null"
+            yield from (f"{indent}# {line}" for line in _yaml_lines(below, "  "))
+        else:
+            yield f"{indent}{name}:"
+            yield from _yaml_lines(below, f"{indent}  ")
+        if not indent and below is not None:
+            yield ""
+
+
+def _yaml_line(name: str, field: FieldInfo, indent: str) -> str:
+    if field.is_required():
+        return f"{indent}# {name}:  (required in the run's own file)"
+    return f"{indent}{name}: {_yaml_value(_default(field))}"
+
+
+def _comment(text: str, indent: str) -> Iterator[str]:
+    for line in textwrap.wrap(text, _WIDTH - len(indent)):
+        yield f"{indent}# {line}"
+
+
+def _section(name: str, model: type[BaseModel]) -> str:
+    lines = [f"## `{name}`" if name else "## Top level", ""]
+    if name:
+        lines += [_owner(name), ""]
+    lines += ["| key | default | description |", "|---|---|---|"]
+    for key, field in model.model_fields.items():
+        below = _model_of(field)
+        path = f"{name}.{key}" if name else key
+        text = _description(field).replace("|", "\\|")
+        if below is not None:
+            anchor = path.replace(".", "")  # as mkdocs makes it
+            default = "`null`" if _is_null(field) else ""
+            lines.append(f"| [`{key}`](#{anchor}) | {default} | {text} |")
+        else:
+            default = "required" if field.is_required() else f"`{_yaml_value(_default(field))}`"
+            lines.append(f"| `{key}` | {default} | {text} |")
+    return "\n".join(lines)
+
+
+def _owner(path: str) -> str:
+    """Return the description of the key that holds a group."""
+    model: type[BaseModel] = TrainSettings
+    description = ""
+    for key in path.split("."):
+        field = model.model_fields[key]
+        description = _description(field)
+        model = _model_of(field) or model
+    return description
+
+
+def _groups(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
+        below = _model_of(field)
+        if below is not None:
+            yield f"{prefix}{name}", below
+            yield from _groups(below, f"{prefix}{name}.")
+
+
+def _description(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split())
+    choices = [value for value in _choices(field.annotation) if value is not None]
+    unsaid = [str(value) for value in choices if str(value) not in text]
+    return f"{text} One of {', '.join(map(str, choices))}." if unsaid else text
+
+
+def _choices(annotation: Any) -> Iterator[Any]:
+    """Yield the values of a `Literal`, also inside a union with None."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_origin(annotation) in (Union, UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        if len(parts) == 1:
+            yield from _choices(parts[0])
+
+
+def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    for part in (field.annotation, *get_args(field.annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None
+
+
+def _is_null(field: FieldInfo) -> bool:
+    """Return whether a group of keys is left out by default."""
+    return not field.is_required() and field.default is None
+
+
+def _default(field: FieldInfo) -> Any:
+    default = field.default
+    return None if default is PydanticUndefined else default
+
+
+def _yaml_value(value: Any) -> str:
+    plain = list(value) if isinstance(value, tuple) else value
+    plain = str(plain) if isinstance(plain, Path) else plain
+    return yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
+
+
+def main() -> None:
+    """Write both files."""
+    BASE.write_text(base_yaml(), encoding="utf-8")
+    CONFIG.write_text(config_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

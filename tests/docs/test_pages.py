@@ -1,0 +1,222 @@
+"""Every block of code in the README and in the pages of the documentation runs, loads or parses."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.templates import CHATML
+from helpers.tokenizers import tiny_tokenizer
+
+from inference.benchmark.method_names import parse_methods
+from jakiro.cli import app
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from jakiro.utils.settings import (
+    apply_overrides,
+    load_settings,
+    merge,
+    read_layered_yaml,
+    validate_settings,
+)
+from training.config import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+KINDS = {"python", "yaml", "bash", "text", "console"}
+
+# What a run must name in any case; blocks that show single keys leave it out.
+REQUIRED = {"target": {"name_or_path": "TARGET"}, "data": {"paths": ["texts.jsonl"]}}
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def _blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        yield Block(page, 1 + text[: found.start()].count("\n"), found[1], found[2])
+
+
+BLOCKS = [block for page in PAGES for block in _blocks_of(page)]
+
+
+def _in(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+class Command(NamedTuple):
+    """A command line of a bash block, with the shell's expansions done."""
+
+    block: Block
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.block}: {' '.join(self.words[:3])}"
+
+
+def _commands() -> Iterator[Command]:
+    for block in _in("bash"):
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] in ("jakiro", "make", "python"):
+                expanded = _braces_expanded(words) if "{" in line else words
+                yield Command(block, tuple(expanded))
+
+
+def _braces_expanded(words: list[str]) -> list[str]:
+    shell = ["bash", "-c", f"printf '%s\\n' {' '.join(words)}"]
+    return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split()
+
+
+COMMANDS = list(_commands())
+
+
+def _of(program: str) -> list[Command]:
+    return [command for command in COMMANDS if command.words[0] == program]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A target with its tokenizer, and a drafter for it, saved as a user would have them."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHATML
+    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
+    target_path, drafter_path = folder / "target", folder / "drafter"
+    model.save_pretrained(target_path)
+    tokenizer.save_pretrained(target_path)
+    target = TargetAdapter(model)
+    record = record_target(target.spec, str(target_path), tokenizer)
+    tiny_drafter(target)  # seeds the weights
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(drafter_path)
+    return {"target_path": str(target_path), "drafter_path": str(drafter_path)}
+
+
+def test_every_block_names_its_language() -> None:
+    assert [str(block) for block in BLOCKS if block.language not in KINDS] == []
+
+
+@pytest.mark.parametrize("block", _in("python"), ids=str)
+def test_python_blocks_run(block: Block, saved: dict[str, str]) -> None:
+    names: dict[str, object] = dict(saved)
+    exec(block.code, names)
+    output: Any = names.get("output") or names.get("second")
+    assert output is None or output.sequences.shape[0] == 1
+
+
+@pytest.fixture(scope="module")
+def beside_configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for settings beside `configs/`."""
+    folder = tmp_path_factory.mktemp("settings")
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    return folder / "my.yaml"
+
+
+@pytest.mark.parametrize("block", _in("yaml"), ids=str)
+def test_yaml_blocks_are_settings_of_a_training_run(block: Block, beside_configs: Path) -> None:
+    beside_configs.write_text(block.code)
+    values = merge(REQUIRED, read_layered_yaml(beside_configs))
+    assert validate_settings(TrainSettings, values, source=str(block)).steps > 0
+
+
+def test_the_yaml_block_of_the_readme_is_a_whole_training_run(beside_configs: Path) -> None:
+    (block,) = [block for block in _in("yaml") if block.page == README]
+    beside_configs.write_text(block.code)
+    assert load_settings(TrainSettings, beside_configs).data.paths == ("own.jsonl",)
+
+
+@pytest.mark.parametrize("command", _of("jakiro"), ids=str)
+def test_jakiro_commands_parse(command: Command) -> None:
+    program: Any = typer.main.get_command(app)
+    words = list(command.words[1:])
+    while hasattr(program, "commands"):
+        assert words[0] in program.commands, f"{command.block}: no command {words[0]}"
+        program = program.commands[words.pop(0)]
+    program.make_context(program.name, words)  # raises where an option is unknown or missing
+
+
+@pytest.mark.parametrize("command", _of("jakiro"), ids=str)
+def test_overrides_name_real_settings(command: Command) -> None:
+    options = zip(command.words, command.words[1:], strict=False)
+    overrides = [value for option, value in options if option == "--set"]
+    values = apply_overrides(REQUIRED, overrides)
+    assert validate_settings(TrainSettings, values, source=str(command)).steps > 0
+
+
+@pytest.mark.parametrize("command", _of("jakiro"), ids=str)
+def test_configurations_that_commands_name_are_there(command: Command) -> None:
+    paths = [word.split("=")[-1] for word in command.words if "configs/" in word]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("command", _of("make"), ids=str)
+def test_make_targets_are_there(command: Command) -> None:
+    targets = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert command.words[1] in targets
+
+
+@pytest.mark.parametrize("command", _of("python"), ids=str)
+def test_programs_are_there(command: Command) -> None:
+    assert command.words[1] == "-m"
+    assert find_spec(command.words[2]) is not None
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    paths = [link.partition("#")[0] for link in links if "://" not in link]
+    assert [path for path in paths if path and not (page.parent / path).exists()] == []
+
+
+def test_the_readme_is_short_and_opens_with_the_two_commands() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+    first, second = _in("bash")[0].code.splitlines()
+    assert first.split()[:2] == ["make", "demo"]
+    assert second.split()[:2] == ["make", "test"]
+
+
+def test_the_glossary_has_at_most_40_entries() -> None:
+    lines = (ROOT / "docs" / "concepts" / "glossary.md").read_text().splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) - 1 <= 40  # but the header
+
+
+def _methods() -> list[Command]:
+    return [one for one in _of("jakiro") if one.words[1] == "bench" and "--method" in one.words]
+
+
+@pytest.mark.parametrize("command", _methods(), ids=str)
+def test_methods_of_jakiro_bench_are_there(command: Command) -> None:
+    options = zip(command.words, command.words[1:], strict=False)
+    methods = [value for option, value in options if option == "--method"]
+    assert len(parse_methods(methods)) == len(methods)
+
+
+def test_commands_in_the_text_are_there() -> None:
+    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    found = {
+        (page.name, word)
+        for page in LINKING
+        for word in re.findall(r"`jakiro ([a-z-]+)", page.read_text(encoding="utf-8"))
+    }
+    assert [where for where in sorted(found) if where[1] not in known] == []

@@ -1,0 +1,73 @@
+"""Docstrings: headlines that need no look inside, and arguments that are described."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("inference", "jakiro", "moa", "training")
+RIDDLES = ("What", "Which", "Where", "How", "Who", "When", "Whether")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+# Public functions of two or more parameters without `Args`. The number only shrinks.
+MOST_WITHOUT_ARGS = 0
+
+
+def _modules() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def _public_functions(tree: ast.AST) -> Iterator[Function]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _public_functions(node)
+        elif isinstance(node, Function) and not node.name.startswith("_"):
+            yield node
+
+
+def _parameters(function: Function) -> list[str]:
+    every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    return [one.arg for one in every if one.arg not in {"self", "cls"}]
+
+
+def test_headlines_of_modules_are_noun_phrases_or_plain_statements() -> None:
+    headlines = {path: (ast.get_docstring(tree) or "none").split() for path, tree in _modules()}
+    assert [str(path) for path, words in headlines.items() if words[0] in RIDDLES] == []
+
+
+def test_functions_of_several_parameters_describe_them() -> None:
+    silent = [
+        f"{path}:{function.lineno} {function.name}"
+        for path, tree in _modules()
+        for function in _public_functions(tree)
+        if len(_parameters(function)) > 1 and "Args:" not in (ast.get_docstring(function) or "")
+    ]
+    assert len(silent) <= MOST_WITHOUT_ARGS, "\n".join(silent)
+
+
+def test_entries_of_args_name_parameters() -> None:
+    wrong = [
+        f"{path}:{function.lineno} {function.name}: {name}"
+        for path, tree in _modules()
+        for function in _public_functions(tree)
+        for name in _described(ast.get_docstring(function) or "")
+        if name not in {*_parameters(function), *_variadic(function)}
+    ]
+    assert wrong == []
+
+
+def _variadic(function: Function) -> set[str]:
+    stars = ((function.args.vararg, "*"), (function.args.kwarg, "**"))
+    return {star + argument.arg for argument, star in stars if argument is not None}
+
+
+def _described(docstring: str) -> Iterator[str]:
+    """Yield the names that a docstring's `Args` section describes."""
+    _, _, section = docstring.partition("Args:\n")
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            return
+        if line.startswith("    ") and not line.startswith("     ") and ": " in line:
+            yield line.strip().partition(":")[0]

@@ -1,0 +1,37 @@
+"""The layout of the packages: few modules at the top, and none that is only a part of another."""
+
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("inference", "jakiro", "moa", "training")
+MOST_AT_THE_TOP = 8
+
+# Modules with a single importer and no test file of their name. The list only shrinks.
+UNTESTED_PARTS: set[str] = set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_few_modules_lie_at_the_top_of_a_package(package: str) -> None:
+    modules = [path for path in (ROOT / package).glob("*.py") if not path.stem.startswith("__")]
+    assert len(modules) <= MOST_AT_THE_TOP
+
+
+def _parts() -> set[str]:
+    """Return the modules with exactly one importer."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    modules = {name for name in graph.modules if not _is_package(name)}
+    importers = {name: graph.find_modules_that_directly_import(name) for name in modules}
+    return {name for name, found in importers.items() if len(found) == 1}
+
+
+def _is_package(module: str) -> bool:
+    return (ROOT / module.replace(".", "/")).is_dir()
+
+
+def test_a_module_with_a_single_importer_has_a_test_of_its_own() -> None:
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")}
+    untested = {name for name in _parts() if name.rsplit(".", 1)[1] not in tested}
+    assert untested == UNTESTED_PARTS
