@@ -240,6 +240,12 @@ class SpeculativeDecoder:
     ) -> Iterator[str]:
         """Yield the continuation's text as it is emitted; arguments as for `generate`.
 
+        Args:
+            prompt: text, chat messages, or token ids.
+            temperature: as for `generate`.
+            seed: as for `generate`.
+            **generation: as for `generate`.
+
         Raises:
             PromptError: as for `generate`, or the decoder has no tokenizer.
         """
@@ -256,7 +262,14 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[DecodeStep]:
-        """Yield the decoding steps of a prompt; arguments as for `generate`."""
+        """Yield the decoding steps of a prompt; arguments as for `generate`.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            temperature: as for `generate`.
+            seed: as for `generate`.
+            **generation: as for `generate`.
+        """
         run = self.start([prompt], temperature=temperature, seed=seed, **generation)
         return self._watched(run)
 
@@ -307,6 +320,12 @@ class SpeculativeDecoder:
 
         Iteration over the run yields its decoding steps; counts and times so far can be read at any
         time.
+
+        Args:
+            prompts: texts, messages or lists of ids of any lengths.
+            temperature: as for `generate`.
+            seed: as for `generate`.
+            **generation: as for `generate`.
         """
         requests, config = self._requests(prompts, temperature, seed, generation)
         return self._run(requests, options_for(config, False))

@@ -21,7 +21,12 @@ class Successors(NamedTuple):
 
     @classmethod
     def none(cls, bigrams: int, successors: int) -> "Successors":
-        """Return rows without successors."""
+        """Return rows without successors.
+
+        Args:
+            bigrams: number of bigrams.
+            successors: number of successors of each bigram.
+        """
         shape = (bigrams, successors)
         return cls(np.full(shape, NO_SUCCESSOR, np.int32), np.zeros(shape, np.float32))
 
