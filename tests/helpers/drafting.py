@@ -51,8 +51,8 @@ def trained_outputs(
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
-        samples = [torch.from_numpy(rollout_anchors(starts, 1 + sample)) for sample in range(depth)]
-        anchors = torch.stack(samples)
+        several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
+        anchors = torch.stack(several)
     else:  # one pass has all distances: position length + d - 1 is d away from its anchor
         anchors = torch.arange(count).clamp(max=length - 1)
     batch = one_document(tokens, anchors)
@@ -108,7 +108,7 @@ def assert_tree_equals_paths(
 
 
 def score_of_path(source: TreePass, path: Sequence[int]) -> float:
-    """Return the log-probability of a path under the drafter."""
+    """The log-probability of a path under the drafter."""
     score, frontier = 0.0, None
     for depth, token in enumerate(path, start=1):
         joint = source.joint(depth, frontier)

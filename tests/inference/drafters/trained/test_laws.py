@@ -47,7 +47,7 @@ def _settings(num_experts: int, parallel_levels: int, **changes: object) -> Draf
     return tiny_settings(num_experts, parallel_levels=parallel_levels, **changes)
 
 
-LAWS = {
+VARIANTS = {
     **{
         f"E{experts}-P{parallel}": _settings(experts, parallel)
         for experts, parallel in itertools.product((1, 2, 4), (1, 2, 3))
@@ -79,11 +79,11 @@ def _components(source: TreePass) -> tuple[Tensor, Tensor]:
     return weights, source.level_log_probs[0, 0].double().exp()
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_posterior_routing_equals_the_brute_force_joint_distribution(name: str) -> None:
     """P(t1, .., tk) = sum_e w_e prod_k p^k_e(tk), of which each level is the conditional."""
-    settings = LAWS[name]
+    settings = VARIANTS[name]
     levels = 1 + settings.schedule.parallel_levels
     weights, level_probs = _components(_source(settings))
     joint = weights
@@ -93,9 +93,9 @@ def test_posterior_routing_equals_the_brute_force_joint_distribution(name: str) 
     for path in _paths(levels, count=6):
         source, score, frontier = _source(settings), 0.0, None
         for depth, token in enumerate(path, start=1):
-            probs = source.joint(depth, frontier)[0, 0].logsumexp(0).double()
-            assert probs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-            score += probs[token].item()
+            log_probs = source.joint(depth, frontier)[0, 0].logsumexp(0).double()
+            assert log_probs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+            score += log_probs[token].item()
             frontier = chain_frontier(token)
         assert torch.tensor(score).exp().item() == pytest.approx(brute[path].item(), rel=2e-4)
 
@@ -110,7 +110,7 @@ def _paths(levels: int, count: int) -> list[tuple[int, ...]]:
 
 @torch.no_grad()
 def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
-    settings = LAWS["E4-P2"]
+    settings = VARIANTS["E4-P2"]
     source = _source(settings, breadth=2)
     source.joint(1, None)
     pair = source.joint(2, frontier_of(torch.tensor([[2, 5]]), torch.zeros(1, 2, dtype=torch.long)))
@@ -128,7 +128,7 @@ def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
 
 @torch.no_grad()
 def test_a_token_that_is_never_drafted_leaves_the_weights_as_they_were() -> None:
-    source = _source(LAWS["E4-P2-draft-vocabulary"])
+    source = _source(VARIANTS["E4-P2-draft-vocabulary"])
     weights, level_probs = _components(source)
     assert level_probs[:, :, [1, 4]].eq(0).all()
     for depth, token in ((2, 1), (3, 4)):
@@ -140,7 +140,7 @@ def test_a_token_that_is_never_drafted_leaves_the_weights_as_they_were() -> None
 
 @torch.no_grad()
 def test_one_expert_drafts_independent_heads() -> None:
-    settings = LAWS["E1-P3"]
+    settings = VARIANTS["E1-P3"]
     _, level_probs = _components(_source(settings))
     for path in _paths(3, count=4):
         source = _source(settings)
