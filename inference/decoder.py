@@ -152,7 +152,7 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         log_probs: bool = False,
         streamer: BaseStreamer | None = None,
@@ -195,7 +195,7 @@ class SpeculativeDecoder:
         prompts: Sequence[Prompt] | Int[Tensor, "batch width"],
         *,
         attention_mask: Int[Tensor, "batch width"] | None = None,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | Sequence[int] | None = None,
         log_probs: bool = False,
         **generation: Any,
@@ -234,11 +234,17 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[str]:
         """Yield the continuation's text as it is emitted; arguments as for `generate`.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            temperature: as for `generate`.
+            seed: as for `generate`.
+            **generation: as for `generate`.
 
         Raises:
             PromptError: as for `generate`, or the decoder has no tokenizer.
@@ -252,11 +258,18 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[DecodeStep]:
-        """Yield the decoding steps of a prompt; arguments as for `generate`."""
+        """Yield the decoding steps of a prompt; arguments as for `generate`.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            temperature: as for `generate`.
+            seed: as for `generate`.
+            **generation: as for `generate`.
+        """
         run = self.start([prompt], temperature=temperature, seed=seed, **generation)
         return self._watched(run)
 
@@ -299,7 +312,7 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[Prompt],
         *,
-        temperature: float | None = None,
+        temperature: float | int | None = None,
         seed: int | None = None,
         **generation: Any,
     ) -> DecodeRun:
@@ -307,6 +320,12 @@ class SpeculativeDecoder:
 
         Iteration over the run yields its decoding steps; counts and times so far can be read at any
         time.
+
+        Args:
+            prompts: texts, messages or lists of ids of any lengths.
+            temperature: as for `generate`.
+            seed: as for `generate`.
+            **generation: as for `generate`.
         """
         requests, config = self._requests(prompts, temperature, seed, generation)
         return self._run(requests, options_for(config, False))
@@ -339,10 +358,11 @@ class SpeculativeDecoder:
     def _requests(
         self,
         prompts: Sequence[Prompt],
-        temperature: float | None,
+        temperature: float | int | None,
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
     ) -> tuple[list[Request], GenerationConfig]:
+        temperature = float(temperature) if type(temperature) is int else temperature
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(
             self.target.model,

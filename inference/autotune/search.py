@@ -40,7 +40,13 @@ class RecordingDrafter(DelegatingDrafter):
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
-        """Return a recorded session."""
+        """Return a recorded session.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
 
 
@@ -58,7 +64,12 @@ class RecordingSession(DelegatingSession):
         self.tree: DraftTree | None = None
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees of the recorded session, and store them."""
+        """Return the trees of the recorded session, and store them.
+
+        Args:
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
         self.tree = super().propose(budget, generators)
         return self.tree
 

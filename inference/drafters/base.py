@@ -111,7 +111,13 @@ class TokenDrafter(Drafter):
         return _Stateless(self)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
+        """Return a session for `batch` sequences of up to `capacity` tokens.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         proposers = [self.new_proposer() for _ in range(batch)]
         return TokenSession(proposers, self._limits, capacity)
 
@@ -173,7 +179,12 @@ class TokenSession(AdaptiveSession):
             self._num_read[index] = self.lengths[index] + 1
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return deterministic trees below the roots, within the budget."""
+        """Return deterministic trees below the roots, within the budget.
+
+        Args:
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
         assert self._device is not None, "advance before propose"
         self._step_id += 1
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
@@ -232,7 +243,12 @@ class TokenSession(AdaptiveSession):
             self.proposers[index].read_logits(context, logits())
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Let a sequence's proposer read the tokens that it has not read yet."""
+        """Let a sequence's proposer read the tokens that it has not read yet.
+
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and emitted tokens.
+        """
         known = np.array(token_ids, np.int64)
         if len(known) > self._num_read[index]:
             self.proposers[index].read(known, self._num_read[index])
@@ -301,13 +317,24 @@ class DelegatingDrafter(AdaptiveDrafter):
         return self.drafter.max_depth
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
-        """Return a session of the other drafter."""
+        """Return a session of the other drafter.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         return self.drafter.new_session(sampling, capacity, batch)
 
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of the other drafter."""
+        """Return the memory of the other drafter.
+
+        Args:
+            output: output of the target's forward over the tokens.
+            queries: query indices of the tokens in that forward; None for all.
+        """
         return self.drafter.encode_memory(output, queries)
 
     def reset(self) -> None:
@@ -341,7 +368,12 @@ class DelegatingSession(AdaptiveSession):
         self.session.advance(committed)
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees of the other session."""
+        """Return the trees of the other session.
+
+        Args:
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
         return self.session.propose(budget, generators)
 
     def on_verified(self, result: VerifyResult) -> None:
@@ -350,7 +382,12 @@ class DelegatingSession(AdaptiveSession):
             self.session.on_verified(result)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Let the other session learn from a complete sequence, if it is adaptive."""
+        """Let the other session learn from a complete sequence, if it is adaptive.
+
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and emitted tokens.
+        """
         if isinstance(self.session, AdaptiveSession):
             self.session.on_finished(index, token_ids)
 

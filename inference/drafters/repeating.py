@@ -157,6 +157,11 @@ class RepeatingDrafter(DelegatingDrafter):
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RepeatingSession":
         """Return a session for `batch` sequences of up to `capacity` tokens.
 
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+
         Raises:
             ConfigError: the drafter samples candidates for this way of sampling.
         """
@@ -203,7 +208,12 @@ class RepeatingSession(DelegatingSession):
         self._pairs: list[_Pair] = []
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return trees below the roots, within the budget, with repetitions."""
+        """Return trees below the roots, within the budget, with repetitions.
+
+        Args:
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
         asked = self.num_nodes if budget.num_nodes > 0 else 0
         tree = self.session.propose(Budget(asked, budget.depth), generators)
         drafted, _ = tree.to_host()

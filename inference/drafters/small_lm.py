@@ -100,7 +100,13 @@ class SmallLMDrafter(Drafter):
         return cls(model, target, settings)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
+        """Return a session for `batch` sequences of up to `capacity` tokens.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         return SmallLMSession(self, sampling, capacity, batch)
 
     def shape(self, sampling: Sampling) -> TreeShape:

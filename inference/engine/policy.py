@@ -39,7 +39,12 @@ class DraftPolicy(Protocol):
         ...
 
     def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:
-        """Return the policy of a run over `batch` sequences."""
+        """Return the policy of a run over `batch` sequences.
+
+        Args:
+            sampling: options by which tokens are selected.
+            batch: number of sequences of the run.
+        """
         ...
 
     def reset(self) -> None:
@@ -60,7 +65,12 @@ class AlwaysDraft:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)
 
     def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
-        """Return itself, because nothing is learned."""
+        """Return itself, because nothing is learned.
+
+        Args:
+            sampling: options by which tokens are selected.
+            batch: number of sequences of the run.
+        """
         return self
 
     def reset(self) -> None:
@@ -73,4 +83,10 @@ class AlwaysDraft:
     def learn(
         self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
     ) -> None:
-        """Learn nothing."""
+        """Learn nothing.
+
+        Args:
+            trees: verified tree of each sequence.
+            paths: accepted nodes of each sequence.
+            seconds: duration of the step.
+        """

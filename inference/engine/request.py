@@ -85,7 +85,12 @@ class SequenceState:
 
     @classmethod
     def of(cls, index: int, request: Request) -> "SequenceState":
-        """Return the state before the first token."""
+        """Return the state before the first token.
+
+        Args:
+            index: index of the request in the run.
+            request: request of the sequence.
+        """
         return cls(index, request, list(request.token_ids))
 
     @property

@@ -57,7 +57,13 @@ class OracleDrafter(Drafter):
         return self.num_right + 1
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
-        """Return a session for `batch` sequences."""
+        """Return a session for `batch` sequences.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         return OracleSession(self, batch)
 
     def tree(self, lengths: Sequence[int], indices: Sequence[int]) -> DraftTree:
@@ -113,7 +119,12 @@ class OracleSession(DraftSession):
         self.lengths = committed.base_length
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees below the roots, whatever the budget."""
+        """Return the trees below the roots, whatever the budget.
+
+        Args:
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
         return self.drafter.tree(self.lengths, self.indices)
 
     def rollback(self, length: int) -> None:

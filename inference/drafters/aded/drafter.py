@@ -92,7 +92,12 @@ class TrigramProposer(TokenProposer):
         return self.settings.reset_per_request
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
-        """Learn the trigrams that end in a new token, and those of the window."""
+        """Learn the trigrams that end in a new token, and those of the window.
+
+        Args:
+            token_ids: all tokens of the sequence.
+            num_known: number of tokens that were read before.
+        """
         if not self.settings.step or num_known == len(token_ids):
             return
         begin = min(num_known - 2, len(token_ids) - self.settings.window)
@@ -103,7 +108,13 @@ class TrigramProposer(TokenProposer):
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the continuations that a search of the table visits most."""
+        """Return the continuations that a search of the table visits most.
+
+        Args:
+            token_ids: all tokens of the sequence.
+            num_nodes: largest number of candidates.
+            depth: largest number of tokens on a path.
+        """
         if len(token_ids) < 2:
             return Candidates.none()
         first, second = token_ids[-2:].tolist()
@@ -112,7 +123,12 @@ class TrigramProposer(TokenProposer):
     def read_logits(
         self, token_ids: Int64[np.ndarray, " tokens"], logits: Float[Tensor, "steps vocab"]
     ) -> None:
-        """Learn the tokens that the target finds most likely after each of the last tokens."""
+        """Learn the tokens that the target finds most likely after each of the last tokens.
+
+        Args:
+            token_ids: tokens of the sequence.
+            logits: raw logits after each of the last tokens.
+        """
         count = min(len(logits), len(token_ids) - 1)
         kept = min(self.settings.distribution_tokens, self.settings.successors, logits.shape[1])
         if count < 1:

@@ -1,4 +1,4 @@
-"""Counts trigrams of a corpus in bounded memory, and makes an index of the most frequent ones."""
+"""Counting trigrams of a corpus in bounded memory, and the file of the most frequent ones."""
 
 import json
 from pathlib import Path
@@ -24,14 +24,14 @@ from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import write_atomically
 from jakiro.utils.settings import Settings
 
-CHUNK: Final = 1 << 20  # trigrams that are counted at once
+CHUNK: Final = 1 << 20  # trigrams counted at once
 
 
 class TrigramCounter:
-    """Counts of trigrams, exact until there are more different ones than fit.
+    """Counts of trigrams; exact as long as `max_trigrams` different ones are enough.
 
     Args:
-        max_trigrams: different ones that are remembered; beyond, the rarest are forgotten.
+        max_trigrams: largest number of different trigrams; beyond it, the rarest are forgotten.
     """
 
     def __init__(self, max_trigrams: int = 1 << 24) -> None:
@@ -55,10 +55,14 @@ class TrigramCounter:
             self._merge()
 
     def index(self, max_bigrams: int, num_successors: int = 12) -> TrigramIndex:
-        """Return the most frequent bigrams and their likeliest successors.
+        """Return the most frequent bigrams and their most frequent successors.
 
-        Weights are relative frequencies among all successors of a bigram; of equals the smaller
-        bigram or token counts as the more frequent one.
+        Weights are relative frequencies among all successors of a bigram. Among equal frequencies,
+        smaller bigrams and tokens come first.
+
+        Args:
+            max_bigrams: largest number of bigrams.
+            num_successors: largest number of successors of each.
         """
         self._merge()
         bigrams, row = np.unique(self._keys >> TOKEN_BITS, return_inverse=True)
@@ -66,24 +70,24 @@ class TrigramCounter:
         kept = np.sort(np.argsort(-totals, kind="stable")[:max_bigrams])
         rows = Successors.none(len(kept), num_successors)
         order = np.lexsort((-self._counts, row))
-        place = np.arange(len(order)) - np.searchsorted(row, np.arange(len(bigrams)))[row]
+        column = np.arange(len(order)) - np.searchsorted(row, np.arange(len(bigrams)))[row]
         new_row = np.full(len(bigrams), -1)
         new_row[kept] = np.arange(len(kept))
-        is_kept = (place < num_successors) & (new_row[row] >= 0)
-        at, chosen = (new_row[row][is_kept], place[is_kept]), order[is_kept]
-        rows.ids[at] = self._keys[chosen] & (MAX_VOCABULARY - 1)
-        rows.weights[at] = self._counts[chosen] / totals[row[chosen]]
+        is_kept = (column < num_successors) & (new_row[row] >= 0)
+        at, trigrams = (new_row[row][is_kept], column[is_kept]), order[is_kept]
+        rows.ids[at] = self._keys[trigrams] & (MAX_VOCABULARY - 1)
+        rows.weights[at] = self._counts[trigrams] / totals[row[trigrams]]
         return TrigramIndex(bigrams[kept], rows)
 
     def _merge(self) -> None:
-        """Count what waits, and forget the rarest trigrams if there are too many."""
+        """Count the waiting trigrams, and forget the rarest if there are too many."""
         if not self._waiting:
             return
         new = np.concatenate(self._waiting)
         self._waiting, self._num_waiting = [], 0
-        keys, which = np.unique(np.concatenate((self._keys, new)), return_inverse=True)
+        keys, inverse = np.unique(np.concatenate((self._keys, new)), return_inverse=True)
         ones = np.ones(len(new), np.int64)
-        counts = np.bincount(which, np.concatenate((self._counts, ones))).astype(np.int64)
+        counts = np.bincount(inverse, np.concatenate((self._counts, ones))).astype(np.int64)
         if len(keys) > self.max_trigrams:
             kept = np.sort(np.argsort(-counts, kind="stable")[: self.max_trigrams])
             keys, counts = keys[kept], counts[kept]
@@ -92,12 +96,12 @@ class TrigramCounter:
 
 _RECORD: Final = "trigrams"  # key of the file's metadata
 
-# What reading a damaged file raises; types that numpy does not have, too.
+# Exceptions from reading a damaged file, also with types that numpy lacks.
 _DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
 
 
 class TrigramRecord(Settings):
-    """What a file of trigrams says of itself."""
+    """The metadata of a file of trigrams."""
 
     version: Literal[1] = 1
     tokenizer_fingerprint: str
@@ -108,16 +112,16 @@ class TrigramRecord(Settings):
 def save_trigrams(
     index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
 ) -> None:
-    """Store an index as a safetensors file, whole or not at all.
+    """Store an index as a safetensors file, completely or not at all.
 
     Args:
-        index: such as `TrigramTable.frozen()` returns.
-        path: of the file.
-        tokenizer: whose tokens the trigrams are made of.
-        num_tokens: that were counted.
+        index: index, for example from `TrigramTable.frozen()`.
+        path: path of the file.
+        tokenizer: tokenizer of the trigrams' tokens.
+        num_tokens: number of tokens of the corpus; 0 if it is unknown.
 
     Raises:
-        CheckpointError: the file could not be loaded again.
+        CheckpointError: the index contains values that loading would refuse.
     """
     size = vocabulary_size(tokenizer)
     if fault := _fault(index.keys, *index.rows, size):
@@ -125,7 +129,7 @@ def save_trigrams(
             f"cannot store these trigrams in {path}",
             expected=f"tokens from 0 to {size - 1} with weights, bigrams in order",
             got=fault,
-            remedy="count the corpus with the tokenizer that is given",
+            remedy="count the corpus with the tokenizer passed here",
         )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
@@ -138,7 +142,7 @@ def save_trigrams(
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the largest id and one: there may be gaps between ids, which `len()` leaves out."""
+    """Return the largest id + 1; `len()` does not count gaps between ids."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
@@ -148,13 +152,14 @@ def load_trigrams(
     """Read an index that `save_trigrams` has stored.
 
     Args:
-        path: of the file.
-        tokenizer: of the target.
-        vocab_size: of the target; tokens that only its tokenizer has are left out.
+        path: path of the file.
+        tokenizer: tokenizer of the target.
+        vocab_size: vocabulary of the target, to leave out tokens that only its tokenizer has; None
+            to keep all.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or something else.
-        TargetMismatch: the trigrams are made of another tokenizer's tokens.
+        CheckpointError: the file is missing, damaged, or of another kind.
+        TargetMismatch: the trigrams were counted with another tokenizer.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -165,8 +170,8 @@ def load_trigrams(
     got = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(
-            f"the trigrams in {path} are made of another tokenizer's tokens",
-            expected=f"a vocabulary of {record.vocab_size} tokens with the file's own hash",
+            f"the trigrams in {path} were counted with another tokenizer",
+            expected=f"a vocabulary of {record.vocab_size} tokens with the hash in the file",
             got=f"{len(tokenizer)} tokens with another hash",
             remedy="count the corpus with the target's own tokenizer: `jakiro aded build`",
         )
@@ -181,20 +186,20 @@ def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:
 
 
 def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
-    """Return what is wrong with arrays that were read, or None."""
-    kinds = [(one.dtype, one.ndim) for one in (keys, ids, weights)]
+    """Return the fault of arrays that were read, or None."""
+    kinds = [(array.dtype, array.ndim) for array in (keys, ids, weights)]
     if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
-        return "arrays of another kind"
+        return "arrays of other types or dimensions"
     if ids.shape != weights.shape or len(ids) != len(keys):
         return "arrays that do not fit together"
     tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
     if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < NO_SUCCESSOR:
-        return "tokens that the vocabulary does not have"
+        return "tokens outside the vocabulary"
     if (np.diff(keys) <= 0).any():
-        return "bigrams that are not in order"
+        return "bigrams out of order"
     is_missing = weights == 0
     if not np.isfinite(weights).all() or (weights < 0).any():
-        return "weights that are none"
+        return "weights that are negative or not finite"
     if (np.diff(is_missing.astype(np.int8), axis=1) < 0).any() or (ids[~is_missing] < 0).any():
         return "gaps between successors"
     return None

@@ -1,4 +1,4 @@
-"""Trigrams that stay as they are: counted from a corpus, or what an adaptive table has learnt."""
+"""An immutable index of trigrams, counted from a corpus or frozen from an adaptive table."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -14,33 +14,43 @@ NO_SUCCESSOR: Final = -1
 
 
 class Successors(NamedTuple):
-    """What follows some bigrams; missing ones have no weight and the id NO_SUCCESSOR."""
+    """Successors of bigrams; missing successors have weight 0 and the id NO_SUCCESSOR."""
 
     ids: Int32[np.ndarray, "bigrams successors"]
     weights: Float32[np.ndarray, "bigrams successors"]
 
     @classmethod
     def none(cls, bigrams: int, successors: int) -> "Successors":
-        """Return rows without any successor."""
+        """Return rows without successors.
+
+        Args:
+            bigrams: number of bigrams.
+            successors: number of successors of each bigram.
+        """
         shape = (bigrams, successors)
         return cls(np.full(shape, NO_SUCCESSOR, np.int32), np.zeros(shape, np.float32))
 
 
 @runtime_checkable
 class Trigrams(Protocol):
-    """Whatever knows the weights of the tokens that follow two others."""
+    """A source of weights of the tokens that follow two others."""
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow two others, and their weights."""
+        """Return the tokens that follow two others, and their weights.
+
+        Args:
+            first: token before the last.
+            second: last token.
+        """
         ...
 
 
 class TrigramIndex:
-    """Rows of successors in the order of their bigrams; nothing changes it, threads may share it.
+    """A table of successors, sorted by bigram; immutable and thread-safe.
 
     Args:
         keys: packed bigrams, ascending.
-        rows: their successors.
+        rows: successors of each bigram.
     """
 
     def __init__(self, keys: Int64[np.ndarray, " bigrams"], rows: Successors) -> None:
@@ -49,12 +59,12 @@ class TrigramIndex:
 
     @classmethod
     def empty(cls, successors: int = 1) -> "TrigramIndex":
-        """Return the index that knows nothing."""
+        """Return an index without bigrams."""
         return cls(np.empty(0, np.int64), Successors.none(0, successors))
 
     @property
     def num_successors(self) -> int:
-        """Places for successors of each bigram."""
+        """The number of columns for successors of each bigram."""
         return int(self.rows.ids.shape[1])
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
@@ -62,46 +72,46 @@ class TrigramIndex:
         found = Successors.none(len(bigrams), self.num_successors)
         if not len(self.keys):
             return found
-        places = np.searchsorted(self.keys, bigrams).clip(max=len(self.keys) - 1)
-        is_known = self.keys[places] == bigrams
-        found.ids[is_known] = self.rows.ids[places[is_known]]
-        found.weights[is_known] = self.rows.weights[places[is_known]]
+        row = np.searchsorted(self.keys, bigrams).clip(max=len(self.keys) - 1)
+        is_known = self.keys[row] == bigrams
+        found.ids[is_known] = self.rows.ids[row[is_known]]
+        found.weights[is_known] = self.rows.weights[row[is_known]]
         return found
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow two others, and their weights."""
-        key = (first << TOKEN_BITS) | second
-        place = int(self.keys.searchsorted(key))
-        if place == len(self.keys) or self.keys[place] != key:
-            return [], []
-        return successors_at(self.rows, place)
-
-    def narrowed(self, num_successors: int) -> "TrigramIndex":
-        """Return the index with the heaviest successors of each bigram, of equals the first ones.
-
-        Rows that are short enough stay as they are; if all places are, so does the index. Whoever
-        looks up often narrows once: the cost is that of one pass over the index, not of a sort at
-        every lookup.
+        """Return the tokens that follow two others, and their weights.
 
         Args:
-            num_successors: the most that each bigram has.
+            first: token before the last.
+            second: last token.
+        """
+        key = (first << TOKEN_BITS) | second
+        row = int(self.keys.searchsorted(key))
+        if row == len(self.keys) or self.keys[row] != key:
+            return [], []
+        return successors_at(self.rows, row)
+
+    def narrowed(self, num_successors: int) -> "TrigramIndex":
+        """Return the index with the heaviest successors of each bigram; of equals, the first ones.
+
+        Rows that are short enough do not change. Narrow once before many lookups: it costs a pass
+        over the index, instead of a sort at every lookup.
+
+        Args:
+            num_successors: largest number of successors of a bigram.
         """
         if self.num_successors <= num_successors:
             return self
-        rows = Successors(*(one[:, :num_successors].copy() for one in self.rows))
-        is_long = self.rows.weights[:, num_successors] > 0  # missing ones stand at the end
-        ids, weights = (one[is_long] for one in self.rows)
+        rows = Successors(*(column[:, :num_successors].copy() for column in self.rows))
+        is_long = self.rows.weights[:, num_successors] > 0  # missing ones are at the end
+        ids, weights = (column[is_long] for column in self.rows)
         order = np.argsort(-weights, axis=1, kind="stable")[:, :num_successors]
         rows.ids[is_long] = np.take_along_axis(ids, order, axis=1)
         rows.weights[is_long] = np.take_along_axis(weights, order, axis=1)
         return TrigramIndex(self.keys, rows)
 
     def within(self, vocab_size: int) -> "TrigramIndex":
-        """Return the index without the tokens that a target does not have.
-
-        Args:
-            vocab_size: of the target.
-        """
+        """Return the index without tokens outside a target's vocabulary of `vocab_size`."""
         tokens = np.maximum(self.keys >> TOKEN_BITS, self.keys & (MAX_VOCABULARY - 1))
         is_successor = (self.rows.weights > 0) & (self.rows.ids < vocab_size)
         is_kept = (tokens < vocab_size) & is_successor.any(axis=1)
@@ -114,27 +124,37 @@ class TrigramIndex:
         )
         return TrigramIndex(
             self.keys[is_kept],
-            Successors(*(np.take_along_axis(one, order, axis=1) for one in rows)),
+            Successors(*(np.take_along_axis(column, order, axis=1) for column in rows)),
         )
 
     def items(self) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
         """Yield every bigram with its successors' weights, heaviest first."""
         for key, ids, weights in zip(self.keys.tolist(), *self.rows, strict=True):
-            order = [place for place in np.argsort(-weights, kind="stable") if weights[place] > 0]
-            yield unpacked(key), {int(ids[place]): float(weights[place]) for place in order}
+            order = [at for at in np.argsort(-weights, kind="stable") if weights[at] > 0]
+            yield unpacked(key), {int(ids[at]): float(weights[at]) for at in order}
 
 
-def successors_at(rows: Successors, place: int) -> tuple[list[int], list[float]]:
-    """Return one row without its missing successors, which stand at its end."""
-    weights = rows.weights[place].tolist()
+def successors_at(rows: Successors, row: int) -> tuple[list[int], list[float]]:
+    """Return a row without its missing successors, which are at its end.
+
+    Args:
+        rows: successors of several bigrams.
+        row: index of the bigram.
+    """
+    weights = rows.weights[row].tolist()
     count = weights.index(0.0) if 0.0 in weights else len(weights)
-    return rows.ids[place, :count].tolist(), weights[:count]
+    return rows.ids[row, :count].tolist(), weights[:count]
 
 
 def packed(
     first: Int64[np.ndarray, " bigrams"], second: Int64[np.ndarray, " bigrams"]
 ) -> Int64[np.ndarray, " bigrams"]:
-    """Return two tokens as one number, which orders as the pair does."""
+    """Return pairs of tokens as numbers, which sort as the pairs do.
+
+    Args:
+        first: first tokens.
+        second: second tokens.
+    """
     return (first << TOKEN_BITS) | second
 
 
@@ -152,10 +172,10 @@ def unpacked(key: int) -> tuple[int, int]:
 
 
 def check_vocabulary(vocab_size: int) -> None:
-    """Refuse a vocabulary whose tokens do not fit.
+    """Refuse a vocabulary with more tokens than a packed bigram can hold.
 
     Raises:
-        ConfigError: there are too many of them.
+        ConfigError: the vocabulary is too large.
     """
     if vocab_size > MAX_VOCABULARY:
         raise ConfigError(

@@ -1,6 +1,7 @@
-"""Where bigrams lie in a bounded table: sets of a few places each, as lines in a processor's cache.
+"""An adaptive table of trigrams in bounded memory, organised like a processor's cache.
 
-A bigram's hash names its set; where that is full, what was learnt from the longest ago makes way.
+A bigram's hash selects its set of slots. If the set is full, the bigram that was learned longest
+ago is evicted.
 """
 
 from threading import Lock
@@ -18,112 +19,112 @@ from inference.drafters.aded.index import (
     successors_at,
 )
 
-WAYS: Final = 8  # places of a set
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # spreads neighbouring bigrams over all sets
+WAYS: Final = 8  # slots of a set
+_GOLDEN: Final = 0x9E3779B97F4A7C15  # distributes neighbouring bigrams over all sets
 _64_BITS: Final = (1 << 64) - 1
 
 
-class BigramPlaces:
-    """Gives bigrams places, of which there are as many as ever; threads take turns.
+class BigramSlots:
+    """Assigns slots to bigrams, evicting the oldest; not thread-safe.
 
     Args:
-        max_bigrams: the most that have a place.
+        max_bigrams: number of slots.
     """
 
     def __init__(self, max_bigrams: int) -> None:
         self._ways = min(WAYS, max_bigrams)
         num_sets = max_bigrams // self._ways
         self._keys = np.zeros((num_sets, self._ways), np.int64)  # bigram + 1; 0: free
-        self._learnt_at = np.zeros((num_sets, self._ways), np.int64)
+        self._learned_at = np.zeros((num_sets, self._ways), np.int64)
         self._clock = 0
 
     @property
     def size(self) -> int:
-        """Number of places."""
+        """The number of slots."""
         return self._keys.size
 
     @property
     def num_taken(self) -> int:
-        """Bigrams that have a place."""
+        """The number of bigrams that have a slot."""
         return int(np.count_nonzero(self._keys))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays, however many bigrams there are."""
-        return self._keys.nbytes + self._learnt_at.nbytes
+        """The number of bytes of all arrays, which does not grow."""
+        return self._keys.nbytes + self._learned_at.nbytes
 
     def taken(self) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Return all bigrams that have a place, and when each was last learnt from."""
+        """Return all bigrams that have a slot, and the time at which each was last learned."""
         is_taken = self._keys > 0
-        return self._keys[is_taken] - 1, self._learnt_at[is_taken]
+        return self._keys[is_taken] - 1, self._learned_at[is_taken]
 
     def find_one(self, bigram: int) -> int | None:
-        """Return the place of one bigram, if it has one; quicker than `find`."""
+        """Return the slot of a single bigram, or None; faster than `find`."""
         here = ((bigram * _GOLDEN & _64_BITS) >> 32) % len(self._keys)
         keys = self._keys[here].tolist()
         return here * self._ways + keys.index(bigram + 1) if bigram + 1 in keys else None
 
     def find(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return the places of bigrams, or -1."""
+        """Return the slots of bigrams; -1 for bigrams without a slot."""
         sets, stored = self._sets(bigrams), bigrams + 1
         way = (self._keys[sets] == stored[:, None]).argmax(axis=1)
-        places = sets * self._ways + way
-        return np.where(self._keys.ravel()[places] == stored, places, -1)
+        slots = sets * self._ways + way
+        return np.where(self._keys.ravel()[slots] == stored, slots, -1)
 
     def claim(
         self, bigrams: Int64[np.ndarray, " n"], found: Int64[np.ndarray, " n"]
     ) -> Int64[np.ndarray, " n"]:
-        """Return the places of different bigrams that are learnt from; new ones get some.
+        """Return the slots of bigrams that are learned; new bigrams get one.
 
-        It is -1 where there is no room, because too many of these share a set.
+        The slot is -1 if too many of the bigrams share a set.
 
         Args:
-            bigrams: that are learnt from.
-            found: what `find` says of them.
+            bigrams: different bigrams.
+            found: their present slots, from `find`.
         """
         self._clock += 1
         is_new = found < 0
         if not is_new.any():
-            self._learnt_at.ravel()[found] = self._clock
+            self._learned_at.ravel()[found] = self._clock
             return found
-        self._learnt_at.ravel()[found[~is_new]] = self._clock
+        self._learned_at.ravel()[found[~is_new]] = self._clock
         self._insert(bigrams[is_new])
         return self.find(bigrams)
 
     def clear(self) -> None:
-        """Free all places."""
+        """Free all slots."""
         self._keys.fill(0)
 
     def _insert(self, bigrams: Int64[np.ndarray, " n"]) -> None:
-        """Give new bigrams the places that are free or were learnt from the longest ago."""
+        """Give new bigrams the slots that are free or were learned longest ago."""
         sets = self._sets(bigrams)
         order = np.argsort(sets, kind="stable")
         sets, bigrams = sets[order], bigrams[order]
         order = np.arange(len(sets)) - np.searchsorted(sets, sets)  # among those of one set
         has_room = order < self._ways
         sets, bigrams, order = sets[has_room], bigrams[has_room], order[has_room]
-        age = np.where(self._keys[sets] == 0, -1, self._learnt_at[sets])
+        age = np.where(self._keys[sets] == 0, -1, self._learned_at[sets])
         way = np.argsort(age, axis=1, kind="stable")[np.arange(len(sets)), order]
         self._keys[sets, way] = bigrams + 1
-        self._learnt_at[sets, way] = self._clock
+        self._learned_at[sets, way] = self._clock
 
     def _sets(self, bigrams: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         mixed = bigrams.view(np.uint64) * np.uint64(_GOLDEN) >> np.uint64(32)
         return (mixed % np.uint64(len(self._keys))).view(np.int64)
 
 
-# From the top: whether it was known only, how light it is (31 bits), its token.
+# Sort key of a successor, from the highest bit: known only, 31 bits of lightness, token.
 _KNOWN: Final = 1 << (31 + TOKEN_BITS)
-_LIGHTEST: Final = (1 << 31) - 1  # larger than the bits of any float32 above 0
+_LIGHTEST: Final = (1 << 31) - 1  # larger than the bits of any positive float32
 _MISSING: Final = _KNOWN | _LIGHTEST << TOKEN_BITS  # a weight of 0, after all others
 
 
 class Met(NamedTuple):
-    """Different trigrams, and how much heavier each shall be."""
+    """Different trigrams, and the weight that each gains."""
 
-    bigrams: Int64[np.ndarray, " rows"]  # different ones, ascending
-    row: Int64[np.ndarray, " trigrams"]  # which bigram is a trigram's own
-    column: Int64[np.ndarray, " trigrams"]  # its place among those of one bigram
+    bigrams: Int64[np.ndarray, " rows"]  # distinct, ascending
+    row: Int64[np.ndarray, " trigrams"]  # index of each trigram's bigram
+    column: Int64[np.ndarray, " trigrams"]  # index among the trigrams of the bigram
     successors: Int64[np.ndarray, " trigrams"]
     amounts: Float64[np.ndarray, " trigrams"]  # above 0
 
@@ -134,7 +135,13 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, " given"],
         amounts: Float32[np.ndarray, " given"],
     ) -> "Met":
-        """Return trigrams, of which there is one at least, with what each is given in all."""
+        """Return distinct trigrams with their total amounts.
+
+        Args:
+            bigrams: packed bigrams, at least one.
+            successors: token after each bigram.
+            amounts: amount of each occurrence.
+        """
         cells = bigrams << TOKEN_BITS | successors
         order = cells.argsort(kind="stable")
         cells = cells[order]
@@ -154,7 +161,13 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, "rows each"],
         amounts: Float32[np.ndarray, "rows each"],
     ) -> "Met":
-        """Return the same where neither bigrams nor any one's successors repeat themselves."""
+        """Return the same for distinct bigrams with distinct successors.
+
+        Args:
+            bigrams: packed bigrams.
+            successors: successors of each bigram.
+            amounts: amount of each successor.
+        """
         order = bigrams.argsort()
         row, column = np.divmod(np.arange(amounts.size), amounts.shape[1])
         totals = amounts[order].ravel().astype(np.float64)
@@ -162,24 +175,24 @@ class Met(NamedTuple):
 
 
 def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Successors:
-    """Return rows in which what was met is heavier; of too many, those met now stay first.
+    """Return heavier successors; if there are too many, those met now are kept first.
 
     Args:
-        before: the rows of the bigrams that were met.
-        met: the trigrams.
-        max_weight: at which a weight stops growing.
-        decay: what is left of what was known.
+        before: present successors of the bigrams.
+        met: trigrams that were met.
+        max_weight: largest weight.
+        decay: factor of the present weights.
     """
     count = before.ids.shape[1]
     known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
     is_same = before.ids[met.row] == met.successors[:, None]
-    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much quicker than in two axes
+    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much faster than in two axes
     was_known = met.row[again], at
     weights = met.amounts.copy()
     weights[again] += known[was_known]
     weights = np.minimum(weights, max_weight).astype(np.float32)
     row, column, met_keys = met.row, met.column, _keys(weights, met.successors)
-    if column.max() >= count:  # one bigram of a list may have thousands
+    if column.max() >= count:  # a bigram may have thousands
         row, column, met_keys = _first_of_each(row, met_keys, count)
     keys = np.full((len(before.ids), count + int(column.max()) + 1), _MISSING)
     keys[:, :count] = _keys(known, before.ids) | _KNOWN
@@ -192,19 +205,19 @@ def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Succ
 def _first_of_each(
     row: Int64[np.ndarray, " n"], keys: Int64[np.ndarray, " n"], count: int
 ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-    """Return row, place and key of the smallest keys of each row, at most `count` of each."""
+    """Return row, column and key of the smallest keys of each row, at most `count` of each."""
     order = np.lexsort((keys, row))
     row, keys = row[order], keys[order]
-    place = np.arange(len(row)) - np.searchsorted(row, row)
-    stays = place < count
-    return row[stays], place[stays], keys[stays]
+    column = np.arange(len(row)) - np.searchsorted(row, row)
+    stays = column < count
+    return row[stays], column[stays], keys[stays]
 
 
 def _keys(
     weights: Float32[np.ndarray, "*shape"],
     tokens: Int32[np.ndarray, "*shape"] | Int64[np.ndarray, "*shape"],
 ) -> Int64[np.ndarray, "*shape"]:
-    # The bits of floats are in the order of the floats, as there are none below 0.
+    # The bits of floats that are not negative sort as the floats do.
     lightness = _LIGHTEST - weights.view(np.int32)
     return lightness.astype(np.int64) << TOKEN_BITS | tokens & (MAX_VOCABULARY - 1)
 
@@ -217,25 +230,25 @@ def _rows(keys: Int64[np.ndarray, "rows successors"]) -> Successors:
 
 
 def _is_first(values: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Return where ascending values differ from the one before."""
+    """Return where ascending values differ from the value before."""
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
     return is_first
 
 
 class TrigramTable:
-    """`M[(a, b)] -> {c: weight}`, upon an index that stays as it is; threads may share it.
+    """`M[(a, b)] -> {c: weight}`, on top of an immutable index; thread-safe.
 
-    A bigram that is learnt from takes its row of the index along and is looked up here from then
-    on; when it is evicted, the index's row counts again. Memory is taken once: 16 bytes for each
+    A bigram that is learned takes its successors from the index, and is looked up here from then
+    on; after its eviction, the index counts again. Memory is allocated once: 16 bytes for each
     bigram and 8 for each of its successors.
 
     Args:
-        max_bigrams: the most that are kept.
-        num_successors: the most that each has; what was seen last and weighs most stays.
-        max_weight: at which a weight stops growing.
-        decay: what is left of a bigram's weights each time that it is learnt from.
-        below: what was known before, or None.
+        max_bigrams: largest number of learned bigrams.
+        num_successors: largest number of successors of each; the latest and heaviest are kept.
+        max_weight: largest weight.
+        decay: factor of a bigram's weights each time that it is learned.
+        below: trigrams known from the beginning; None for none.
     """
 
     def __init__(
@@ -250,21 +263,21 @@ class TrigramTable:
         self.max_weight = max_weight
         self.decay = decay
         self.below = None if below is None else below.narrowed(num_successors)
-        self._places = BigramPlaces(max_bigrams)
-        # A lazily mapped page of zeros costs nothing until it is written.
-        self._ids = np.zeros((self._places.size, num_successors), np.int32)
-        self._weights = np.zeros((self._places.size, num_successors), np.float32)
+        self._slots = BigramSlots(max_bigrams)
+        # A page of zeros costs nothing until it is written.
+        self._ids = np.zeros((self._slots.size, num_successors), np.int32)
+        self._weights = np.zeros((self._slots.size, num_successors), np.float32)
         self._lock = Lock()
 
     @property
     def num_bigrams(self) -> int:
-        """Bigrams that were learnt and not evicted."""
-        return self._places.num_taken
+        """The number of bigrams that were learned and not evicted."""
+        return self._slots.num_taken
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays, however much is learnt; the index below not included."""
-        return self._places.num_bytes + self._ids.nbytes + self._weights.nbytes
+        """The number of bytes of all arrays, without the index below; it does not grow."""
+        return self._slots.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
         """Return the successors of packed bigrams."""
@@ -272,11 +285,16 @@ class TrigramTable:
             return self._lookup(bigrams)
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow two others, and their weights."""
+        """Return the tokens that follow two others, and their weights.
+
+        Args:
+            first: token before the last.
+            second: last token.
+        """
         with self._lock:
-            place = self._places.find_one((first << TOKEN_BITS) | second)
-            if place is not None:
-                return successors_at(Successors(self._ids, self._weights), place)
+            slot = self._slots.find_one((first << TOKEN_BITS) | second)
+            if slot is not None:
+                return successors_at(Successors(self._ids, self._weights), slot)
         if self.below is None:
             return [], []
         return self.below.row(first, second)
@@ -287,11 +305,15 @@ class TrigramTable:
         successors: Int64[np.ndarray, " trigrams"],
         amounts: Float32[np.ndarray, " trigrams"],
     ) -> None:
-        """Make trigrams heavier, each time that they are given; unknown ones are created.
+        """Make trigrams heavier, once for each occurrence; unknown ones are created.
 
-        Of a bigram with too many successors those given now stay, the heaviest first, then the
-        heaviest of the others; of equals the smallest token. Amounts that are not above 0 teach
-        nothing.
+        If a bigram gets too many successors, those given now are kept first, then the heaviest of
+        the others; of equals, the smallest token.
+
+        Args:
+            bigrams: packed bigrams.
+            successors: token after each bigram.
+            amounts: weight that each trigram gains; amounts up to 0 are ignored.
         """
         is_given = amounts > 0
         if is_given.any():
@@ -303,12 +325,12 @@ class TrigramTable:
         successors: Int64[np.ndarray, "bigrams each"],
         amounts: Float32[np.ndarray, "bigrams each"],
     ) -> None:
-        """Do as `add` does with several successors of each bigram, at less expense.
+        """Make several successors of each bigram heavier, faster than `add`.
 
         Args:
-            bigrams: each counts as often as it has successors.
-            successors: different ones of each bigram.
-            amounts: of each of them.
+            bigrams: packed bigrams.
+            successors: distinct successors of each bigram.
+            amounts: weight that each of them gains.
         """
         if not bigrams.size:
             return
@@ -321,45 +343,44 @@ class TrigramTable:
     def clear(self) -> None:
         """Forget everything but the index below."""
         with self._lock:
-            self._places.clear()
+            self._slots.clear()
 
     def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
-        """Return what is known now, the index below included, as an index.
+        """Return the present knowledge, including the index below, as an index.
 
         Args:
-            max_bigrams: the most that it has, those that were learnt first of all, the latest of
-                them; None for all. Whoever learns upon what was learnt before bounds it so.
+            max_bigrams: largest number of bigrams, latest learned first; None for all.
         """
         with self._lock:
-            keys, learnt_at = self._places.taken()
+            keys, learned_at = self._slots.taken()
             if self.below is not None:
                 others = np.setdiff1d(self.below.keys, keys)
                 keys = np.concatenate((keys, others))
-                learnt_at = np.concatenate((learnt_at, np.zeros_like(others)))
-            keys = np.sort(keys[np.argsort(-learnt_at, kind="stable")[:max_bigrams]])
+                learned_at = np.concatenate((learned_at, np.zeros_like(others)))
+            keys = np.sort(keys[np.argsort(-learned_at, kind="stable")[:max_bigrams]])
             return TrigramIndex(keys, self._lookup(keys))
 
     def _learn(self, met: Met) -> None:
         with self._lock:
-            found = self._places.find(met.bigrams)
+            found = self._slots.find(met.bigrams)
             before = self._rows_at(found, met.bigrams)
-            places = self._places.claim(met.bigrams, found)
+            slots = self._slots.claim(met.bigrams, found)
             ids, weights = grown(before, met, self.max_weight, self.decay)
-            has_place = places >= 0
-            if not has_place.all():
-                places, ids, weights = places[has_place], ids[has_place], weights[has_place]
-            self._ids[places] = ids
-            self._weights[places] = weights
+            has_slot = slots >= 0
+            if not has_slot.all():
+                slots, ids, weights = slots[has_slot], ids[has_slot], weights[has_slot]
+            self._ids[slots] = ids
+            self._weights[slots] = weights
 
     def _lookup(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        return self._rows_at(self._places.find(bigrams), bigrams)
+        return self._rows_at(self._slots.find(bigrams), bigrams)
 
     def _rows_at(
-        self, places: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]
+        self, slots: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]
     ) -> Successors:
-        """Return the successors of bigrams whose places, or -1, are known."""
-        ids, weights = self._ids[places], self._weights[places]
-        is_missing = places < 0
+        """Return the successors of bigrams with known slots, or -1."""
+        ids, weights = self._ids[slots], self._weights[slots]
+        is_missing = slots < 0
         if is_missing.any():
             if self.below is None:
                 ids[is_missing], weights[is_missing] = NO_SUCCESSOR, 0.0
@@ -368,11 +389,11 @@ class TrigramTable:
         return Successors(ids, weights)
 
     def _padded(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        """Return rows of the index below, padded to as many successors as there are here."""
+        """Return successors from the index below, padded to the width of this table."""
         assert self.below is not None
         found = self.below.lookup(bigrams)
         padded = Successors.none(len(bigrams), self.num_successors)
         width = found.ids.shape[1]
         padded.ids[:, :width], padded.weights[:, :width] = found
-        padded.ids[padded.weights == 0] = NO_SUCCESSOR  # a file may say anything there
+        padded.ids[padded.weights == 0] = NO_SUCCESSOR  # a file may contain anything there
         return padded

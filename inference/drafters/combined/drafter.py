@@ -65,7 +65,13 @@ class CombinedDrafter(AdaptiveDrafter):
         return max(self.first.max_depth, self.second.max_depth)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
+        """Return a session for `batch` sequences of up to `capacity` tokens.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         return CombinedSession(
             self.first.new_session(sampling, capacity, batch),
             self.second.new_session(sampling, capacity, batch),
@@ -92,7 +98,12 @@ class CombinedDrafter(AdaptiveDrafter):
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of the first drafter."""
+        """Return the memory of the first drafter.
+
+        Args:
+            output: output of the target's forward over the tokens.
+            queries: query indices of the tokens in that forward; None for all.
+        """
         return self.first.encode_memory(output, queries)
 
     def reset(self) -> None:

@@ -208,7 +208,12 @@ class CombinedSession(AdaptiveSession):
             self.second.learn(index, accepted, partial(result.logits, index, visited))
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Let the second drafter learn from a complete sequence."""
+        """Let the second drafter learn from a complete sequence.
+
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and emitted tokens.
+        """
         self.second.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:

@@ -101,7 +101,13 @@ class TrainedDrafter(Drafter):
         return max(shape.depth for shape in self.plan.shapes)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
+        """Return a session for `batch` sequences of up to `capacity` tokens.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: number of tokens, the root and a tree included.
+            batch: number of sequences.
+        """
         return TrainedSession(self, sampling, capacity, batch)
 
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Tensor:

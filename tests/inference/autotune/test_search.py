@@ -89,7 +89,7 @@ def test_a_smaller_budget_samples_fewer_nodes_and_never_cuts_sampled_nodes() -> 
         tree = session.propose(Budget(num_nodes), [torch.Generator()])
         sizes.append(tree.num_nodes)
         assert tree.num_nodes <= num_nodes
-        for siblings in tree.sequence_tree().sampled.values():  # all sampled ones, in order
+        for siblings in tree.sequence_tree().sampled.values():  # all of them, in order
             ranks = [int(tree.rank[0, node]) for node in siblings]
             assert ranks == list(range(len(ranks)))
     assert sizes == [15, 10, 3, 0]

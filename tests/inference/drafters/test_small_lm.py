@@ -1,4 +1,4 @@
-"""A small language model as the drafter: the target's tokens and law, and its own cache."""
+"""A small language model as the drafter: the target's output, and its own cache."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,14 +79,14 @@ def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
 
 
 @pytest.mark.slow
-def test_sampled_sequences_follow_the_target_law() -> None:
+def test_sampled_sequences_have_the_target_distribution() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
     decoder = SpeculativeDecoder(model, _drafter(model))
     assert assert_follows_distribution(decoder, model, 0.8).accepted.total() > 200
 
 
 def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
-    """A small model whose laws are NaN after some tokens."""
+    """A small model whose logits are NaN after some tokens."""
     drafter = _drafter(model)  # which would refuse it as it will be
     table = drafter.model.model.get_input_embeddings().weight
     table.data = table.data.clone()
@@ -95,7 +95,7 @@ def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(150, 1), (600, 300)])
-def test_a_small_model_that_overflows_costs_speed_and_never_the_law(
+def test_a_small_model_that_overflows_costs_speed_and_no_exactness(
     samples: int, batch: int
 ) -> None:
     model = tiny_llama(vocab=23)
@@ -121,12 +121,12 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> N
 
 
 @pytest.mark.parametrize(("children", "breadth"), [(2, 2), (3, 1), (3, 2)])
-def test_drawn_trees_keep_the_target_law_exactly(children: int, breadth: int) -> None:
+def test_sampled_trees_keep_the_target_distribution_exactly(children: int, breadth: int) -> None:
     shape = SmallLMSettings(depth=2, children=children, breadth=breadth).shape(sampled=True)
     assert two_step_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
 
 
-def test_the_law_of_drawn_candidates_is_shaped_as_the_target_is() -> None:
+def test_draft_probs_are_processed_as_the_target_is() -> None:
     model = tiny_llama(vocab=31)
     small = _small(model)
     drafter = SmallLMDrafter(small, model)
@@ -193,23 +193,25 @@ def test_a_session_takes_news_once_refuses_gaps_and_goes_back() -> None:
     session.close()
 
 
-def test_a_budget_narrows_trees_before_they_are_drawn() -> None:
+def test_a_budget_narrows_trees_before_sampling() -> None:
     drafter = _drafter(tiny_llama(vocab=31))
     assert drafter.max_nodes == 28
-    drawn = Sampling(LogitsProcessorList(), do_sample=True)
-    for sampling in (GREEDY, drawn):
+    sampling_options = Sampling(LogitsProcessorList(), do_sample=True)
+    for sampling in (GREEDY, sampling_options):
         assert _proposed(drafter, [1, 2, 3], sampling, Budget(0)).num_nodes == 0
         assert _proposed(drafter, [1, 2, 3], sampling, Budget(9, 0)).num_nodes == 0
         assert _proposed(drafter, [1, 2, 3], sampling, Budget(28, 1)).num_nodes == 4
-    assert [_proposed(drafter, [1, 2], drawn, Budget(n)).num_nodes for n in (19, 5, 2)] == [
+    assert [
+        _proposed(drafter, [1, 2], sampling_options, Budget(n)).num_nodes for n in (19, 5, 2)
+    ] == [
         15,
         3,
         2,
     ]
     assert _proposed(drafter, [1, 2], GREEDY, Budget(19)).num_nodes == 19
-    chosen = _drafter(tiny_llama(vocab=31), drawn=False, num_nodes=6)
-    tree = _proposed(chosen, [1, 2], drawn, Budget(28))
-    assert tree.num_nodes == chosen.max_nodes == 6
+    deterministic = _drafter(tiny_llama(vocab=31), sampled=False, num_nodes=6)
+    tree = _proposed(deterministic, [1, 2], sampling_options, Budget(28))
+    assert tree.num_nodes == deterministic.max_nodes == 6
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
 
 

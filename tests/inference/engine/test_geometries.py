@@ -184,7 +184,7 @@ def test_padding_without_probability_is_never_emitted(temperature: float) -> Non
 def test_drafts_of_padding_are_rejected_where_the_request_forbids_it(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = _padded_phi(bias=30.0)  # the drafter's law has it too, for the head is the same
+    model = _padded_phi(bias=30.0)  # the drafter has the same head
     decoder = SpeculativeDecoder(model, _trained(TargetAdapter(model)), tree=TREE)
     drafted: set[int] = set()
     original = Context.propose
@@ -218,7 +218,7 @@ def test_a_vocabulary_padded_by_resizing_decodes_to_text() -> None:
     target = TargetAdapter(model.requires_grad_(False))
     assert target.spec.vocab_size == 320 > len(tokenizer)
     decoder = SpeculativeDecoder(model, _trained(target), tokenizer, tree=TREE)
-    for temperature in (0.0, 5.0):  # so hot that padding is drawn
+    for temperature in (0.0, 5.0):  # so hot that padding would be sampled
         request = {"temperature": temperature, "seed": 0, "max_new_tokens": NEW_TOKENS}
         output = decoder.generate("def main", **request)
         assert "".join(decoder.stream("def main", **request)) == output.text

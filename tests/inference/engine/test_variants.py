@@ -154,23 +154,27 @@ BATCH = 2_500
 
 
 @pytest.mark.parametrize(("name", "sampled"), [("feedback", False), ("draft-vocabulary", True)])
-def test_sampled_sequences_follow_the_target_law(name: str, sampled: bool) -> None:
-    assert_law_is_the_targets(name, sampled, batches=1, threshold=0.001 / 2)
+def test_sampled_sequences_have_the_target_distribution(name: str, sampled: bool) -> None:
+    assert_distribution_is_the_targets(name, sampled, batches=1, threshold=0.001 / 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True], ids=["deterministic", "sampled"])
 @pytest.mark.parametrize("name", KINDS)
-def test_sampled_sequences_of_every_kind_follow_the_target_law(name: str, sampled: bool) -> None:
-    assert_law_is_the_targets(name, sampled, batches=6, threshold=0.001 / (2 * len(KINDS)))
+def test_sampled_sequences_of_every_kind_have_the_target_distribution(
+    name: str, sampled: bool
+) -> None:
+    assert_distribution_is_the_targets(name, sampled, batches=6, threshold=0.001 / (2 * len(KINDS)))
 
 
-def assert_law_is_the_targets(name: str, sampled: bool, batches: int, threshold: float) -> None:
+def assert_distribution_is_the_targets(
+    name: str, sampled: bool, batches: int, threshold: float
+) -> None:
     """Compare counts of continuations of three tokens with what transformers' scores say."""
-    # More tokens than are drafted, and laws wide enough for drafts to be rejected, too.
+    # More tokens than are drafted, and distributions wide enough for drafts to be rejected, too.
     model, sampling = tiny_llama(vocab=13, initializer_range=0.15), {"temperature": 1.0, "top_k": 0}
     decoder = _decoder(model, KINDS[name], sampled)
-    law = probs_of_continuations(model, [1, 2], 3, **sampling)
+    probs = probs_of_continuations(model, [1, 2], 3, **sampling)
     outputs = [
         output
         for seed in range(batches)
@@ -179,6 +183,6 @@ def assert_law_is_the_targets(name: str, sampled: bool, batches: int, threshold:
         )
     ]
     counts = Counter(tuple(output.new_token_ids) for output in outputs)
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > threshold
+    assert set(counts) <= set(probs)
+    assert p_value(counts, probs) > threshold
     assert _accepted(outputs) > 0

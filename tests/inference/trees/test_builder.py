@@ -20,8 +20,8 @@ def _build(shape: TreeShape, seed: int = 3) -> DraftTree:
 
 def _score(tables: Tables, path: list[int]) -> float:
     prefixes = [(0, *path[:depth]) for depth in range(len(path))]
-    laws = [tables.joint(prefix).logsumexp(0) for prefix in prefixes]
-    return sum(law[token].item() for law, token in zip(laws, path, strict=True))
+    log_probs = [tables.joint(prefix).logsumexp(0) for prefix in prefixes]
+    return sum(own[token].item() for own, token in zip(log_probs, path, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -57,7 +57,7 @@ def test_siblings_never_repeat_a_token(sampled: bool) -> None:
             assert len(tokens) == len(set(tokens)) == 4
 
 
-def test_sampled_trees_record_the_law_of_every_expanded_node() -> None:
+def test_sampled_trees_record_draft_probs_of_every_expanded_node() -> None:
     shape = TreeShape(children=2, breadth=2, sampled=True)
     tree = _build(shape)
     assert tree.num_nodes == shape.max_nodes == 2 + 4 + 4
@@ -85,20 +85,20 @@ def test_a_limited_tree_keeps_the_candidates_up_to_a_position_and_no_others() ->
 
 
 class HoledSource(TableSource):
-    """Tables whose laws are not finite after some tokens."""
+    """Tables with distributions that are not finite after some tokens."""
 
     def __init__(self, tables: Tables, prefix: Prefix, fault: float, after: int) -> None:
         super().__init__(tables, prefix)
         self.fault, self.after = fault, after
 
     def joint(self, depth: int, frontier: TreeLevel | None) -> Tensor:
-        """Spoil one entry of each such law, or all of it."""
-        laws = super().joint(depth, frontier)
-        for place, prefix in enumerate(self.frontier):
+        """Spoil an entry of each such distribution, or all entries."""
+        log_probs = super().joint(depth, frontier)
+        for index, prefix in enumerate(self.frontier):
             if prefix[-1] == self.after:
                 entries = slice(None) if self.fault == -torch.inf else 2
-                laws[0, place, :, entries] = self.fault
-        return laws
+                log_probs[0, index, :, entries] = self.fault
+        return log_probs
 
 
 ETA = Sampling(
@@ -109,7 +109,7 @@ ETA = Sampling(
 @pytest.mark.parametrize("sampling", [no_processors(), ETA], ids=["raw", "eta"])
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_where_a_law_is_not_finite_there_are_no_candidates(
+def test_where_a_distribution_is_not_finite_there_are_no_candidates(
     sampled: bool, fault: float, sampling: Sampling
 ) -> None:
     shape = TreeShape(

@@ -15,7 +15,9 @@ from inference.benchmark.subject import build_methods
 from inference.drafters.aded.file import load_trigrams
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
+from inference.trees.shape import TreeShape
 from jakiro.cli import main
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -76,12 +78,23 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     assert {tree.method for tree in document.trees} <= names
 
 
-def test_two_drafters_are_loaded_with_how_they_share_trees(folder: Path) -> None:
+def test_two_drafters_are_loaded_by_their_names(folder: Path) -> None:
     names = f"lookup+lm={folder / 'small'}", folder / "target"
-    settings = CombinedSettings(num_nodes=5)
-    decoder = SpeculativeDecoder.from_pretrained(*names, sharing=settings)
+    decoder = SpeculativeDecoder.from_pretrained(*names)
     assert isinstance(decoder.drafter, CombinedDrafter)
-    assert decoder.drafter.settings == settings
+    assert decoder.drafter.settings == CombinedSettings()
+    with pytest.raises(ConfigError, match="applies to trained drafters only"):
+        SpeculativeDecoder.from_pretrained(*names, tree=TreeShape())
+
+
+def test_a_tree_goes_to_the_trained_drafter_of_a_pair(folder: Path, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
+    tiny_drafter(target).save_pretrained(tmp_path / "drafter")
+    name, tree = f"lookup+drafter={tmp_path / 'drafter'}", TreeShape(num_nodes=5)
+    decoder = SpeculativeDecoder.from_pretrained(name, folder / "target", tree)
+    assert isinstance(decoder.drafter, CombinedDrafter)
+    assert decoder.drafter.first.plan.greedy == tree
 
 
 def test_a_file_sets_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:

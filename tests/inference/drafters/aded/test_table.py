@@ -322,7 +322,7 @@ def test_many_threads_learn_into_one_table() -> None:
     assert all(len(row) <= 4 for row in _rows(table.frozen()).values())
 
 
-def test_large_tokens_are_told_apart() -> None:
+def test_large_tokens_are_distinguished() -> None:
     top = (1 << 21) - 1
     table = TrigramTable(8)
     _add(table, [top, top, top, 0, top])

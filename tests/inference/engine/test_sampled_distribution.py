@@ -1,4 +1,4 @@
-"""Sampled sequences follow the target's processed law: chi-square through the whole engine."""
+"""Sampled sequences have the target's processed distribution: chi-square over whole requests."""
 
 from collections import Counter
 
@@ -48,26 +48,28 @@ def _counts(tree: TreeShape, sampling: dict[str, float], runs: int) -> Counter[t
 
 
 def _model() -> torch.nn.Module:
-    # More tokens than top_k keeps, and laws wide enough for drafts to be rejected, too.
+    # More tokens than top_k keeps, and distributions wide enough for drafts to be rejected, too.
     return tiny_llama(vocab=23, initializer_range=0.15)
 
 
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("sampling", UNDER_TEST)
-def test_sampled_sequences_follow_the_target_law(name: str, sampling: dict[str, float]) -> None:
+def test_sampled_sequences_have_the_target_distribution(
+    name: str, sampling: dict[str, float]
+) -> None:
     counts = _counts(TREES[name], sampling, RUNS)
-    law = probs_of_continuations(_model(), PROMPT, 3, **sampling)
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > THRESHOLD
+    probs = probs_of_continuations(_model(), PROMPT, 3, **sampling)
+    assert set(counts) <= set(probs)
+    assert p_value(counts, probs) > THRESHOLD
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
-def test_sequences_under_a_repetition_penalty_follow_the_target_law(name: str) -> None:
+def test_sequences_under_a_repetition_penalty_have_the_target_distribution(name: str) -> None:
     counts = _counts(TREES[name], SETTINGS[-1], RUNS)
-    law = probs_of_continuations(_model(), PROMPT, 3, **SETTINGS[-1])
-    assert set(counts) <= set(law)
-    assert p_value(counts, law) > THRESHOLD
+    probs = probs_of_continuations(_model(), PROMPT, 3, **SETTINGS[-1])
+    assert set(counts) <= set(probs)
+    assert p_value(counts, probs) > THRESHOLD
 
 
 @pytest.mark.parametrize("name", [pytest.param("deterministic", marks=pytest.mark.slow), "sampled"])
@@ -77,9 +79,9 @@ def test_a_planted_bias_of_two_percent_is_caught(
     original = Sampling.processed_probs
 
     def biased(sampling: Sampling, logits: Tensor) -> Tensor:
-        law = original(sampling, logits)
-        towards_one = torch.zeros_like(law).index_fill_(1, torch.tensor([5]), 0.02)
-        return 0.98 * law + towards_one
+        probs = original(sampling, logits)
+        towards_one = torch.zeros_like(probs).index_fill_(1, torch.tensor([5]), 0.02)
+        return 0.98 * probs + towards_one
 
     monkeypatch.setattr(Sampling, "shape", biased)
     counts = _counts(TREES[name], SETTINGS[1], RUNS)

@@ -1,4 +1,4 @@
-"""The drafted law: one expert is a plain head; an exact posterior routes the parallel levels."""
+"""Draft distributions: a single expert is a plain head; a posterior routes parallel levels."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def _settings(num_experts: int, parallel_levels: int, **changes: object) -> Draf
     return tiny_settings(num_experts, parallel_levels=parallel_levels, **changes)
 
 
-LAWS = {
+VARIANTS = {
     **{
         f"E{experts}-P{parallel}": _settings(experts, parallel)
         for experts, parallel in itertools.product((1, 2, 4), (1, 2, 3))
@@ -59,7 +59,7 @@ LAWS = {
 
 
 def _source(settings: DrafterSettings, breadth: int = 1) -> TreePass:
-    """The laws below a root, all but the first level of them parallel ones."""
+    """The distributions below a root, all but the first level of them parallel ones."""
     target = TargetAdapter(tiny_llama(vocab=7))
     model = tiny_drafter(target, settings)
     if model.draft_ids is not None:
@@ -72,43 +72,45 @@ def _source(settings: DrafterSettings, breadth: int = 1) -> TreePass:
 
 
 def _components(source: TreePass) -> tuple[Tensor, Tensor]:
-    """Weights [expert] and laws [level, expert, vocab] of the only pass, in float64."""
+    """Weights [expert] and probabilities [level, expert, vocab] of the only pass, in float64."""
     source.joint(1, None)
     assert source.output is not None
     weights = source.output.log_weights[0, 0].double().exp()
     return weights, source.level_log_probs[0, 0].double().exp()
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_posterior_routing_equals_the_brute_force_joint_law(name: str) -> None:
+def test_posterior_routing_equals_the_brute_force_joint_distribution(name: str) -> None:
     """P(t1, .., tk) = sum_e w_e prod_k p^k_e(tk), of which each level is the conditional."""
-    settings = LAWS[name]
+    settings = VARIANTS[name]
     levels = 1 + settings.schedule.parallel_levels
-    weights, laws = _components(_source(settings))
+    weights, level_probs = _components(_source(settings))
     joint = weights
-    for law in laws:  # [expert, t1, .., tk] times p^k_e
-        joint = joint.unsqueeze(-1) * law[(slice(None), *(None,) * (joint.ndim - 1))]
+    for probs in level_probs:  # [expert, t1, .., tk] times p^k_e
+        joint = joint.unsqueeze(-1) * probs[(slice(None), *(None,) * (joint.ndim - 1))]
     brute = joint.sum(0)
     for path in _paths(levels, count=6):
         source, score, frontier = _source(settings), 0.0, None
         for depth, token in enumerate(path, start=1):
-            law = source.joint(depth, frontier)[0, 0].logsumexp(0).double()
-            assert law.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-            score += law[token].item()
+            log_probs = source.joint(depth, frontier)[0, 0].logsumexp(0).double()
+            assert log_probs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+            score += log_probs[token].item()
             frontier = chain_frontier(token)
         assert torch.tensor(score).exp().item() == pytest.approx(brute[path].item(), rel=2e-4)
 
 
 def _paths(levels: int, count: int) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(levels)
-    drawn = torch.tensor([0, 2, 3, 5, 6])[torch.randint(0, 5, (count, levels), generator=generator)]
-    return [tuple(path) for path in drawn.tolist()]
+    sampled = torch.tensor([0, 2, 3, 5, 6])[
+        torch.randint(0, 5, (count, levels), generator=generator)
+    ]
+    return [tuple(path) for path in sampled.tolist()]
 
 
 @torch.no_grad()
 def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
-    settings = LAWS["E4-P2"]
+    settings = VARIANTS["E4-P2"]
     source = _source(settings, breadth=2)
     source.joint(1, None)
     pair = source.joint(2, frontier_of(torch.tensor([[2, 5]]), torch.zeros(1, 2, dtype=torch.long)))
@@ -126,21 +128,23 @@ def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
 
 @torch.no_grad()
 def test_a_token_that_is_never_drafted_leaves_the_weights_as_they_were() -> None:
-    source = _source(LAWS["E4-P2-draft-vocabulary"])
-    weights, laws = _components(source)
-    assert laws[:, :, [1, 4]].eq(0).all()
+    source = _source(VARIANTS["E4-P2-draft-vocabulary"])
+    weights, level_probs = _components(source)
+    assert level_probs[:, :, [1, 4]].eq(0).all()
     for depth, token in ((2, 1), (3, 4)):
-        law = source.joint(depth, chain_frontier(token))[0, 0].double().exp()
-        torch.testing.assert_close(law, weights[:, None] * laws[depth - 1], atol=1e-6, rtol=1e-5)
+        probs = source.joint(depth, chain_frontier(token))[0, 0].double().exp()
+        torch.testing.assert_close(
+            probs, weights[:, None] * level_probs[depth - 1], atol=1e-6, rtol=1e-5
+        )
 
 
 @torch.no_grad()
 def test_one_expert_drafts_independent_heads() -> None:
-    settings = LAWS["E1-P3"]
-    _, laws = _components(_source(settings))
+    settings = VARIANTS["E1-P3"]
+    _, level_probs = _components(_source(settings))
     for path in _paths(3, count=4):
         source = _source(settings)
         source.joint(1, None)
         for depth, token in enumerate(path, start=2):
-            law = source.joint(depth, chain_frontier(token))[0, 0, 0].double().exp()
-            torch.testing.assert_close(law, laws[depth - 1, 0], atol=1e-6, rtol=1e-5)
+            probs = source.joint(depth, chain_frontier(token))[0, 0, 0].double().exp()
+            torch.testing.assert_close(probs, level_probs[depth - 1, 0], atol=1e-6, rtol=1e-5)
