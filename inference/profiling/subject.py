@@ -138,7 +138,8 @@ def load_target(settings: SubjectSettings) -> PreTrainedModel:
     dtype = TORCH_DTYPES[settings.dtype]
     model: Any
     if name_or_path is None:
-        model = _random_llama().to(device=settings.device, dtype=dtype).eval()
+        model = _random_llama()
+        model = model.to(device=settings.device, dtype=dtype).eval()
     else:
         model = load_causal_lm(name_or_path, dtype=dtype, device=settings.device)
     model.generation_config.eos_token_id = None  # all runs have the same length

@@ -7,7 +7,7 @@ import typer
 from jakiro.utils.settings import Settings, validate_settings
 
 if TYPE_CHECKING:
-    from typer import Context
+    from typer import Context as Context
 else:
     Context = typer.Context.__base__  # typer declares its own class and passes this one
 
@@ -32,19 +32,19 @@ DRAFTERS = (
 )
 
 
-def settings_from(context: Context, cls: type[SettingsT], **changes: Any) -> SettingsT:
+def settings_from(context: Context, settings_class: type[SettingsT], **changes: Any) -> SettingsT:
     """Return settings filled with the options of the same names; errors name options as typed.
 
     Args:
         context: context of the running command.
-        cls: class of the settings. A field without an option, or with an option that was not given
+        settings_class: class of the settings. A field without an option, or with an option that was not given
             and has no default, keeps its own default.
         **changes: values that replace those of the options.
 
     Raises:
         ConfigError: an option has an unusable value.
     """
-    given = {name: context.params.get(name) for name in cls.model_fields} | changes
+    given = {name: context.params.get(name) for name in settings_class.model_fields} | changes
     values = {name: value for name, value in given.items() if value not in (None, [], ())}
     flags = flags_of(context)
 
@@ -52,7 +52,7 @@ def settings_from(context: Context, cls: type[SettingsT], **changes: Any) -> Set
         name = key.partition(".")[0]
         return flags.get(name, name)
 
-    return validate_settings(cls, values, source="the command line", name_of=as_typed)
+    return validate_settings(settings_class, values, source="the command line", name_of=as_typed)
 
 
 def flags_of(context: Context) -> dict[str, str]:

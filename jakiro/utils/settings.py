@@ -175,11 +175,13 @@ class Settings(BaseModel):
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load_settings(cls: type[SettingsT], path: Path, overrides: Iterable[str] = ()) -> SettingsT:
+def load_settings(
+    settings_class: type[SettingsT], path: Path, overrides: Iterable[str] = ()
+) -> SettingsT:
     """Read settings from a YAML file, apply the overrides, and validate the result.
 
     Args:
-        cls: class of the settings.
+        settings_class: class of the settings.
         path: YAML file; its key `extends` may name a file with default values, relative to it.
         overrides: `key.path=value` with the value in YAML; later overrides win.
 
@@ -187,11 +189,11 @@ def load_settings(cls: type[SettingsT], path: Path, overrides: Iterable[str] = (
         ConfigError: a file or an override is unreadable, a key unknown, or a value does not fit.
     """
     values = apply_overrides(read_layered_yaml(path), overrides)
-    return validate_settings(cls, values, source=str(path))
+    return validate_settings(settings_class, values, source=str(path))
 
 
 def validate_settings(
-    cls: type[SettingsT],
+    settings_class: type[SettingsT],
     values: Mapping[str, Any],
     *,
     source: str,
@@ -200,7 +202,7 @@ def validate_settings(
     """Build settings from nested mappings.
 
     Args:
-        cls: class of the settings.
+        settings_class: class of the settings.
         values: nested mappings, as read from YAML or JSON.
         source: origin of the values, for the error message.
         name_of: function that returns the name of a dotted key in error messages, such as the
@@ -210,9 +212,9 @@ def validate_settings(
         ConfigError: a key is unknown or missing, or a value does not fit.
     """
     try:
-        return cls.model_validate(values)
+        return settings_class.model_validate(values)
     except ValidationError as error:
-        raise _explain(cls, error, source, name_of) from error
+        raise _explain(settings_class, error, source, name_of) from error
 
 
 def dump_settings(settings: Settings) -> str:
@@ -236,14 +238,17 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _explain(
-    cls: type[Settings], error: ValidationError, source: str, name_of: Callable[[str], str]
+    settings_class: type[Settings],
+    error: ValidationError,
+    source: str,
+    name_of: Callable[[str], str],
 ) -> ConfigError:
     """Report the first problem in the caller's terms; an unknown key may cause the others."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        return _unknown_key(cls, first, source, others)
+        return _unknown_key(settings_class, first, source, others)
     expected = first["msg"].removeprefix("Value error, ")
     key = name_of(_dotted(first["loc"])) if first["loc"] else ""
     if not key:  # a check across several keys, whose message names them
@@ -258,10 +263,10 @@ def _explain(
 
 
 def _unknown_key(
-    cls: type[Settings], problem: ErrorDetails, source: str, others: str
+    settings_class: type[Settings], problem: ErrorDetails, source: str, others: str
 ) -> ConfigError:
     *parents, key = problem["loc"]
-    known = sorted(_known_keys(cls, parents))
+    known = sorted(_known_keys(settings_class, parents))
     close = get_close_matches(str(key), known, n=1)
     return ConfigError(
         f"{source} has the unknown key {_dotted(problem['loc'])!r}{others}",
@@ -271,8 +276,8 @@ def _unknown_key(
     )
 
 
-def _known_keys(cls: type[BaseModel], parents: Location) -> set[str]:
-    models: set[type[BaseModel]] = {cls}
+def _known_keys(settings_class: type[BaseModel], parents: Location) -> set[str]:
+    models: set[type[BaseModel]] = {settings_class}
     for part in parents:
         below = {
             child

@@ -18,9 +18,9 @@ TEMPLATE = (
 )
 
 
-def _written(folder: Path, *rows: Any) -> Path:
+def _written(folder: Path, *records: Any) -> Path:
     path = folder / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    path.write_text("\n".join(json.dumps(record) for record in records))
     return path
 
 
@@ -95,7 +95,7 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"),
+    ("record", "expected"),
     [
         ({"question": "a"}, "exactly one of the keys.*question"),
         ({"prompt": "a", "turns": ["b"]}, "exactly one of the keys.*'prompt', 'turns'"),
@@ -115,8 +115,10 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
         (["a"], "one object per line"),
     ],
 )
-def test_a_malformed_line_is_refused_by_its_number(row: Any, expected: str, tmp_path: Path) -> None:
-    path = _written(tmp_path, {"prompt": "fine"}, row)
+def test_a_malformed_line_is_refused_by_its_number(
+    record: Any, expected: str, tmp_path: Path
+) -> None:
+    path = _written(tmp_path, {"prompt": "fine"}, record)
     with pytest.raises(PromptError, match=rf"jsonl:2 .*expected: .*{expected}.*remedy: ") as error:
         read_prompts(path)
     assert "got: " in str(error.value)
@@ -148,8 +150,8 @@ def test_a_file_without_usable_prompts_is_refused(
 
 
 def test_the_first_prompts_are_read_alone(tmp_path: Path) -> None:
-    rows = [{"prompt": "def"}, {"prompt": [3, 4]}, {"turns": ["?", "and?"]}, {"x": 1}]
-    path = _written(tmp_path, *rows)
+    records = [{"prompt": "def"}, {"prompt": [3, 4]}, {"turns": ["?", "and?"]}, {"x": 1}]
+    path = _written(tmp_path, *records)
     assert [prompt.category for prompt in read_prompts(path, 3)] == ["all"] * 3
     with pytest.raises(PromptError, match=r"prompts\.jsonl:4 has no usable prompt"):
         read_prompts(path, 4)
@@ -157,8 +159,8 @@ def test_the_first_prompts_are_read_alone(tmp_path: Path) -> None:
 
 def test_records_of_training_data_are_prompts_without_their_last_answers(tmp_path: Path) -> None:
     turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
-    rows = [{"text": "def"}, {"messages": turns}, {"prompt": [*turns, turns[-1]]}]
-    path = _written(tmp_path, *rows, {"prompt": [3, 4]}, {"messages": turns[1:2]})
+    records = [{"text": "def"}, {"messages": turns}, {"prompt": [*turns, turns[-1]]}]
+    path = _written(tmp_path, *records, {"prompt": [3, 4]}, {"messages": turns[1:2]})
     prompts = read_prompts(path, 4, training_records=True)
     assert [prompt.first for prompt in prompts] == ["def", turns[:3], turns[:3], [3, 4]]
     with pytest.raises(PromptError, match=r"prompts\.jsonl:5 has no usable prompt"):

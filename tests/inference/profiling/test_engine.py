@@ -69,17 +69,6 @@ def test_quick_run_of_the_engine_measures_everything(
     assert document["details"]["oracle_efficiency"]["tau"] == 4
 
 
-def test_nothing_is_decided_by_rounding_in_float32(
-    target_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--dtype", "float32", "--count", "2", "--new-tokens", "6"]
-    assert exit_code("profile", "rounding", "--target", str(target_folder), *options) == 0
-    document = _document(capsys)
-    assert {one["value"] for one in document["argmax_differs"].values()} == {0}
-    assert {one["value"] for one in document["continuations_differ"].values()} == {0}
-    assert document["positions"] == 12
-
-
 @pytest.mark.parametrize(("num_right", "num_nodes"), [(3, 8), (1, 2), (2, 7)])
 def test_an_oracle_has_as_many_accepted_drafts_as_requested(num_right: int, num_nodes: int) -> None:
     target = TargetAdapter(tiny_llama())

@@ -150,16 +150,6 @@ def test_every_program_describes_its_options(
     assert f"Usage: jakiro {' '.join(words)} [OPTIONS]" in capsys.readouterr().out
 
 
-def test_ablate_takes_several_files_after_one_option_and_names_options_as_typed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ["--base", "base.yaml", "--out", "study", "--config", "a.yaml", "b.yaml"]
-    assert run("ablate", *words, "--num-prompts", "1") == 2
-    assert "unusable value for '--num-prompts'" in capsys.readouterr().err
-    assert run("ablate", *words, "--dry-run", "--train-only", "a") == 2
-    assert "either --dry-run or --train-only" in capsys.readouterr().err
-
-
 def test_help_does_not_wait_for_torch() -> None:
     program = (
         "import sys; from jakiro.cli import main\n"

@@ -138,7 +138,7 @@ def test_an_unknown_override_is_named(write: Any) -> None:
         ("1: one", "a mapping whose keys are text"),
         ("name: [", "is not YAML"),
         ("name: one\nname: two", "'name' is repeated here"),
-        ("extends: [a.yaml]", "expected: one path"),
+        ("extends: [a.yaml]", "expected: a single path"),
         ("extends: missing.yaml", r"missing\.yaml, which .*recipe\.yaml extends"),
     ],
 )

@@ -22,17 +22,17 @@ Bench = Callable[..., int]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a drafter and prompts."""
-    place = tmp_path_factory.mktemp("models")
+    folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))
-    model.save_pretrained(place / "target")
-    tokenizer.save_pretrained(place / "target")
-    record = record_target(TargetAdapter(model).spec, str(place / "target"), tokenizer)
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    record = record_target(TargetAdapter(model).spec, str(folder / "target"), tokenizer)
     torch.manual_seed(0)
-    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(place / "drafter")
-    rows = [{"prompt": text} for text in ("def main(", "print(", "return 41", "import")]
-    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
+    records = [{"prompt": text} for text in ("def main(", "print(", "return 41", "import")]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
 
 
 @pytest.fixture
