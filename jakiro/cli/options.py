@@ -37,8 +37,8 @@ def settings_from(context: Context, settings_class: type[SettingsT], **changes: 
 
     Args:
         context: context of the running command.
-        settings_class: class of the settings. A field without an option, or with an option that was not given
-            and has no default, keeps its own default.
+        settings_class: class of the settings. A field without an option, or with an option that was
+            not given and has no default, keeps its own default.
         **changes: values that replace those of the options.
 
     Raises:
