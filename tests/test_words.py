@@ -54,7 +54,10 @@ def _found() -> Iterator[str]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if path == Path(__file__):
                 continue
-            about_chats = bool(CHAT.search(path.read_text()))
+            source = path.read_text()
+            if not any(word in source.lower() for word in DENIED):
+                continue
+            about_chats = bool(CHAT.search(source))
             for line, text in _texts(path):
                 for word in _words(text):
                     if word in DENIED and not (word == "turns" and about_chats):
