@@ -79,11 +79,11 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 # Threads that wait by spinning stand in the way of whatever else the machine does.
 bench bench-engine: export GOMP_SPINCOUNT ?= 3000
 
-bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method plain ... --prompts FILE"
+bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
-	$(BIN)/python -m inference.profiling.engine $(ARGS)
+	$(BIN)/jakiro profile engine $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

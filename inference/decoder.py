@@ -31,8 +31,7 @@ from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
-from inference.generation.unsupported import refuse_arguments
-from inference.loading import Trees, load_parts, tokenizer_at
+from inference.loading import Trees, load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import AdaptiveDrafter, Drafter, request_counter_of
 from inference.trees.shape import TreePlan
@@ -40,6 +39,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import local_tokenizer
 
 
 class SpeculativeDecoder:
@@ -344,7 +344,7 @@ class SpeculativeDecoder:
         self, drafter: JakiroDrafter, tree: Trees | None, compiled: bool
     ) -> TrainedDrafter:
         if self.tokenizer is None:
-            self.tokenizer = tokenizer_at(drafter.config.target_record.name_or_path)
+            self.tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
         plan = largest_trees(drafter) if tree == "auto" else tree
         return TrainedDrafter.for_target(
             drafter, self.target, self.tokenizer, plan, compiled=compiled
@@ -363,16 +363,15 @@ class SpeculativeDecoder:
         generation: dict[str, Any],
     ) -> tuple[list[Request], GenerationConfig]:
         temperature = float(temperature) if type(temperature) is int else temperature
-        refuse_arguments(temperature, generation)
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(
             self.target.model,
             [encode_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts],
+            generation,
+            temperature=temperature,
             seed=seed,
             max_position=self.target.spec.max_position,
-            temperature=temperature,
             tokenizer=self.tokenizer,
-            **generation,
         )
         return self._numbered(requests), config
 

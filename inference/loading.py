@@ -3,12 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -25,9 +20,10 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
 Trees = TreeShape | TreePlan | Literal["auto"]
 
@@ -58,7 +54,7 @@ def load_parts(
         tree: trees of a trained drafter, which are applied here to that of a pair; None for those
             of its schedule.
         compiled: whether to compile the trained drafter of a pair.
-        **load: arguments of `AutoModelForCausalLM.from_pretrained`.
+        **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
         CheckpointError: one of them cannot be loaded.
@@ -152,23 +148,8 @@ def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    try:
-        return (
-            AutoModelForCausalLM.from_pretrained(name_or_path, **load),
-            AutoTokenizer.from_pretrained(name_or_path),
-        )
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot load the target {name_or_path}",
-            expected="the target that the drafter was trained for",
-            got=str(error).strip().splitlines()[0],
-            remedy="pass target= with its present folder or hub name",
-        ) from error
-
-
-def tokenizer_at(name_or_path: str) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer in a folder or in the local cache of the hub; None if there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True)
-    except (OSError, ValueError):
-        return None
+    remedy = "pass target= with its present folder or hub name"
+    return (
+        load_causal_lm(name_or_path, remedy=remedy, **load),
+        load_tokenizer(name_or_path, "the tokenizer of the target", remedy=remedy),
+    )

@@ -1,5 +1,8 @@
 """Exceptions of Jakiro; messages name the expected value, the value found, and the remedy."""
 
+EXIT_CODE_BAD_INPUT = 2
+EXIT_CODE_INTERRUPTED = 130
+
 
 class JakiroError(Exception):
     """Base of every error raised on purpose.

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-import torch
 from pydantic import Field, NonNegativeInt, model_validator
 
 from jakiro.errors import ConfigError
@@ -12,8 +11,6 @@ from training.loss.anchors import Anchors
 
 Precision = Literal["fp32", "bf16", "fp16"]
 TargetStateDtype = Literal["fp32", "bf16"]
-
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TargetSettings(Settings):

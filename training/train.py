@@ -8,12 +8,16 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from jakiro.errors import JakiroError, ResourceError
+from jakiro.errors import (
+    EXIT_CODE_BAD_INPUT,
+    EXIT_CODE_INTERRUPTED,
+    JakiroError,
+    ResourceError,
+)
 from jakiro.target.checks import CausalLM
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import load_settings
@@ -21,9 +25,6 @@ from training.config import TrainSettings
 from training.distributed.processes import is_first_process, join_processes, launch_environment
 from training.loop.run import Run
 from training.setup.preparation import prepare
-
-EXIT_CODE_BAD_INPUT = 2
-EXIT_CODE_INTERRUPTED = 130
 
 
 def train(
@@ -60,13 +61,15 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train with the options of a command line, and return the exit code.
-
-    It is 0 when the run is finished, 2 on bad input, and 130 after an interruption.
-    """
-    options = _parse(arguments)
+    """Train in this process of a launcher, and return the exit code; for users `jakiro train`."""
+    parser = ArgumentParser(prog="training.train", description="Train one process of a run.")
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of settings")
+    parser.add_argument("--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    parser.add_argument("--local_rank", help="passed by some launchers, and ignored")
+    options = parser.parse_args(arguments)
     try:
-        train(load_settings(TrainSettings, options.config, options.overrides))
+        train(load_settings(TrainSettings, options.config, options.overrides or ()))
     except JakiroError as error:
         if options.debug:
             raise
@@ -74,25 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_first_process() or isinstance(error, ResourceError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
-    except KeyboardInterrupt:  # the next start goes on from the last checkpoint
+    except KeyboardInterrupt:  # the next start continues from the last checkpoint
         return EXIT_CODE_INTERRUPTED
     return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> Any:
-    parser = ArgumentParser(prog="training.train", description="Train a drafter for a target.")
-    parser.add_argument("--config", type=Path, required=True, help="a YAML file of settings")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY.PATH=VALUE",
-        action="append",
-        default=[],
-        help="replace a value of the file; may be repeated",
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    parser.add_argument("--local_rank", help="passed by some launchers, and ignored")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

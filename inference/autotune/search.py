@@ -195,10 +195,10 @@ class _Runs:
             (request,), _ = prepare_requests(
                 self.target.model,
                 [ids],
+                {"max_new_tokens": self.max_new_tokens},
+                temperature=temperature,
                 seed=seed,
                 max_position=self.target.spec.max_position,
-                temperature=temperature,
-                max_new_tokens=self.max_new_tokens,
             )
             run = DecodeRun(self.target, drafter, request)
             stats.append(run.finish().stats)

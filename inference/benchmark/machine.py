@@ -1,6 +1,5 @@
 """Description of the machine that figures were measured on."""
 
-import argparse
 import json
 import os
 import platform
@@ -13,14 +12,15 @@ import torch
 from inference.benchmark.document import Environment, TargetFacts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.provenance import provenance
+from jakiro.utils.settings import Settings
 
 
-def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str, Any]:
-    """Return machine, versions, target and options of a profiling program, as JSON holds them.
+def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
+    """Return machine, versions, target and settings of a measurement, as JSON holds them.
 
     Args:
         target: measured target.
-        options: parsed command line.
+        settings: settings of the measurement.
     """
     return {
         **provenance(),
@@ -32,7 +32,7 @@ def environment(target: TargetAdapter, options: argparse.Namespace) -> dict[str,
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
         "load_average": os.getloadavg()[0],  # over the last minute; work of others disturbs
-        "settings": vars(options),
+        "settings": settings.model_dump(mode="json"),
     }
 
 

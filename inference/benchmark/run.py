@@ -26,7 +26,7 @@ from inference.benchmark.method_names import (
 from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
-from inference.generation.prompt_file import BenchPrompt, distinct, read_bench_prompts
+from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -59,7 +59,7 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
             expected="--repeats 1 with --keep-state",
             got=settings.repeats,
         )
-    read = read_bench_prompts(Path(settings.prompts))
+    read = read_prompts(Path(settings.prompts))
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):
         _logger.warning(f"{repeated} duplicate prompts are left out")
@@ -77,7 +77,7 @@ def trial_for(settings: ComparisonSettings) -> Trial:
         ConfigError: a method is malformed, or there are too few prompts.
         PromptError: the prompts cannot be used.
     """
-    prompts = distinct(read_bench_prompts(Path(settings.prompts)))
+    prompts = distinct(read_prompts(Path(settings.prompts)))
     return Trial(
         _trial_prompts(prompts, parse_methods(settings.methods)),
         max(settings.temperatures),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -52,7 +51,7 @@ def load_target(
     Raises:
         CheckpointError: model or tokenizer cannot be loaded.
     """
-    model = _load_model(name_or_path, dtype, device, "the target")
+    model = load_causal_lm(name_or_path, dtype=dtype, device=device)
     return model, load_tokenizer(name_or_path, "the tokenizer of the target")
 
 
@@ -164,7 +163,7 @@ def _with_repeats(name: MethodName, decoder: SpeculativeDecoder) -> SpeculativeD
 
 
 def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
-    assistant = _load_model(path, model.dtype, model.device, "the assistant")
+    assistant = load_causal_lm(path, "the assistant", dtype=model.dtype, device=model.device)
     own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
     if own != other:
         raise ConfigError(
@@ -174,13 +173,6 @@ def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
             remedy="use a model with the target's own tokenizer",
         )
     return assistant
-
-
-def _load_model(
-    name_or_path: str, dtype: str | torch.dtype, device: torch.device, what: str
-) -> PreTrainedModel:
-    model: Any = load_causal_lm(name_or_path, what, dtype=dtype)
-    return model.to(device).eval()
 
 
 _BUILDERS: dict[str, Callable[..., list[Method]]] = {

@@ -1,1 +1,1 @@
-"""The transformers side: prompts, generation config, streaming, `custom_generate`."""
+"""Prompts, generation configs, streaming and `custom_generate`: the side facing transformers."""

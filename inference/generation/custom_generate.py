@@ -1,4 +1,4 @@
-"""Takes a request over from `target.generate(..., custom_generate=decoder)`."""
+"""Requests from `target.generate(..., custom_generate=decoder)`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from transformers import (
 
 from inference.engine.request import Request
 from inference.generation.preparation import (
-    Prepared,
+    PreparedPrompt,
     capture,
     prepare,
     random_seed,
@@ -31,7 +31,7 @@ from jakiro.target.checks import CausalLM
 
 T = TypeVar("T")
 
-# What generate() always hands over, and the decode loop has its own of.
+# Arguments that generate() always passes on, and that the decode loop replaces by its own.
 _EXPECTED = frozenset(
     {"logits_to_keep", "past_key_values", "position_ids", "synced_gpus", "use_cache"}
 )
@@ -39,7 +39,16 @@ _EXPECTED = frozenset(
 
 @dataclass(frozen=True)
 class Handover:
-    """What `generate()` passes to a decoding method."""
+    """The arguments that `generate()` passes to a decoding method.
+
+    Attributes:
+        model: model whose `generate()` was called.
+        input_ids: token ids of the prompts.
+        attention_mask: 0 where `input_ids` is padding; None without padding.
+        processors: logits processors, the caller's own included.
+        criteria: stopping criteria, the caller's own included.
+        config: generation config with all defaults filled in.
+    """
 
     model: CausalLM
     input_ids: Int[Tensor, "batch width"]
@@ -50,7 +59,7 @@ class Handover:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills sequences that end early."""
+        """The token id that fills up sequences that end early."""
         pad: Any = self.config.pad_token_id
         if pad is None:
             eos: Any = self.config.eos_token_id
@@ -60,59 +69,65 @@ class Handover:
     def requests(
         self, target: TargetAdapter, seed: int | None, inputs: Mapping[str, Any]
     ) -> list[Request]:
-        """Return one request per row.
+        """Return one request per sequence of the batch.
 
         Args:
-            target: of the decoder.
-            seed: key of every random number, or None to draw one.
-            inputs: what else goes into the model.
+            target: the decoder's target.
+            seed: key of every random number; None for a random one.
+            inputs: other inputs of the model, by name.
 
         Raises:
-            PromptError: the model's other inputs or the config cannot be honoured, or the prompt
-                holds ids that may be embedded and never follow.
+            PromptError: another input or the config is not supported, or a prompt holds ids that
+                have an embedding but no logit.
             TargetMismatch: the model is not the decoder's target.
         """
         self._check(target, inputs)
-        rows = unpadded(self.input_ids, self.attention_mask)
-        for row in rows:
-            check_ids(row, target.spec.vocab_size)
-        self._check_positions(inputs.get("position_ids"), rows)
-        refuse_several(len(rows), self.processors)
+        prompts = unpadded(self.input_ids, self.attention_mask)
+        for prompt in prompts:
+            check_ids(prompt, target.spec.vocab_size)
+        self._check_positions(inputs.get("position_ids"), prompts)
+        refuse_several(len(prompts), self.processors)
         key = random_seed() if seed is None else seed
         limit = target.spec.max_position
-        each = self._each(rows)
-        return share_processors([one.request(key, limit, n) for n, one in enumerate(each)])
+        prepared = self._prepared(prompts)
+        return share_processors(
+            [prompt.request(key, limit, index) for index, prompt in enumerate(prepared)]
+        )
 
-    def _each(self, rows: list[list[int]]) -> list[Prepared]:
-        """Return what is prepared for every row.
+    def _prepared(self, prompts: list[list[int]]) -> list[PreparedPrompt]:
+        """Return each prompt with its processors and criteria.
 
-        Processors and criteria that count tokens would count padding, and some know their row: then
-        every row is prepared anew, alone, with those that the caller passed.
+        Processors and criteria that count tokens would count padding, and some depend on the batch
+        index. With such processors every prompt is prepared again, alone, with the processors and
+        criteria that the caller passed.
         """
-        is_padded = any(len(row) != self.input_ids.shape[1] for row in rows)
-        are_alike = len(rows) == 1 or all(type(one) in PREFIX_FREE for one in self.processors)
+        is_padded = any(len(prompt) != self.input_ids.shape[1] for prompt in prompts)
+        are_alike = len(prompts) == 1 or all(
+            type(processor) in PREFIX_FREE for processor in self.processors
+        )
         if not is_padded and are_alike:
-            whole = Prepared(self.input_ids, self.processors, self.criteria, self.config)
-            return [whole] * len(rows)
+            whole = PreparedPrompt(self.input_ids, self.processors, self.criteria, self.config)
+            return [whole] * len(prompts)
         config = copy(self.config)
         config.max_new_tokens = int(self.config.max_length) - self.input_ids.shape[1]
         config.max_length = None
-        config.num_return_sequences = 1  # the rows are there already
+        config.num_return_sequences = 1  # the batch holds all of them already
         built = capture(self.model, self.input_ids, self.attention_mask, generation_config=config)
         given: dict[str, Any] = {
             "logits_processor": LogitsProcessorList(_others(self.processors, built.processors)),
             "stopping_criteria": StoppingCriteriaList(_others(self.criteria, built.criteria)),
         }
-        return [prepare(self.model, row, generation_config=config, **given) for row in rows]
+        return [prepare(self.model, ids, generation_config=config, **given) for ids in prompts]
 
-    def _check_positions(self, positions: Tensor | None, rows: list[list[int]]) -> None:
-        """Refuse positions that do not count each row's own tokens."""
+    def _check_positions(self, positions: Tensor | None, prompts: list[list[int]]) -> None:
+        """Refuse positions that do not count each prompt's own tokens."""
         if positions is None:
             return
-        for row, own in zip(rows, positions.expand(len(rows), -1).tolist(), strict=True):
-            if sorted(own)[-len(row) :] != list(range(len(row))):
+        expanded = positions.expand(len(prompts), -1).tolist()
+        for prompt, own in zip(prompts, expanded, strict=True):
+            if sorted(own)[-len(prompt) :] != list(range(len(prompt))):
                 raise PromptError(
-                    "position_ids cannot be honoured",
+                    "position_ids are not supported",
                     expected="positions that count each prompt's tokens from 0",
                     got=own,
                     remedy="leave them out",
@@ -131,24 +146,24 @@ class Handover:
             others.add("synced_gpus")
         if others:
             raise PromptError(
-                "inputs that cannot be honoured",
+                "inputs that are not supported",
                 expected="input_ids and attention_mask",
                 got=", ".join(sorted(others)),
                 remedy="leave them out",
             )
 
 
-def _others(handed: Iterable[T], built: Iterable[T]) -> list[T]:
-    """Return what the caller passed: what was handed over and not built from the config."""
-    left = Counter(_description(one) for one in built)
+def _others(passed: Iterable[T], built: Iterable[T]) -> list[T]:
+    """Return the caller's own: those passed on that were not built from the config."""
+    left = Counter(map(_description, built))
     others = []
-    for one in handed:
-        if left[_description(one)] > 0:
-            left[_description(one)] -= 1
+    for item in passed:
+        if left[_description(item)] > 0:
+            left[_description(item)] -= 1
         else:
-            others.append(one)
+            others.append(item)
     return others
 
 
-def _description(one: object) -> str:
-    return f"{type(one)} {sorted(vars(one).items(), key=str)}"
+def _description(item: object) -> str:
+    return f"{type(item)} {sorted(vars(item).items(), key=str)}"

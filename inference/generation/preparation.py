@@ -1,6 +1,6 @@
-"""Turns prompts and keyword arguments into requests, through the target's own `generate()`."""
+"""Requests from prompts and keyword arguments, prepared by the target's own `generate()`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,70 +29,117 @@ from jakiro.target.checks import CausalLM
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What `generate()` hands to a decoding method."""
+class PreparedPrompt:
+    """The arguments that `generate()` passes to a decoding method.
+
+    Attributes:
+        input_ids: token ids of the prompts; all sequences of a batch where `generate()` was called
+            with a batch.
+        processors: logits processors.
+        criteria: stopping criteria.
+        config: generation config with all defaults filled in.
+    """
 
     input_ids: Int[Tensor, "batch prompt"]
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
 
-    def request(self, seed: int, max_position: int, row: int = 0) -> Request:
-        """Return the request over one of the prompts, which has no padding.
+    def request(self, seed: int, max_position: int, index: int = 0) -> Request:
+        """Return the request for one of the prompts, which must have no padding.
 
         Args:
-            seed: key of every random number.
+            seed: key of every random number of the request.
             max_position: number of positions that the target has.
-            row: of the batch.
+            index: batch index of the prompt.
 
         Raises:
             PromptError: the config asks for another kind of decoding, or prompt and continuation
                 exceed the context.
         """
         refuse_other_decoding(self.config, self.processors)
-        check_length(self.input_ids.shape[1], int(self.config.max_length), max_position, row)
+        check_length(self.input_ids.shape[1], int(self.config.max_length), max_position, index)
         return Request(
-            token_ids=self.input_ids[min(row, len(self.input_ids) - 1)].tolist(),
-            sampling=Sampling(self.processors, bool(self.config.do_sample), seed, row),
+            token_ids=self.input_ids[min(index, len(self.input_ids) - 1)].tolist(),
+            sampling=Sampling(self.processors, bool(self.config.do_sample), seed, index),
             stop=StopRule(self.criteria, self.input_ids.device),
             max_length=int(self.config.max_length),
         )
 
 
-def prepare(
+def prepare_requests(
     model: CausalLM,
-    token_ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    generation: Mapping[str, Any] | None = None,
     *,
     temperature: float | None = None,
+    seed: int | Sequence[int] | None,
+    max_position: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    **generation: Any,
-) -> Prepared:
-    """Return what `model.generate(token_ids, **generation)` would decode.
+) -> tuple[list[Request], GenerationConfig]:
+    """Return a request for each prompt, and the generation config that the requests share.
 
-    Processors, stopping criteria and defaults are prepared by Hugging Face's own `generate()`, so
-    both decode the same law.
+    Arguments of the caller are checked here and nowhere else. Every prompt is prepared alone, so
+    that processors and criteria that count tokens never count padding: they are those of the same
+    prompt decoded alone.
 
     Args:
         model: the target.
-        token_ids: the prompt.
-        temperature: 0 is greedy; a positive one samples; None leaves both to the other arguments
-            and the target's generation config.
-        tokenizer: finds stop strings.
-        **generation: arguments of `generate()`, such as max_new_tokens or top_p.
+        prompts: token ids of every prompt.
+        generation: arguments of `generate()`, such as max_new_tokens or top_p; None for none.
+        temperature: 0 for greedy decoding, a positive number for sampling; None leaves both to
+            `generation` and to the target's generation config.
+        seed: key of every random number, or one key per prompt; None for a random one.
+        max_position: number of positions that the target has.
+        tokenizer: tokenizer that finds stop strings; None if there are none.
 
     Raises:
-        PromptError: an argument is out of range, unknown, or cannot be honoured.
+        PromptError: an argument is out of range, unknown, or not supported.
     """
+    generation = generation or {}
     refuse_arguments(temperature, generation)
+    arguments = {**_decision(temperature), **generation}
+    distinct = {tuple(ids): None for ids in prompts}
+    prepared = {ids: prepare(model, ids, tokenizer, **arguments) for ids in distinct}
+    each = [prepared[tuple(ids)] for ids in prompts]
+    refuse_several(len(each), each[0].processors)
+    key = random_seed() if seed is None else seed
+    shared = key if isinstance(key, int) else 0
+    requests = [prompt.request(shared, max_position, index) for index, prompt in enumerate(each)]
+    if not isinstance(key, int):
+        requests = _with_own_seeds(requests, key)
+    return share_processors(requests), each[0].config
+
+
+def prepare(
+    model: CausalLM,
+    token_ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **generation: Any,
+) -> PreparedPrompt:
+    """Return what `model.generate(token_ids, **generation)` would decode.
+
+    Processors, stopping criteria and defaults are prepared by transformers' own `generate()`, so
+    that it and our loop decode the same distribution.
+
+    Args:
+        model: the target.
+        token_ids: token ids of the prompt.
+        tokenizer: tokenizer that finds stop strings; None if there are none.
+        **generation: arguments of `generate()`.
+
+    Raises:
+        PromptError: `generate()` refuses an argument, or several sequences are asked for.
+    """
     ids = torch.tensor([list(token_ids)], device=model.device)
     arguments = _with_stop_strings(_with_padding(model, generation), tokenizer)
     try:
-        prepared = capture(model, ids, torch.ones_like(ids), **_decision(temperature), **arguments)
+        prepared = capture(model, ids, torch.ones_like(ids), **arguments)
     except (ImportError, TypeError, ValueError) as error:
         raise PromptError("generate() refuses the arguments", got=error) from error
     if (count := prepared.config.num_return_sequences) not in (1, None):
         raise PromptError(
-            "num_return_sequences cannot be honoured here",
+            "num_return_sequences is not supported here",
             expected=1,
             got=count,
             remedy="use generate_batch([prompt] * n), or target.generate(custom_generate=decoder)",
@@ -102,68 +149,50 @@ def prepare(
 
 def capture(
     model: CausalLM, input_ids: Tensor, attention_mask: Tensor | None, **generation: Any
-) -> Prepared:
-    """Return what `model.generate(input_ids, ...)` hands to a decoding method, for all rows."""
+) -> PreparedPrompt:
+    """Return the arguments that `model.generate(input_ids, ...)` passes to a decoding method.
+
+    Args:
+        model: the target.
+        input_ids: token ids of all prompts, padded, shape [batch, prompt].
+        attention_mask: 0 where `input_ids` is padding, shape [batch, prompt]; None without padding.
+        **generation: arguments of `generate()`.
+    """
     generate: Any = model.generate
-    prepared: Prepared = generate(
+    prepared: PreparedPrompt = generate(
         input_ids, attention_mask=attention_mask, custom_generate=_capture, **generation
     )
     return prepared
 
 
-def prepare_requests(
-    model: CausalLM,
-    prompts: Sequence[Sequence[int]],
-    *,
-    seed: int | Sequence[int] | None,
-    max_position: int,
-    **arguments: Any,
-) -> tuple[list[Request], GenerationConfig]:
-    """Return a request for each prompt, and the config that they share; see `prepare`.
-
-    Every row is prepared alone, so that nothing that counts tokens ever meets padding: a row's
-    processors and criteria are those of the same prompt decoded alone.
-    """
-    distinct = {tuple(ids): None for ids in prompts}
-    prepared = {ids: prepare(model, ids, **arguments) for ids in distinct}
-    each = [prepared[tuple(ids)] for ids in prompts]
-    refuse_several(len(each), each[0].processors)
-    key = random_seed() if seed is None else seed
-    shared = key if isinstance(key, int) else 0
-    requests = [one.request(shared, max_position, row) for row, one in enumerate(each)]
-    if not isinstance(key, int):
-        requests = _with_own_seeds(requests, key)
-    return share_processors(requests), each[0].config
-
-
-def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:
-    """Give each row the chance that it has alone with its seed, wherever it stands."""
-    if len(seeds) != len(requests):
-        raise PromptError(
-            "seeds do not fit the prompts",
-            expected=f"one seed, or {len(requests)}",
-            got=f"{len(seeds)} seeds",
-        )
-    return [
-        replace(one, sampling=replace(one.sampling, seed=seed, batch_index=0))
-        for one, seed in zip(requests, seeds, strict=True)
-    ]
-
-
 def share_processors(requests: list[Request]) -> list[Request]:
-    """Let rows whose processors look at no prefix have the same ones, to be run on all at once."""
+    """Let requests share processors that depend on no prefix, so that they run on all at once."""
     first = requests[0].sampling
     if not first.is_prefix_free:
         return requests
     return [
-        replace(one, sampling=replace(one.sampling, processors=first.processors))
-        for one in requests
+        replace(request, sampling=replace(request.sampling, processors=first.processors))
+        for request in requests
     ]
 
 
 def random_seed() -> int:
     """Return a seed from torch's own generator, which `torch.manual_seed` makes repeatable."""
     return int(torch.randint(1 << 62, (1,)))
+
+
+def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:
+    """Give each request the random stream that it would have alone with its seed."""
+    if len(seeds) != len(requests):
+        raise PromptError(
+            "there must be one seed, or one per prompt",
+            expected=f"one seed, or {len(requests)}",
+            got=f"{len(seeds)} seeds",
+        )
+    return [
+        replace(request, sampling=replace(request.sampling, seed=seed, batch_index=0))
+        for request, seed in zip(requests, seeds, strict=True)
+    ]
 
 
 def _capture(
@@ -173,9 +202,9 @@ def _capture(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     **model_kwargs: Any,
-) -> Prepared:
-    """The decoding method that decodes nothing and returns what it was given."""
-    return Prepared(input_ids, logits_processor, stopping_criteria, generation_config)
+) -> PreparedPrompt:
+    """Stand in for a decoding method: decode nothing, and return the arguments."""
+    return PreparedPrompt(input_ids, logits_processor, stopping_criteria, generation_config)
 
 
 def _decision(temperature: float | None) -> dict[str, Any]:
@@ -189,7 +218,7 @@ def _decision(temperature: float | None) -> dict[str, Any]:
 
 
 def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]:
-    """Name a pad token where there is none: one sequence needs no padding, but HF warns."""
+    """Name a pad token if there is none: one sequence needs no padding, but `generate()` warns."""
     defaults = model.generation_config
     given = generation.get("generation_config") or defaults
     if given is None or "pad_token_id" in generation or given.pad_token_id is not None:

@@ -16,19 +16,19 @@ Prompt = str | list[dict[str, Any]] | list[int] | Tensor
 def encode_prompt(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
 ) -> list[int]:
-    """Return token ids of a text, a list of chat messages, or ids.
+    """Return the token ids of a text, a list of chat messages, or token ids.
 
     Args:
-        prompt: one prompt; ids may be of shape [tokens] or [1, tokens].
-        tokenizer: for texts and messages.
-        vocab_size: of the target.
+        prompt: a single prompt; token ids may have shape [tokens] or [1, tokens].
+        tokenizer: tokenizer for texts and messages; None if the prompt is token ids.
+        vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
-        PromptError: the prompt is empty, holds several prompts or ids that the target does not
-            have, or needs a tokenizer or template that is not there.
+        PromptError: the prompt is empty, holds several prompts or ids outside the target's
+            vocabulary, or needs a tokenizer or chat template that is missing.
     """
     if isinstance(prompt, Tensor):
-        ids = _one_row(prompt)
+        ids = _single(prompt)
     elif isinstance(prompt, str):
         ids = list(needed(tokenizer)(prompt)["input_ids"])
     elif prompt and isinstance(prompt[0], dict):
@@ -51,14 +51,18 @@ def encode_prompt(
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse a prompt with ids that the target's laws do not know.
+    """Refuse a prompt with ids outside the target's vocabulary.
+
+    Args:
+        ids: token ids of the prompt.
+        vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
-        PromptError: there is one.
+        PromptError: an id is outside the vocabulary.
     """
     if wrong := [token for token in ids if not 0 <= token < vocab_size]:
         raise PromptError(
-            "the prompt holds ids that the target does not have",
+            "the prompt holds ids outside the target's vocabulary",
             expected=f"ids from 0 to {vocab_size - 1}",
             got=wrong[0],
             remedy="encode the prompt with the target's own tokenizer",
@@ -68,14 +72,19 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 def unpadded(
     input_ids: Int[Tensor, "batch width"], attention_mask: Int[Tensor, "batch width"] | None
 ) -> list[list[int]]:
-    """Return the rows of a batch without their padding, on either side.
+    """Return the sequences of a batch without their padding, on either side.
+
+    Args:
+        input_ids: token ids of the batch.
+        attention_mask: 0 where `input_ids` is padding; None without padding.
 
     Raises:
-        PromptError: the mask has another shape, masks a token in between, or masks a whole row.
+        PromptError: the mask has another shape, or the tokens of a sequence that it keeps are none
+            or not consecutive.
     """
-    rows = input_ids.tolist()
+    sequences = input_ids.tolist()
     if attention_mask is None:
-        return [list(row) for row in rows]
+        return [list(ids) for ids in sequences]
     if attention_mask.shape != input_ids.shape:
         raise PromptError(
             "the attention mask does not fit the prompts",
@@ -83,16 +92,16 @@ def unpadded(
             got=list(attention_mask.shape),
         )
     return [
-        _without_padding(ids, mask, row)
-        for row, (ids, mask) in enumerate(zip(rows, attention_mask.tolist(), strict=True))
+        _without_padding(ids, mask, index)
+        for index, (ids, mask) in enumerate(zip(sequences, attention_mask.tolist(), strict=True))
     ]
 
 
 def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer.
+    """Return the tokenizer, or refuse its absence.
 
     Raises:
-        PromptError: there is none.
+        PromptError: the tokenizer is None.
     """
     if tokenizer is None:
         raise PromptError(
@@ -104,24 +113,24 @@ def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase
     return tokenizer
 
 
-def _one_row(prompt: Tensor) -> list[int]:
-    rows = prompt.reshape(1, -1) if prompt.dim() < 2 else prompt
-    if rows.shape[0] != 1 or rows.is_floating_point():
+def _single(prompt: Tensor) -> list[int]:
+    batch = prompt.reshape(1, -1) if prompt.dim() < 2 else prompt
+    if batch.shape[0] != 1 or batch.is_floating_point():
         raise PromptError(
             "one prompt at a time",
             expected="integer ids of shape [1, tokens]",
-            got=f"{rows.dtype} of shape {list(rows.shape)}",
+            got=f"{batch.dtype} of shape {list(batch.shape)}",
             remedy="use generate_batch for several prompts",
         )
-    ids: list[int] = rows[0].tolist()
+    ids: list[int] = batch[0].tolist()
     return ids
 
 
-def _without_padding(ids: list[int], mask: Sequence[int], row: int) -> list[int]:
-    seen = [place for place, is_seen in enumerate(mask) if is_seen]
+def _without_padding(ids: list[int], mask: Sequence[int], index: int) -> list[int]:
+    seen = [position for position, is_seen in enumerate(mask) if is_seen]
     if not seen or seen[-1] - seen[0] + 1 != len(seen):
         raise PromptError(
-            f"unusable attention mask of prompt {row}",
+            f"unusable attention mask of prompt {index}",
             expected="ones over consecutive tokens, zeros over padding before or after them",
             got="no token" if not seen else "a gap",
         )

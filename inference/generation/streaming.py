@@ -1,4 +1,4 @@
-"""Hands tokens on as they become certain: as text cut at whole code points, or to a streamer."""
+"""Streams tokens as soon as they are final: as text of whole code points, or to a streamer."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,25 +15,25 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete code point decod
 
 
 class TextStream:
-    """Decodes a growing sequence and hands out what is certain.
+    """Text of a growing sequence, without code points that later tokens may complete.
 
     Args:
-        tokenizer: of the target.
+        tokenizer: the target's tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._ids: list[int] = []
-        self._num_shown = 0  # characters already handed out
+        self._num_shown = 0  # characters already returned
 
     def push(self, token_ids: list[int]) -> str:
-        """Return the text that the new tokens complete; it may be empty."""
+        """Return the text that the new tokens complete, which may be empty."""
         self._ids += token_ids
         text = self._decoded()
         return "" if text.endswith(REPLACEMENT) else self._take(text)
 
     def flush(self) -> str:
-        """Return what is left at the end, incomplete code points included."""
+        """Return the rest of the text, incomplete code points included."""
         return self._take(self._decoded())
 
     def _decoded(self) -> str:
@@ -45,11 +45,11 @@ class TextStream:
 
 
 class TextPrinter(BaseStreamer):
-    """A streamer that writes new text, but not the prompt.
+    """Streamer that writes new text, without the prompt.
 
     Args:
-        tokenizer: of the target.
-        write: takes a piece of text.
+        tokenizer: the target's tokenizer.
+        write: function that is called with each piece of text.
     """
 
     def __init__(
@@ -60,21 +60,25 @@ class TextPrinter(BaseStreamer):
         self._is_prompt = True
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt's ids first, then new ones."""
+        """Take the ids of the prompt in the first call, and new ids in later calls."""
         if not self._is_prompt:
             self._write(self._stream.push(value.tolist()))
         self._is_prompt = False
 
     def end(self) -> None:
-        """Write what is left."""
+        """Write the rest of the text."""
         self._write(self._stream.flush())
 
 
 def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeStep]]:
-    """Yield a run's rounds, and give their tokens to a streamer on the way.
+    """Yield a run's decoding steps, and pass their tokens to a streamer.
+
+    Args:
+        run: the run, which has not begun yet.
+        streamer: streamer of the caller; None for none.
 
     Raises:
-        PromptError: a streamer was given several sequences.
+        PromptError: there is a streamer, and the run has several sequences.
     """
     if streamer is None:
         yield from run
@@ -91,9 +95,14 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
 
 
 def pieces(steps: Iterator[DecodeStep], stream: TextStream) -> Iterator[str]:
-    """Yield the text of rounds as soon as it is certain."""
-    for one in steps:
-        if piece := stream.push(one.token_ids):
+    """Yield the text of decoding steps as soon as it is final.
+
+    Args:
+        steps: decoding steps of a single sequence.
+        stream: stream that turns their tokens into text.
+    """
+    for step in steps:
+        if piece := stream.push(step.token_ids):
             yield piece
     if rest := stream.flush():
         yield rest

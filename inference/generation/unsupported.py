@@ -1,4 +1,4 @@
-"""What decoding cannot do, refused by name and before any work."""
+"""Refusals of unsupported arguments, by name and before any work."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from jakiro.errors import PromptError
 
-# Arguments of generate() that mean another kind of decoding or another input.
+# Arguments of generate() that ask for another kind of decoding or another input.
 REFUSED = frozenset(
     {
         "assistant_model",
@@ -26,7 +26,7 @@ REFUSED = frozenset(
         "tokenizer",
     }
 )
-# Fields of its config that do so, by the values that leave them off.
+# Fields of its config that do so, with the values that switch them off.
 _OFF: dict[str, tuple[Any, ...]] = {
     "num_beams": (1, None),
     "num_beam_groups": (1, None),
@@ -59,10 +59,14 @@ _STATEFUL = frozenset(
 
 
 def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be used.
+    """Refuse arguments that are unusable or not supported.
+
+    Args:
+        temperature: temperature that the caller asked for; None if none.
+        generation: other arguments, by name.
 
     Raises:
-        PromptError: naming them.
+        PromptError: an argument is refused; the message names it.
     """
     if temperature is not None and not _is_temperature(temperature):
         raise PromptError(
@@ -70,7 +74,7 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
         )
     if temperature is not None and "do_sample" in generation:
         raise PromptError(
-            "temperature and do_sample say the same thing",
+            "temperature and do_sample set the same thing",
             expected="one of them",
             got=f"temperature={temperature} and do_sample={generation['do_sample']}",
             remedy="leave do_sample out",
@@ -80,7 +84,7 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
         raise PromptError("unusable max_new_tokens", expected="at least 1", got=new_tokens)
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(
-            "arguments that cannot be honoured",
+            "arguments that are not supported",
             expected="a prompt, and fields of GenerationConfig",
             got=", ".join(refused),
             remedy="leave them out",
@@ -92,51 +96,65 @@ def _is_temperature(value: object) -> bool:
 
 
 def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:
-    """Refuse by name what would need another loop, or a processor that keeps a state.
+    """Refuse configs that need another decode loop, and processors that keep a state.
+
+    Args:
+        config: generation config with all defaults filled in.
+        processors: logits processors.
 
     Raises:
-        PromptError: the config or the processors ask for it.
+        PromptError: the config or a processor is refused; the message names it.
     """
     for name, off in _OFF.items():
         if (value := getattr(config, name, None)) not in off:
             raise PromptError(
-                f"{name} cannot be honoured", expected=off[0], got=value, remedy="leave it out"
+                f"{name} is not supported", expected=off[0], got=value, remedy="leave it out"
             )
-    for one in processors:
-        if type(one).__name__ in _STATEFUL:
+    for name in (type(processor).__name__ for processor in processors):
+        if name in _STATEFUL:
             raise PromptError(
-                f"{type(one).__name__} cannot be honoured: it keeps a state between tokens",
-                expected="processors that depend on the tokens so far alone",
-                got=type(one).__name__,
+                f"{name} is not supported: it keeps a state between tokens",
+                expected="processors that depend only on the tokens so far",
+                got=name,
                 remedy="leave it out",
             )
 
 
-def refuse_several(num_rows: int, processors: Iterable[object]) -> None:
-    """Refuse what cannot be told apart for several sequences.
+def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
+    """Refuse processors that work for a single sequence only.
+
+    Args:
+        num_sequences: number of sequences in the batch.
+        processors: logits processors.
 
     Raises:
-        PromptError: a constraint depends on the row of the batch.
+        PromptError: there are several sequences, and a processor depends on the batch index.
     """
-    names = {type(one).__name__ for one in processors}
-    if num_rows > 1 and "PrefixConstrainedLogitsProcessor" in names:
+    names = {type(processor).__name__ for processor in processors}
+    if num_sequences > 1 and "PrefixConstrainedLogitsProcessor" in names:
         raise PromptError(
-            "prefix_allowed_tokens_fn cannot be honoured for several sequences at once",
+            "prefix_allowed_tokens_fn is not supported for several sequences at once",
             expected="one prompt",
-            got=num_rows,
+            got=num_sequences,
             remedy="decode the prompts one by one",
         )
 
 
-def check_length(prompt: int, total: int, max_position: int, row: int = 0) -> None:
-    """Refuse what does not fit into the target's context.
+def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> None:
+    """Refuse a prompt that does not fit into the target's context with its new tokens.
+
+    Args:
+        prompt: tokens of the prompt.
+        total: tokens of the prompt and of its longest continuation.
+        max_position: number of positions that the target has.
+        index: number of the prompt in the error message.
 
     Raises:
-        PromptError: naming both lengths.
+        PromptError: the tokens exceed the context; the message gives both lengths.
     """
     if prompt >= max_position or total > max_position:
         raise PromptError(
-            f"prompt {row} and its new tokens do not fit into the target's context",
+            f"prompt {index} and its new tokens do not fit into the target's context",
             expected=f"at most {max_position} positions",
             got=f"{prompt} prompt tokens and {total - prompt} new ones",
             remedy="shorten the prompt or lower max_new_tokens",

@@ -1,20 +1,19 @@
-"""Measures `tree="auto"` against autoregressive decoding.
+"""Measurement of `tree="auto"` against autoregressive decoding, for `jakiro profile automatic`.
 
-Run it as `python -m inference.profiling.automatic --drafter PATH`. The program measures the ratio
-of seconds, pooled over all prompts and learning included, with the given drafter and with a useless
-drafter (random weights) at each temperature. It prints progress to standard error and, as its last
-line, a JSON document to standard output.
+The ratio of seconds is pooled over all prompts, learning included. It is measured with the given
+drafter and with a useless one (random weights) at each temperature. Progress is printed to standard
+error.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from pydantic import PositiveInt
 
 from inference.autotune.costs import known_costs
 from inference.autotune.online import AutoTree
 from inference.autotune.search import largest_trees
-from inference.benchmark.machine import emit, environment
+from inference.benchmark.machine import environment
 from inference.benchmark.stats import interval
 from inference.benchmark.timing import note, seconds_of
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -23,8 +22,7 @@ from inference.engine.policy import DraftPolicy
 from inference.engine.stats import DecodeStats
 from inference.generation.preparation import prepare_requests
 from inference.profiling.subject import (
-    add_prompt_options,
-    add_target_options,
+    PromptSettings,
     load_drafter,
     load_prompts,
     load_target,
@@ -44,22 +42,33 @@ class Pair(NamedTuple):
     stats: DecodeStats  # with automatic trees
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print the document."""
-    options = _parse(arguments)
-    target = TargetAdapter(load_target(options))
-    prompts = load_prompts(options, target)
+class AutomaticSettings(PromptSettings):
+    """Subject, prompts and temperatures of the measurement.
+
+    Attributes:
+        temperatures: sampling temperatures, 0 for greedy.
+    """
+
+    count: PositiveInt = 20
+    prompt_tokens: PositiveInt = 128
+    new_tokens: PositiveInt = 48
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+
+
+def measure_automatic(settings: AutomaticSettings) -> dict[str, Any]:
+    """Decode all prompts both ways and return the figures as JSON holds them."""
+    target = TargetAdapter(load_target(settings))
+    prompts = load_prompts(settings, target)
     drafters = {"useless": load_drafter(None, target)}
-    if options.drafter is not None:
-        drafters["given"] = load_drafter(options.drafter, target)
+    if settings.drafter is not None:
+        drafters["given"] = load_drafter(settings.drafter, target)
     summaries = []
     for name, drafter in drafters.items():
-        for temperature in options.temperatures:
-            pairs = _measure(target, drafter, prompts, options.new_tokens, temperature)
+        for temperature in settings.temperatures:
+            pairs = _measure(target, drafter, prompts, settings.new_tokens, temperature)
             summaries.append({"drafter": name, "temperature": temperature, **_summary(pairs)})
             note(str(summaries[-1]))
-    emit({"automatic": summaries, "environment": environment(target, options)})
-    return 0
+    return {"automatic": summaries, "environment": environment(target, settings)}
 
 
 def _measure(
@@ -78,10 +87,10 @@ def _measure(
         requests, _ = prepare_requests(
             target.model,
             [prompt],
+            {"max_new_tokens": new_tokens},
+            temperature=temperature,
             seed=seed,
             max_position=target.spec.max_position,
-            temperature=temperature,
-            max_new_tokens=new_tokens,
         )
         return DecodeRun(target, trained if policy else None, requests, policy)
 
@@ -110,16 +119,3 @@ def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
         "tau": stats.tau,
         "share_of_rounds_drafted": stats.reached[1] / max(stats.target_forwards, 1),
     }
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure automatic trees.")
-    add_target_options(parser)
-    add_prompt_options(parser, count=20, new_tokens=48)
-    parser.add_argument("--drafter", help="folder or Hub id; by default only a useless drafter")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,22 +1,18 @@
-"""Measures how often rounding decides a greedy token.
+"""Frequency of greedy tokens that rounding decides, for `jakiro profile rounding`.
 
-Run it as `python -m inference.profiling.rounding --target PATH`.
-
-If the target reads the same tokens singly and as trees, the logits differ in the last digits; where
-two tokens nearly tie, the likeliest token may change. The program prints progress to standard error
-and, as its last line, a JSON document to standard output.
+The same tokens read one by one and as trees have logits that differ in the last digits; where two
+tokens nearly tie, the likeliest one may change. Progress is printed to standard error.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from pydantic import PositiveInt
 from transformers import LogitsProcessorList
 
-from inference.benchmark.machine import emit, environment
+from inference.benchmark.machine import environment
 from inference.benchmark.stats import interval
 from inference.benchmark.timing import note
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -24,8 +20,7 @@ from inference.engine.context import Context
 from inference.profiling.oracle import OracleDrafter
 from inference.profiling.runs import by_transformers
 from inference.profiling.subject import (
-    add_prompt_options,
-    add_target_options,
+    PromptSettings,
     load_drafter,
     load_prompts,
     load_target,
@@ -46,30 +41,35 @@ class Outcome(NamedTuple):
     first: dict[str, int | None]  # by way of decoding: index of the first token that differs
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print the document."""
-    options = _parse(arguments)
-    target = TargetAdapter(load_target(options))
-    prompts = load_prompts(options, target)
+class RoundingSettings(PromptSettings):
+    """Subject and prompts of the measurement."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    count: PositiveInt = 20
+    prompt_tokens: PositiveInt = 128
+    new_tokens: PositiveInt = 64
+
+
+def measure_rounding(settings: RoundingSettings) -> dict[str, Any]:
+    """Compare all prompts with `generate()` and return the figures as JSON holds them."""
+    target = TargetAdapter(load_target(settings))
+    prompts = load_prompts(settings, target)
     shape = TreeShape(parallel_levels=0)
-    trained = TrainedDrafter(load_drafter(options.drafter, target), target, shape)
+    trained = TrainedDrafter(load_drafter(settings.drafter, target), target, shape)
     outcomes = []
     for number, prompt in enumerate(prompts, start=1):
-        outcomes.append(_outcome(target, trained, prompt, options.new_tokens))
+        outcomes.append(_outcome(target, trained, prompt, settings.new_tokens))
         note(f"prompt {number} of {len(prompts)}: first difference {outcomes[-1].first}")
-    emit(
-        {
-            "argmax_differs": _shares(outcomes, lambda outcome: outcome.differs),
-            "continuations_differ": _shares(
-                outcomes,
-                lambda outcome: {way: [i is not None] for way, i in outcome.first.items()},
-            ),
-            "first_difference": [outcome.first for outcome in outcomes],
-            "positions": len(outcomes) * options.new_tokens,
-            "environment": environment(target, options),
-        }
-    )
-    return 0
+    return {
+        "argmax_differs": _shares(outcomes, lambda outcome: outcome.differs),
+        "continuations_differ": _shares(
+            outcomes,
+            lambda outcome: {way: [i is not None] for way, i in outcome.first.items()},
+        ),
+        "first_difference": [outcome.first for outcome in outcomes],
+        "positions": len(outcomes) * settings.new_tokens,
+        "environment": environment(target, settings),
+    }
 
 
 def _outcome(
@@ -167,15 +167,3 @@ def _shares(
         )._asdict()
         for name in facts(outcomes[0])
     }
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure how often rounding decides.")
-    add_target_options(parser, dtype="bfloat16")
-    add_prompt_options(parser, count=20, new_tokens=64)
-    parser.add_argument("--drafter", help="folder; by default a random drafter of about one layer")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

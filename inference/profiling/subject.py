@@ -1,19 +1,14 @@
 """Loads the subject of profiling: a target, a drafter of suitable size, and prompts."""
 
-import argparse
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from pydantic import PositiveInt
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
@@ -32,11 +27,29 @@ from jakiro.config import (
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter, TargetSpec
 from jakiro.target.record import check_target, record_target
+from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer
+from jakiro.utils.settings import Settings
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROMPT_TOKENS = 64
 # Optional folder, beside the checkout, of a target that several programs share.
 SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
+
+
+class SubjectSettings(Settings):
+    """Target and drafter to measure.
+
+    Attributes:
+        target: folder or hub id of the target; None for the shared target beside the checkout, or
+            for a random model.
+        drafter: folder of the drafter; None for a random drafter.
+        dtype: dtype of target and drafter.
+        device: device of target and drafter.
+    """
+
+    target: str | None = None
+    drafter: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -110,40 +123,27 @@ def start(
     requests, _ = prepare_requests(
         target.model,
         prompts,
-        max_position=target.spec.max_position,
+        {"max_new_tokens": new_tokens},
         temperature=temperature,
-        max_new_tokens=new_tokens,
         seed=0,
+        max_position=target.spec.max_position,
     )
     return DecodeRun(target, drafter, requests)
 
 
-def add_target_options(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
-    """Add the options of the target.
-
-    Args:
-        parser: parser to extend.
-        dtype: default of `--dtype`.
-    """
-    parser.add_argument(
-        "--target",
-        help="folder or Hub id; by default ../shared/reference-target beside the checkout",
-    )
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default=dtype)
-    parser.add_argument("--device", default="cpu")
-
-
-def load_target(options: argparse.Namespace) -> PreTrainedModel:
-    """Return the target of `--target`; by default the shared target, or a random Llama."""
-    name_or_path = options.target or (str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None)
-    dtype = DTYPES[options.dtype]
+def load_target(settings: SubjectSettings) -> PreTrainedModel:
+    """Return the target of the settings; by default the shared target, or a random Llama."""
+    shared = str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None
+    name_or_path = settings.target or shared
+    dtype = TORCH_DTYPES[settings.dtype]
     model: Any
     if name_or_path is None:
         model = _random_llama()
+        model = model.to(device=settings.device, dtype=dtype).eval()
     else:
-        model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype)
+        model = load_causal_lm(name_or_path, dtype=dtype, device=settings.device)
     model.generation_config.eos_token_id = None  # all runs have the same length
-    return model.to(device=options.device, dtype=dtype).eval()
+    return model
 
 
 def load_drafter(path: str | None, target: TargetAdapter) -> JakiroDrafter:
@@ -174,21 +174,22 @@ def random_prompts(target: TargetAdapter, count: int, length: int) -> list[list[
     return [[source.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
-def build_subject(options: argparse.Namespace, effort: Effort) -> Subject:
+def build_subject(settings: SubjectSettings, effort: Effort, *, is_quick: bool) -> Subject:
     """Load target, drafter and prompts.
 
     Args:
-        options: parsed command line.
+        settings: names of target and drafter.
         effort: amount of measurement.
+        is_quick: whether the run is only a test that everything runs.
     """
-    target = TargetAdapter(load_target(options))
+    target = TargetAdapter(load_target(settings))
     length = min(PROMPT_TOKENS, target.spec.max_position // 4)
     return Subject(
         target=target,
-        drafter=load_drafter(options.drafter, target),
+        drafter=load_drafter(settings.drafter, target),
         prompts=random_prompts(target, effort.prompts, length),
         effort=effort,
-        is_quick=options.quick,
+        is_quick=is_quick,
     )
 
 
@@ -228,44 +229,39 @@ MARGIN = 16  # positions left after the new tokens
 SHARED_PROMPTS = SHARED_TARGET / "prompts-test.jsonl"
 
 
-def add_prompt_options(parser: argparse.ArgumentParser, count: int, new_tokens: int) -> None:
-    """Add the options of the prompts and of the number of new tokens.
+class PromptSettings(SubjectSettings):
+    """Prompts to continue, and the number of new tokens.
 
-    Args:
-        parser: parser to extend.
-        count: default of `--count`.
-        new_tokens: default of `--new-tokens`.
+    Attributes:
+        prompts: file of prompts; None for the test prompts beside the shared target, or for
+            built-in prompts.
+        count: number of prompts.
+        prompt_tokens: number of tokens kept from the end of each prompt.
+        new_tokens: number of new tokens per prompt.
     """
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        help="JSON Lines of objects with a field `prompt`; by default "
-        "prompts-test.jsonl of ../shared/reference-target, or built-in prompts",
-    )
-    parser.add_argument("--count", type=int, default=count, help="number of prompts")
-    parser.add_argument(
-        "--prompt-tokens",
-        type=int,
-        default=128,
-        help="number of tokens kept from the end of each prompt",
-    )
-    parser.add_argument("--new-tokens", type=int, default=new_tokens)
+
+    prompts: Path | None = None
+    count: PositiveInt
+    prompt_tokens: PositiveInt
+    new_tokens: PositiveInt
 
 
-def load_prompts(options: argparse.Namespace, target: TargetAdapter) -> list[list[int]]:
+def load_prompts(settings: PromptSettings, target: TargetAdapter) -> list[list[int]]:
     """Return the token ids of the prompts, at random if the target has no tokenizer.
 
     Args:
-        options: parsed command line.
+        settings: file and number of the prompts.
         target: the target.
     """
     name_or_path = target.model.name_or_path
     if not name_or_path:
-        return random_prompts(target, options.count, PROMPT_TOKENS)
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    file = options.prompts or (SHARED_PROMPTS if SHARED_PROMPTS.is_file() else None)
-    prompts: list[Prompt] = list(BUILT_IN) if file is None else read_prompts(file)
+        return random_prompts(target, settings.count, PROMPT_TOKENS)
+    tokenizer = load_tokenizer(name_or_path, "the tokenizer of the target")
+    file = settings.prompts or (SHARED_PROMPTS if SHARED_PROMPTS.is_file() else None)
+    prompts: Sequence[Prompt] = BUILT_IN
+    if file is not None:
+        prompts = [prompt.first for prompt in read_prompts(file)]
     vocab_size = target.spec.vocab_size
-    encoded = [encode_prompt(prompt, tokenizer, vocab_size) for prompt in prompts[: options.count]]
-    room = target.spec.max_position - options.new_tokens - MARGIN
-    return [ids[-min(options.prompt_tokens, room) :] for ids in encoded]
+    encoded = [encode_prompt(prompt, tokenizer, vocab_size) for prompt in prompts[: settings.count]]
+    room = target.spec.max_position - settings.new_tokens - MARGIN
+    return [ids[-min(settings.prompt_tokens, room) :] for ids in encoded]

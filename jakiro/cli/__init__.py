@@ -1,6 +1,6 @@
-"""The command line: it parses, hands over, and turns a caller's mistake into one clear line.
+"""The command line: reads options, calls the work, and reports a caller's mistake in one line.
 
-Commands import their work inside their bodies: `jakiro --help` must not wait for torch.
+Commands import their work inside their bodies, so that `jakiro --help` does not import torch.
 """
 
 import os
@@ -12,42 +12,54 @@ from typing import Annotated
 import typer
 
 from jakiro import __version__
+from jakiro.cli.ablate import ablate
 from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
+from jakiro.cli.data import data
 from jakiro.cli.demo import demo
 from jakiro.cli.features import features
 from jakiro.cli.generate import generate
-from jakiro.cli.output import EXIT_CODE_INTERRUPTED, say
+from jakiro.cli.output import say
 from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
+from jakiro.cli.profile import profile
 from jakiro.cli.regenerate import regenerate
+from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
 from jakiro.cli.verify import verify
-from jakiro.errors import JakiroError
-
-EXIT_CODE_BAD_INPUT = 2
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroError
 
 _DEBUG = "--debug"
+_COMMANDS = {
+    "Decode": (generate, demo),
+    "Train": (train, features, plot, ablate),
+    "Measure": (bench, verify, throughput),
+    "Data": (prepare, regenerate),
+}
+_GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 
-# Threads that wait shall yield soon: GNU OpenMP's spin so long that, beside another busy process,
-# each of our many small operations waits for a time slice. Read when torch is imported.
+# GNU OpenMP's idle threads spin so long by default that, next to another busy process, each of many
+# small operations waits for a time slice. The variable is read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 app = typer.Typer(name="jakiro", add_completion=False, pretty_exceptions_enable=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0 when done, 1 if it says no, 2 on bad input, 130 if interrupted.
+    """Run a command and exit with its exit code.
+
+    It is 0 when the command is done, 1 if its answer is no, 2 on bad input, and 130 after an
+    interruption.
 
     Args:
-        arguments: the words after the program's name; by default those of this process.
+        arguments: words after the name of the program; None for those of this process.
 
     Raises:
-        SystemExit: always, unless the program itself is at fault.
+        SystemExit: always, except for an error of the program itself.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # Taken out here, so that it may stand before or after the command's name.
+        # Removed here, so that `--debug` may stand before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
         code = app(words_of_command, prog_name="jakiro", standalone_mode=False)
     except (JakiroError, typer.TyperException) as error:
@@ -55,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exception(error)
         say(f"error: {_explain(error)}")
         code = EXIT_CODE_BAD_INPUT
-    if code == EXIT_CODE_INTERRUPTED:
+    if code == EXIT_CODE_INTERRUPTED:  # typer's own exit code for an interruption, too
         say("interrupted")
     sys.exit(code)
 
@@ -81,9 +93,11 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """Exact speculative decoding: draft with a small model, keep the target's own distribution."""
+    """Lossless speculative decoding for Hugging Face causal LMs: the same output, faster."""
 
 
-for _command in (demo, prepare, regenerate, train, features, plot, generate, verify, bench):
-    app.command()(_command)
-app.add_typer(aded, name="aded")
+for _panel in _COMMANDS:
+    for _command in _COMMANDS[_panel]:
+        app.command(rich_help_panel=_panel)(_command)
+    for _group in _GROUPS.get(_panel, ()):
+        app.add_typer(_group, rich_help_panel=_panel)

@@ -10,12 +10,14 @@ import typer
 
 from jakiro.cli.output import say, writer
 
-aded = typer.Typer(help="Prepare the drafter that needs no training.", no_args_is_help=True)
+aded = typer.Typer(
+    name="aded", help="Prepare the training-free drafter aded.", no_args_is_help=True
+)
 
 
 @aded.callback()
 def _group() -> None:
-    """Prepare the drafter that needs no training."""
+    """Prepare the training-free drafter aded."""
 
 
 @aded.command()
@@ -24,38 +26,40 @@ def build(
         list[str],
         typer.Option(
             metavar="PATH",
-            help="Text files, training data (.jsonl, .json, .parquet, a data set of the hub), or "
-            "folders of either; may be repeated.",
+            help="Text file, training data (.jsonl, .json, .parquet, or a data set of the hub), or "
+            "folder of such files; may be repeated.",
         ),
     ],
     tokenizer: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="Where the target's tokenizer is.")
+        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The new table.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Table to write.")],
     max_bigrams: Annotated[
-        int, typer.Option(min=1, help="The most frequent ones are kept: 104 bytes each.")
+        int, typer.Option(min=1, help="Most bigrams to keep, 104 bytes each.")
     ] = 2**18,
-    successors: Annotated[int, typer.Option(min=1, max=256, help="Kept of each bigram.")] = 12,
+    successors: Annotated[
+        int, typer.Option(min=1, max=256, help="Most successors to keep per bigram.")
+    ] = 12,
 ) -> None:
-    """Count a corpus, so that `aded=FILE` need not begin with nothing."""
+    """Count the trigrams of a corpus into a table that `aded=FILE` starts with."""
     from inference.drafters.aded.file import save_trigrams, vocabulary_size
     from inference.drafters.aded.index import check_vocabulary
     from jakiro.utils.pretrained import load_tokenizer
     from training.data.trigram_corpus import corpus_records, count_trigrams
 
-    writer(out, "--out", "the trigrams")  # refuses what cannot be stored before anything is counted
-    known = load_tokenizer(tokenizer)
-    check_vocabulary(vocabulary_size(known))
+    writer(out, "--out", "the trigrams")  # refuses an unusable file before anything is counted
+    loaded = load_tokenizer(tokenizer)
+    check_vocabulary(vocabulary_size(loaded))
     with _progress() as track:
-        counter = count_trigrams(known, corpus_records(corpus), track)
+        counter = count_trigrams(loaded, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)
-    save_trigrams(index, out, known, counter.num_tokens)
+    save_trigrams(index, out, loaded, counter.num_tokens)
     say(f"{len(index.keys)} bigrams of {counter.num_tokens} tokens in {out}")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """Yield what shows, on standard error, how many tokens were counted."""
+    """Yield a function that shows the number of counted tokens on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,16 +1,17 @@
 """`jakiro bench`."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jakiro.cli.output import EXIT_CODE_INTERRUPTED, writer
-from jakiro.errors import ConfigError
+from jakiro.cli import options
+from jakiro.cli.options import Context, flags_of, settings_from
+from jakiro.cli.output import writer
+from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument, ComparisonSettings
@@ -33,64 +34,63 @@ where they repeat themselves, up to N candidates. ,name=NAME names a method."""
 
 
 def bench(
+    context: Context,
     target: Annotated[
         str | None, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
     ] = None,
-    method: Annotated[list[str] | None, typer.Option(help=" ".join(_METHODS.split()))] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", help=" ".join(_METHODS.split()))
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="One JSON object per line with prompt, turns or messages, and perhaps a category; "
-            "or a text file of one prompt per line.",
+            help="JSONL file with prompt, turns or messages on each line, and optionally a "
+            "category; or a text file with one prompt per line.",
         ),
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="Use the first ones only.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer to each turn.")] = 128,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="0 is greedy, the default; may be repeated.")
+    num_prompts: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the longest answer.")] = 128,
+    temperatures: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", help="0, the default, is greedy; may be repeated."),
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="By default the target's own.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="By default the target's own.")] = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
     repeats: Annotated[int, typer.Option(help="Times that every prompt is decoded.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the order of everything, and of all draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the order of prompts and methods, and of all samples.")
+    ] = 0,
     keep_state: Annotated[
         bool,
-        typer.Option(
-            "--keep-state", help="Methods that learn go on learning from prompt to prompt."
-        ),
+        typer.Option("--keep-state", help="Adaptive drafters keep learning between prompts."),
     ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="The method that speed-ups are over.")
+        str | None, typer.Option(help="The method that speed-ups are relative to.")
     ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Of the target; auto is its own."),
-    ] = "auto",
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
-    ] = "auto",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Store all figures here.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Store a page with tables and plots.")
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page with tables and plots."),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
-            metavar="A.json B.json", help="Measure nothing: say what changed from A to B."
+            metavar="A.json B.json", help="Measure nothing, and show the changes from A to B."
         ),
     ] = None,
 ) -> None:
-    """Compare ways to decode the same prompts: tokens per forward, speed, and where time goes."""
-    options = dict(locals())
+    """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase."""
     if compare is not None:
-        _refuse_others_beside_compare(options)
-        _say_what_changed(*compare)
+        _refuse_others_beside_compare(context)
+        _show_changes(*compare)
         return
-    if target is None or not method or prompts is None:
+    if target is None or not methods or prompts is None:
         raise ConfigError(
             "there is nothing to compare",
             expected="--target, --prompts and at least one --method, or --compare A.json B.json",
@@ -98,26 +98,11 @@ def bench(
             remedy="see `jakiro bench --help`",
         )
     from inference.benchmark.document import ComparisonSettings
-    from jakiro.utils.settings import validate_settings
 
-    values = {
-        "methods": method,
-        "prompts": str(prompts),
-        "num_prompts": num_prompts,
-        "max_new_tokens": max_new_tokens,
-        "temperatures": temperature or [0.0],
-        "top_p": top_p,
-        "top_k": top_k,
-        "batch_size": batch_size,
-        "repeats": repeats,
-        "seed": seed,
-        "keep_state": keep_state,
-        "baseline": baseline,
-    }
-    settings = validate_settings(ComparisonSettings, values, source="the command line")
+    settings = settings_from(context, ComparisonSettings, prompts=str(prompts))
     if json_file is not None and json_file == report:
         raise ConfigError(
-            "figures and page need a file each",
+            "--json and --report name the same file",
             expected="different names for --json and --report",
             got=report,
         )
@@ -128,16 +113,13 @@ def bench(
 
 
 def _measured(
-    settings: "ComparisonSettings",
-    target: str,
-    dtype: str,
-    device: Literal["auto", "cpu", "cuda"],
+    settings: "ComparisonSettings", target: str, dtype: str, device: options.Device
 ) -> "ComparisonDocument":
     from inference.benchmark.method_names import parse_methods
     from inference.benchmark.run import Comparison, prompts_for, trial_for
     from inference.benchmark.subject import build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
-    from training.distributed.processes import choose_device
+    from jakiro.utils.pretrained import choose_device
 
     prompts = prompts_for(settings)
     with quiet_libraries():
@@ -170,23 +152,32 @@ def _finish(
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
 
-def _refuse_others_beside_compare(options: Mapping[str, object]) -> None:
-    """Raise if an option beside `--compare` is not at its default: it would do nothing."""
+def _refuse_others_beside_compare(context: Context) -> None:
+    """Refuse options that would have no effect with `--compare`.
+
+    Raises:
+        ConfigError: an option has been given besides `--compare`.
+    """
     given = [
-        "--json" if name == "json_file" else f"--{name.replace('_', '-')}"
-        for name, parameter in signature(bench).parameters.items()
-        if name != "compare" and options[name] != parameter.default
+        flag
+        for name, flag in flags_of(context).items()
+        if name not in ("compare", "help") and _is_given(context, name)
     ]
     if given:
         raise ConfigError(
-            "--compare measures nothing, so that other options have no effect beside it",
+            "`--compare` only reads files; it cannot be combined with other options",
             expected="--compare A.json B.json alone",
             got=", ".join(given),
-            remedy="leave them out, or measure first and compare the two files then",
+            remedy="leave them out, or measure first and compare the two files afterwards",
         )
 
 
-def _say_what_changed(before: Path, after: Path) -> None:
+def _is_given(context: Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _show_changes(before: Path, after: Path) -> None:
     from rich.console import Console
 
     from inference.benchmark.diff.change import compare_documents
@@ -198,7 +189,7 @@ def _say_what_changed(before: Path, after: Path) -> None:
 
 @contextmanager
 def _progress() -> "Iterator[Track]":
-    """Yield what shows steps on standard error."""
+    """Yield a function that shows progress on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 

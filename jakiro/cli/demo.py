@@ -5,26 +5,26 @@ from typing import Annotated, Literal
 
 import typer
 
+from jakiro.cli import options
+
 
 def demo(
     preset: Annotated[
-        Literal["smoke", "small"], typer.Option(help="How much to train: seconds or minutes.")
+        Literal["smoke", "small"], typer.Option(help="Length of the training: seconds or minutes.")
     ] = "small",
     cache_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where trained models are kept; by default the user's."),
-    ] = None,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
-    ] = "auto",
-    target: Annotated[
-        str | None,
         typer.Option(
-            metavar="PATH_OR_HUB_ID", help="A causal LM to draft for, instead of a small one."
+            metavar="DIR", help="Folder of the trained models; by default the user's cache."
         ),
     ] = None,
+    device: options.Device = "auto",
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="PATH_OR_HUB_ID", help="Model to draft for, instead of a toy model."),
+    ] = None,
 ) -> None:
-    """Train a drafter for a target, generate with both, and show what drafting gains."""
+    """Train a toy target and a drafter for it, and show the speed-up of drafting."""
     from jakiro.demo.pipeline import run_demo
 
     run_demo(preset=preset, cache_dir=cache_dir, device=device, target=target)

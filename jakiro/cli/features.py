@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jakiro.cli import options
 from jakiro.cli.output import say
 
 if TYPE_CHECKING:
@@ -14,29 +15,24 @@ if TYPE_CHECKING:
 
 def features(
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="The YAML file of settings to train with.")
+        Path, typer.Option(metavar="FILE", help="YAML file of the training settings.")
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where to write; later target_states.folder.")
+        Path, typer.Option(metavar="FOLDER", help="Folder to write, for target_states.folder.")
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY.PATH=VALUE", help="Lay a value over the file's; may be repeated."
-        ),
-    ] = None,
+    overrides: options.Overrides = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Read finished shards again, and write damaged ones anew."),
+        typer.Option("--check", help="Read finished shards again, and replace damaged ones."),
     ] = False,
 ) -> None:
-    """Write what the target says of all training rows, for target_states.source offline.
+    """Precompute the target's states for the whole data set, for target_states.source offline.
 
-    An interrupted start is finished by the next one; several may run side by side.
+    The next start continues after an interruption, and several processes may write together.
     """
+    from jakiro.utils.pretrained import choose_device
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
-    from training.distributed.processes import choose_device
     from training.module import move_target
     from training.setup.preparation import prepare
     from training.target_states.writer import TargetStateWriter
@@ -50,16 +46,16 @@ def features(
     typer.echo(str(writer.plan))
     move_target(inputs.target, device, needs_layers=True)
     if _write(writer):
-        typer.echo(f"all features are in {writer.folder.path}")
+        typer.echo(f"all target states are in {writer.folder.path}")
     else:
-        say("the remaining shards are being written by other processes")
+        say("other processes are writing the remaining shards")
 
 
 def _write(writer: "TargetStateWriter") -> bool:
-    """Write with a bar on standard error."""
+    """Write the shards with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("Rows", total=writer.plan.num_sequences_left)
-        return writer.write(lambda rows: bar.advance(task, rows))
+        task = bar.add_task("Sequences", total=writer.plan.num_sequences_left)
+        return writer.write(lambda count: bar.advance(task, count))

@@ -5,35 +5,41 @@ from typing import Annotated, Literal
 
 import typer
 
+from jakiro.cli.options import DRAFTERS
 from jakiro.cli.output import say
 
 
 def generate(
     drafter: Annotated[
         str,
-        typer.Argument(
-            help="Folder or hub id of a drafter; or, with --target, aded, aded=TABLE, lookup, or "
-            "lm=MODEL, a smaller model with the same tokenizer; or two that share trees, such as "
-            "aded+drafter=DRAFTER."
-        ),
+        typer.Argument(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
     ],
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     target: Annotated[
-        str | None, typer.Option(help="Where the target is, if not where the drafter says.")
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            help="The target, if it is not where the drafter's config says.",
+        ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Length of the continuation.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     tree: Annotated[
         Literal["trained", "auto"],
-        typer.Option(help="Trees as trained, or in each round what pays on this machine."),
+        typer.Option(
+            help="Draft trees as trained, or the fastest on this machine in each decoding step."
+        ),
     ] = "trained",
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile decoding steps; the first ones take long.")
+        bool,
+        typer.Option("--compile", help="Compile decoding steps, which makes the first steps slow."),
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print figures to stderr.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print figures to standard error.")
+    ] = False,
 ) -> None:
-    """Continue a text as the target would, with the help of its drafter."""
+    """Continue a text exactly as the target would, sped up by a drafter."""
     from inference.decoder import SpeculativeDecoder
     from inference.generation.streaming import TextPrinter
 

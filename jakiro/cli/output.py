@@ -1,27 +1,25 @@
-"""What commands tell, and where they store their figures."""
+"""Messages on standard error, and files that receive results."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import typer
 
-EXIT_CODE_INTERRUPTED = 130  # typer turns an interruption into this code
-
 
 def say(message: str) -> None:
-    """Print one line to standard error, whatever a parser quoted."""
+    """Print a message as one line to standard error."""
     typer.echo(" ".join(message.split()), err=True)
 
 
 def writer(
     path: Path | None, option: str = "--json", content: str = "the figures"
 ) -> Callable[[str], None]:
-    """Return what stores a text; a file that is there is refused before any work.
+    """Return a function that stores a text; an existing file is refused before any work.
 
     Args:
         path: the new file; None to store nothing.
-        option: that named the path.
-        content: what it will hold, as errors call it.
+        option: name of the option that gave the path.
+        content: name of the content in error messages.
 
     Raises:
         ConfigError: the file exists, or its folder does not.

@@ -9,10 +9,11 @@ import typer
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of training runs.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE.png", help="Store the picture here; it is replaced.")
+        Path,
+        typer.Option(metavar="FILE.png", help="Picture to write; an existing one is replaced."),
     ],
 ) -> None:
-    """Draw runs as curves: loss, agreement with the target, tau, and acceptance by depth."""
+    """Draw the curves of training runs: loss, agreement with the target, tau, acceptance rates."""
     from training.evaluation.curves import plot_runs
 
     plot_runs(runs, out)

@@ -5,29 +5,30 @@ from typing import Annotated, Literal
 
 import typer
 
-DATA = "A file, a folder, or a data set of the hub as NAME or NAME:SPLIT; may be repeated."
-TARGET = "The model to draft for."
-SKIP = "Leave out rows that cannot be used, and count them; else the first one is an error."
+DATA = "File, folder, or data set of the hub as NAME or NAME:SPLIT; may be repeated."
+SKIP = "Leave out and count unusable records; without it, the first of them is an error."
 
 
 def prepare(
-    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help=TARGET)],
+    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to draft for.")],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
-    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed row.")] = 512,
+    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed sequence.")] = 512,
     split: Annotated[
         Literal["never", "texts", "all"],
-        typer.Option(help="Which documents to split, so that rows are full; as data.split."),
+        typer.Option(help="Documents to split, so that sequences are full; as data.split."),
     ] = "texts",
     preview: Annotated[
-        int, typer.Option(min=0, help="Show so many documents, responses in colour.")
+        int, typer.Option(min=0, help="Number of documents to show, with responses in colour.")
     ] = 0,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
     cache_folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where tokens are kept; by default the user's cache."),
+        typer.Option(
+            metavar="DIR", help="Folder of the cached tokens; by default the user's cache."
+        ),
     ] = None,
 ) -> None:
-    """Read data into the cache that training uses; say what it holds, and what is left out."""
+    """Tokenise data into the cache that training uses, and print what was read and left out."""
     from rich.console import Console
 
     from jakiro.utils.logs import quiet_libraries
@@ -52,11 +53,11 @@ def prepare(
     console = Console()
     for document in preview_of(store, tokenizer, preview):
         console.print(document, end="\n\n")
-    rows = PackedSequences(store, range(store.num_documents), sequence_length, split)
+    sequences = PackedSequences(store, range(store.num_documents), sequence_length, split)
     if store.counts is not None:
-        counts = DataCounts(read=store.counts, packed=rows.counts)
+        counts = DataCounts(read=store.counts, packed=sequences.counts)
         for line in counts.lines():
             typer.echo(line)
-        said = advice(rows.counts, "--split", "--sequence-length")
-        if said is not None:
-            typer.echo(said)
+        hint = advice(sequences.counts, "--split", "--sequence-length")
+        if hint is not None:
+            typer.echo(hint)

@@ -4,10 +4,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jakiro.cli import options
+from jakiro.cli.options import DRAFTERS, Context, settings_from
 from jakiro.cli.prepare import DATA, SKIP
 
 if TYPE_CHECKING:
@@ -16,51 +18,41 @@ if TYPE_CHECKING:
 
 
 def regenerate(
+    context: Context,
     target: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that shall answer.")
+        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the answers.")
     ],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
     out: Annotated[
-        Path, typer.Option(metavar="FILE.jsonl", help="Receives the rows; continued if begun.")
+        Path,
+        typer.Option(
+            metavar="FILE.jsonl", help="File to write; continued if an earlier start left it."
+        ),
     ],
     drafter: Annotated[
         str | None,
         typer.Option(
             metavar="DRAFTER",
-            help="Speeds the target up: a folder or hub id, or lookup, aded, aded=TABLE, or "
-            "lm=MODEL, a smaller model with the same tokenizer; or two that share trees, such as "
-            "aded+drafter=DRAFTER or lookup+lm=MODEL.",
+            help=f"Drafter that speeds the target up: a folder or hub id, or {DRAFTERS}.",
         ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 512,
-    prompt_tokens: Annotated[int, typer.Option(help="Start of a text that is continued.")] = 64,
-    batch_size: Annotated[int, typer.Option(help="Rows answered together.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the longest answer.")] = 512,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of a plain text that the target continues from.")
+    ] = 64,
+    batch_size: Annotated[int, typer.Option(help="Records answered together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Of the target; auto is its own."),
-    ] = "auto",
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
-    ] = "auto",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
 ) -> None:
-    """Let the target write the answers in the data anew; drafters guess these best."""
-    from jakiro.utils.settings import validate_settings
+    """Replace the answers in training data by the target's own; drafters accept more of those."""
     from training.data.regeneration.output_file import OutputFile, check_apart
     from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
     from training.data.sources import find_sources
 
-    values = {
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "prompt_tokens": prompt_tokens,
-        "batch_size": batch_size,
-        "seed": seed,
-        "skip_bad_rows": skip_bad_rows,
-    }
-    settings = validate_settings(RegenerationSettings, values, source="the command line")
+    settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
     regenerator = Regenerator(_decoder(target, drafter, dtype, device), settings)
@@ -70,13 +62,13 @@ def regenerate(
 
 
 def _decoder(
-    target: str, drafter: str | None, dtype: str, device: Literal["auto", "cpu", "cuda"]
+    target: str, drafter: str | None, dtype: str, device: options.Device
 ) -> "SpeculativeDecoder":
     from inference import SpeculativeDecoder
     from inference.benchmark.subject import load_target
     from inference.loading import parts_over
     from jakiro.utils.logs import quiet_libraries
-    from training.distributed.processes import choose_device
+    from jakiro.utils.pretrained import choose_device
 
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
@@ -86,27 +78,27 @@ def _decoder(
         return SpeculativeDecoder(model, parts.drafter, tokenizer)
 
 
-def _report(written: "RegenerationCounts", num_rows: int, out: Path) -> None:
-    typer.echo(f"{num_rows:,} rows in {out}, {written.records:,} of them new")
+def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
+    typer.echo(f"{num_records:,} records in {out}, {written.records:,} of them new")
     typer.echo(
         f"{written.answers:,} answers of {written.tokens:,} tokens, tau {written.tau:.2f}; "
-        f"{written.left_out:,} unusable rows left out"
+        f"{written.left_out:,} unusable records left out"
     )
     if written.cut:
         typer.echo(
-            f"{written.cut:,} answers were cut off before their end, and are marked as such; "
-            "--max-new-tokens allows more"
+            f"{written.cut:,} answers reached the limit and are marked as cut; "
+            "--max-new-tokens raises the limit"
         )
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """Yield what shows on standard error how many rows are done, of nobody knows how many."""
+    """Yield a function that shows the number of finished records on standard error."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} records"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Answering", total=None)
-        yield lambda row: bar.update(task, completed=row)
+        yield lambda record: bar.update(task, completed=record)

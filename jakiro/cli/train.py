@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jakiro.cli import options
 from jakiro.cli.output import say
 
 if TYPE_CHECKING:
@@ -16,65 +17,70 @@ _GIB = 2**30
 
 
 def train(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="A YAML file of settings.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY.PATH=VALUE", help="Lay a value over the file's; may be repeated."
-        ),
-    ] = None,
+    config: Annotated[Path, typer.Option(metavar="FILE", help="YAML file of settings.")],
+    overrides: options.Overrides = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="On every machine; by default one per GPU, or one without GPUs."),
+        typer.Option(
+            min=1, help="Processes per machine; by default one per GPU, or one without GPUs."
+        ),
     ] = None,
     hostfile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Several machines, one per line as NAME slots=NUMBER; they share a file system.",
+            help="File of machines that share a file system, one per line as NAME slots=NUMBER.",
         ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="The first ones of the hostfile only.")
+        int | None, typer.Option(min=1, help="Use only the first machines of the hostfile.")
     ] = None,
     launcher: Annotated[
         str | None,
-        typer.Option(help="What starts processes on other machines: pdsh, openmpi, slurm, ..."),
+        typer.Option(
+            help="Program that starts processes on other machines: pdsh, openmpi, slurm, ..."
+        ),
     ] = None,
     deepspeed: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORD", help="For DeepSpeed's launcher as it is; may be repeated."),
+        typer.Option(
+            metavar="WORD", help="Further word for DeepSpeed's launcher; may be repeated."
+        ),
     ] = None,
-    micro_batch: Annotated[
+    micro_batch_size: Annotated[
         str | None,
         typer.Option(
-            metavar="N|auto", help="Rows read at a time; auto: as many as the estimate allows."
+            metavar="N|auto",
+            help="Sequences that a process reads at a time; auto: as many as fit into memory.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would take; needs no weights.")
+        bool,
+        typer.Option("--dry-run", help="Only estimate memory, disk and time; needs no weights."),
     ] = False,
     device_memory: Annotated[
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Of a device, if not of this machine's; a dry run takes it for a GPU.",
+            help="Memory of a device elsewhere; a dry run assumes that it is a GPU.",
         ),
     ] = None,
     device_speed: Annotated[
         float | None,
-        typer.Option(metavar="TFLOPS", help="Of large products there, if not as measured here."),
+        typer.Option(
+            metavar="TFLOPS", help="Speed of large matrix products on a device elsewhere."
+        ),
     ] = None,
     learning_curve: Annotated[
         str | None,
         typer.Option(
-            metavar="SHARES",
-            help="Train on these shares of the documents, such as 0.25,0.5,1, with equal steps, "
-            "and say whether more data would help.",
+            metavar="FRACTIONS",
+            help="Train on these fractions of the documents, such as 0.25,0.5,1, for the same "
+            "number of steps, and show whether more data would help.",
         ),
     ] = None,
 ) -> None:
-    """Train a drafter, on this machine or several; an interrupted run goes on."""
+    """Train a drafter on one or several machines; a repeated command continues the run."""
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
     from training.data.report import report_once
@@ -82,25 +88,27 @@ def train(
     from training.planning.speed import plan_device, present_device
 
     words = [*(overrides or ())]
-    if micro_batch is not None and micro_batch != "auto":
-        words.append(f"batch.micro_batch_size={micro_batch}")
+    if micro_batch_size is not None and micro_batch_size != "auto":
+        words.append(f"batch.micro_batch_size={micro_batch_size}")
     settings = load_settings(TrainSettings, config, words)
     memory = None if device_memory is None else int(device_memory * _GIB)
     device = (plan_device if dry_run else present_device)(settings, memory)
     if not device.is_here and hostfile is None:
         processes = processes or 1
-    taking_part = LaunchOptions(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
-    if micro_batch == "auto":
-        settings = _fitting(settings, taking_part, device)
+    launch_options = LaunchOptions(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
+    if micro_batch_size == "auto":
+        settings = _fitting(settings, launch_options, device)
         words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")
-    settings.batch.accumulation(taking_part.count(settings))  # before anything is started
+    settings.batch.accumulation(
+        launch_options.count(settings)
+    )  # refuses unsuitable sizes before anything starts
     if dry_run:
-        _say_what_it_takes(settings, taking_part, device, device_speed)
+        _show_estimate(settings, launch_options, device, device_speed)
     elif learning_curve is not None:
         with report_once():
-            _learn(settings, learning_curve, config, words, taking_part)
+            _learn(settings, learning_curve, config, words, launch_options)
     else:
-        _run(settings, config, words, taking_part)
+        _run(settings, config, words, launch_options)
 
 
 def _fitting(
@@ -110,11 +118,11 @@ def _fitting(
 
     memory = _memory(settings, processes, device)
     fitting = choose_micro_batch(settings, processes.count(settings), memory, device.kind)
-    say(f"batch.micro_batch_size: {fitting.batch.micro_batch_size}, as memory allows")
+    say(f"batch.micro_batch_size: {fitting.batch.micro_batch_size}, which fits into memory")
     return fitting
 
 
-def _say_what_it_takes(
+def _show_estimate(
     settings: "TrainSettings",
     processes: "LaunchOptions",
     device: "PlannedDevice",
@@ -122,7 +130,7 @@ def _say_what_it_takes(
 ) -> None:
     from rich.console import Console
 
-    from training.distributed.processes import missing_gpu
+    from jakiro.utils.pretrained import missing_gpu
     from training.planning.estimate import estimate, render
 
     found = estimate(settings, processes.count(settings), device.kind)
@@ -138,7 +146,7 @@ def _say_what_it_takes(
 
 
 def _memory(settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice") -> int:
-    if device.memory is not None:  # perhaps elsewhere: nothing is asked of this machine
+    if device.memory is not None:  # of a device that may be elsewhere
         return device.memory
     return device.memory_for(processes.local(settings))
 
@@ -161,18 +169,18 @@ def _run(
 
 def _learn(
     settings: "TrainSettings",
-    shares: str,
+    fractions: str,
     config: Path,
     overrides: list[str],
     processes: "LaunchOptions",
 ) -> None:
     from training.studies.learning_curve import LearningCurve, parse_fractions
 
-    curve = LearningCurve(settings, parse_fractions(shares))
+    curve = LearningCurve(settings, parse_fractions(fractions))
     for run in curve.runs:
         if not run.is_finished:
             say(f"learning curve: training on {run.fraction:g} of the documents")
-        # A finished run, too: it refuses other settings, and trains nothing again.
+        # Also for a finished run, which refuses other settings and trains nothing again.
         _run(run.settings, config, [*overrides, *run.overrides], processes)
     for line in curve.finish():
         typer.echo(line)

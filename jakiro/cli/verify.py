@@ -1,10 +1,12 @@
 """`jakiro verify`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jakiro.cli import options
+from jakiro.cli.options import DRAFTERS, Context, settings_from
 from jakiro.cli.output import writer
 
 if TYPE_CHECKING:
@@ -12,63 +14,49 @@ if TYPE_CHECKING:
 
 
 def verify(
+    context: Context,
     drafter: Annotated[
         str,
-        typer.Option(
-            help="Folder or hub id of a drafter; or, with --target, aded, aded=TABLE, lookup, or "
-            "lm=MODEL, a smaller model with the same tokenizer; or two that share trees, such as "
-            "aded+drafter=DRAFTER."
-        ),
+        typer.Option(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
     ],
     target: Annotated[
-        str | None, typer.Option(help="Where the target is, if not where the drafter says.")
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            help="The target, if it is not where the drafter's config says.",
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="One prompt per line: plain text, or .jsonl with the key prompt or messages; "
-            "by default a few built-in ones.",
+            metavar="FILE", help="Prompt file of `jakiro bench`; by default a few built-in prompts."
         ),
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="Use the first ones only.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Length of greedy continuations.")] = 64,
-    samples: Annotated[int, typer.Option(help="Continuations drawn from a prompt.")] = 2000,
-    sampled_prompts: Annotated[int, typer.Option(help="Draw from this many prompts.")] = 1,
-    temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
-    top_p: Annotated[float | None, typer.Option(help="By default the target's own.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="By default the target's own.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same samples.")] = 0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="float32 leaves no room for rounding; auto is the target's own."),
-    ] = "auto",
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
-    ] = "auto",
+    num_prompts: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of a greedy continuation.")] = 64,
+    samples: Annotated[int, typer.Option(help="Continuations sampled from a prompt.")] = 2000,
+    sampled_prompts: Annotated[
+        int, typer.Option(help="Number of prompts, from the first, that are sampled from.")
+    ] = 1,
+    temperature: Annotated[float, typer.Option(help="Temperature of the samples.")] = 1.0,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Store the figures here, too.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Also write the figures to a file."),
     ] = None,
 ) -> None:
     """Check on your own models that decoding with this drafter is lossless; exit code 1 if not."""
     from inference.decoder import SpeculativeDecoder
     from inference.generation.prompt_file import BUILT_IN, read_prompts
     from inference.losslessness import VerifySettings, verify_losslessness
-    from jakiro.utils.settings import validate_settings
-    from training.distributed.processes import choose_device
+    from jakiro.utils.pretrained import choose_device
 
-    options = {
-        "max_new_tokens": max_new_tokens,
-        "num_prompts": num_prompts,
-        "samples": samples,
-        "sampled_prompts": sampled_prompts,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
-    settings = validate_settings(VerifySettings, options, source="the command line")
-    texts = BUILT_IN if prompts is None else read_prompts(prompts)
+    settings = settings_from(context, VerifySettings)
+    texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file)
     decoder = SpeculativeDecoder.from_pretrained(
         drafter, target, dtype=dtype, device_map=choose_device(device)

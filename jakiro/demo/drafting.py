@@ -7,8 +7,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jakiro.demo.presets import DrafterRecipe
 from jakiro.utils.files import fingerprint
+from jakiro.utils.pretrained import Device
 from training.config import TrainSettings
-from training.distributed.processes import Device
 from training.train import train
 
 

@@ -32,8 +32,8 @@ from jakiro.errors import JakiroError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
-from training.distributed.processes import Device, choose_device, launch_environment
+from jakiro.utils.pretrained import Device, choose_device, load_causal_lm, load_tokenizer
+from training.distributed.processes import launch_environment
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -116,8 +116,7 @@ def _prepare(
     corpus, where = load_corpus(), choose_device(device)
     own = None if target else train_target(preset, corpus, folder, progress, device=where)
     location = target or str(own)
-    model = load_causal_lm(location, "the target", dtype=torch.float32).eval()
-    torch.nn.Module.to(model, where)  # the model's own `to` has lost its signature
+    model = load_causal_lm(location, dtype=torch.float32, device=where)
     loss = read_record(own).held_out_loss if own else None
     tokenizer = load_tokenizer(location, "the target")
     return _Demo(preset, corpus, folder, progress, location, model, tokenizer, loss)

@@ -1,11 +1,9 @@
 """Input files for measurements: training texts, prompts, and a small model that drafts.
 
-`python -m jakiro.demo.write {texts,prompts,small-lm} --help`
+The commands of `jakiro data` write them.
 """
 
 import json
-import sys
-from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from inference.generation.prompt_file import read_prompt_lines
 from jakiro.demo.corpus import (
     STANDARD_LIBRARY,
     Corpus,
@@ -25,14 +24,9 @@ from jakiro.demo.corpus import (
 from jakiro.demo.presets import TargetRecipe, TextRecipe
 from jakiro.demo.pretraining import Pretraining
 from jakiro.demo.prompts import prompts_from_file
-from jakiro.errors import DataError, JakiroError
+from jakiro.errors import DataError
 from jakiro.utils.files import ensure_new_file
-from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
-from training.distributed.processes import choose_device
-
-EXIT_CODE_BAD_INPUT = 2
-
-_LEAVE_OUT = "prompt files to measure on; the source files of their prompts are left out"
+from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
 
 
 def write_texts(
@@ -50,12 +44,12 @@ def write_texts(
     Raises:
         ConfigError: `out` exists.
         CheckpointError: the target cannot be loaded.
-        DataError: a prompt file cannot be read, or the source of the standard library is missing.
+        PromptError: a prompt file cannot be read.
+        DataError: the source of the standard library is missing.
     """
     ensure_new_file(out, "the texts")
     corpus = without_files(load_corpus(), leave_out)
-    model = load_causal_lm(target, "the target", dtype=torch.float32).eval()
-    torch.nn.Module.to(model, choose_device("auto"))
+    model = load_causal_lm(target, dtype=torch.float32, device=choose_device("auto"))
     recipe = TextRecipe(num_files=files, num_batches=batches)
     with Progress(console=Console(stderr=True)) as progress:
         texts = texts_for(recipe, corpus, model, load_tokenizer(target), progress)
@@ -124,7 +118,7 @@ def write_small_lm(
     """
     ensure_new_file(out, "the model")
     encoder = load_tokenizer(tokenizer)
-    documents = (encoder.encode(text, add_special_tokens=False) for text in _fields(texts, "text"))
+    documents = (encoder.encode(text, add_special_tokens=False) for text in _texts_in(texts))
     recipe = TargetRecipe(
         vocab_size=len(encoder),
         num_layers=layers,
@@ -145,25 +139,25 @@ def write_small_lm(
 
 
 def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
-    """Return the corpus without the training files that records of prompt files name as `file`.
+    """Return the corpus without the training files that prompts were cut from.
 
     Args:
-        corpus: source files.
-        prompts: JSONL files of prompts.
+        corpus: files of source code.
+        prompts: files of prompts; the key `file` of a prompt names its file of source code.
 
     Raises:
-        DataError: a prompt file cannot be read.
+        PromptError: a file of prompts cannot be read.
     """
-    foreign = {name for path in prompts for name in _fields(path, "file", is_needed=False)}
+    lines = (line for path in prompts for line in read_prompt_lines(path))
+    foreign = {line.fields.get("file") for line in lines}
     return replace(corpus, train=tuple(file for file in corpus.train if file.path not in foreign))
 
 
-def _fields(path: Path, key: str, *, is_needed: bool = True) -> list[str]:
-    expected = f'a JSONL file of {{"{key}"}}' if is_needed else "a JSONL file"
+def _texts_in(path: Path) -> list[str]:
+    expected = 'a JSONL file of {"text"}'
     lines = _read(path, expected).splitlines()
     try:
-        records = [json.loads(line) for line in lines if line]
-        return [str(record[key]) for record in records if is_needed or key in record]
+        return [str(json.loads(line)["text"]) for line in lines if line]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read {path}", expected=expected, got=error) from error
 
@@ -173,48 +167,3 @@ def _read(path: Path, expected: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}", expected=expected, got=error) from error
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 when done, 2 on bad input."""
-    options = vars(_parser().parse_args(arguments))
-    write = options.pop("write")
-    try:
-        write(**options)
-    except JakiroError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE_BAD_INPUT
-    return 0
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="write")
-    commands = parser.add_subparsers(required=True)
-    texts = commands.add_parser("texts", description="Write training text for a target.")
-    texts.set_defaults(write=write_texts)
-    texts.add_argument("--target", required=True, help="folder or hub id of a causal LM")
-    texts.add_argument("--out", type=Path, required=True, help="a new JSONL file")
-    texts.add_argument("--files", type=int, default=200, help="number of source files")
-    texts.add_argument("--batches", type=int, default=8, help="batches of 64 continuations")
-    texts.add_argument("--leave-out", type=Path, nargs="*", default=[], help=_LEAVE_OUT)
-    prompts = commands.add_parser("prompts", description="Write prompts to measure on.")
-    prompts.set_defaults(write=write_prompts)
-    prompts.add_argument("files", nargs="+", metavar="FILE", help="path below --library")
-    prompts.add_argument("--tokenizer", required=True, help="folder or hub id of the tokenizer")
-    prompts.add_argument("--out", type=Path, required=True, help="a new JSONL file")
-    prompts.add_argument("--per-file", type=int, default=6, help="most prompts per file")
-    prompts.add_argument("--max-tokens", type=int, default=96, help="most tokens per prompt")
-    prompts.add_argument("--library", type=Path, default=STANDARD_LIBRARY, help="folder of files")
-    small = commands.add_parser("small-lm", description="Train a small language model.")
-    small.set_defaults(write=write_small_lm)
-    small.add_argument("--tokenizer", required=True, help="folder or hub id of the tokenizer")
-    small.add_argument("--texts", type=Path, required=True, help='a JSONL file of {"text"}')
-    small.add_argument("--out", type=Path, required=True, help="a new folder")
-    small.add_argument("--layers", type=int, default=2, help="number of layers")
-    small.add_argument("--hidden", type=int, default=128, help="width of the hidden states")
-    small.add_argument("--steps", type=int, default=600, help="steps of 2,048 tokens each")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Files that are never half-written, and names that follow from contents."""
+"""Atomic writing of files and folders, and fingerprints of contents."""
 
 import hashlib
 import json
@@ -10,17 +10,17 @@ from jakiro.errors import ConfigError
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace the file at `path`, so that a reader sees the old content or the new, never a part.
+    """Replace a file so that a reader sees the old content or the new, never a part.
 
     Args:
-        path: the file; its folder must exist.
-        content: the new content; text is encoded as UTF-8.
+        path: file to replace, in an existing folder.
+        content: new content; text is encoded as UTF-8.
 
     Raises:
-        OSError: the folder is missing or unwritable, or the disk is full; `path` is unchanged.
+        OSError: the folder is missing or not writable, or the disk is full; `path` is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    # Same folder, hence same file system: only then is the replacement atomic.
+    # The replacement is atomic because both names are in one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -33,14 +33,14 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Give a finished folder its name, after everything in it has reached the disk.
+    """Rename a finished folder, after everything in it has reached the disk.
 
     Args:
-        partial: the folder, on the same file system.
-        final: its name; there must be nothing yet, or an empty folder.
+        partial: finished folder under its temporary name.
+        final: new name on the same file system, unused or that of an empty folder.
 
     Raises:
-        OSError: the disk is full, or the name is taken; `partial` is where it was.
+        OSError: the disk is full, or the name is taken; `partial` keeps its name.
     """
     for path in (*partial.rglob("*"), partial):
         _bring_to_disk(path)
@@ -49,12 +49,12 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
-    """Refuse to write a file where that would lose another one, or where there is no folder.
+    """Refuse a path for a new file if a file has it already, or if its folder is missing.
 
     Args:
-        path: the file.
-        content: what it will hold, as errors call it.
-        option: what else to choose another name for.
+        path: path of the new file.
+        content: name of the content in error messages.
+        option: option that gave the path, for error messages.
 
     Raises:
         ConfigError: the file exists, or its folder does not.
@@ -62,19 +62,19 @@ def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
     if path.exists() or not path.absolute().parent.is_dir():
         raise ConfigError(
             f"cannot write {content} to {path}",
-            expected="a new file in a folder that is there",
+            expected="a new file in an existing folder",
             got="a file that exists" if path.exists() else "no such folder",
             remedy=f"choose another name for {option}",
         )
 
 
 def fingerprint(*parts: object) -> str:
-    """Return a SHA-256 in hexadecimal that is the same for the same parts, on every machine.
+    """Return a SHA-256 in hexadecimal that is the same for equal parts on every machine.
 
-    Mappings are compared regardless of their order, lists and tuples as equal.
+    The order of mappings does not matter, and lists equal tuples.
 
     Args:
-        *parts: bytes, or data that JSON can hold; where one part ends makes a difference.
+        *parts: bytes, or data that JSON can hold; the boundaries between parts matter.
 
     Raises:
         TypeError: a part is neither bytes nor data that JSON can hold.
@@ -89,10 +89,10 @@ def fingerprint(*parts: object) -> str:
 
 
 def ensure_writable_folder(path: Path) -> Path:
-    """Create the folder if it is missing and prove that files can be written into it.
+    """Create a folder if it is missing, and check that files can be written into it.
 
     Returns:
-        The folder's absolute path.
+        The absolute path of the folder.
 
     Raises:
         ConfigError: the folder cannot be created or written to.
@@ -114,7 +114,7 @@ def ensure_writable_folder(path: Path) -> Path:
 
 
 def _bring_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, will survive a power cut."""
+    """Wait until a file, or the list of names in a folder, is safe against a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Logging for people: one handler on standard error, and only the first process speaks."""
+"""Logging for people: one handler on standard error, used by the first process alone."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ def get_logger(name: str) -> logging.Logger:
     """Return a logger below `jakiro` that writes to standard error on rank 0 only.
 
     Args:
-        name: the module's `__name__`; those of the sister packages are put below `jakiro`.
+        name: `__name__` of the module; a name outside `jakiro` is put below it.
     """
     _configure_root()
     is_below_root = name == _ROOT or name.startswith(f"{_ROOT}.")
@@ -25,23 +25,23 @@ def get_logger(name: str) -> logging.Logger:
 
 @cache
 def _configure_root() -> None:
-    # The console looks standard error up at each record, so redirections keep working.
+    # The console looks up standard error for each record, so redirections keep working.
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
     handler.addFilter(_is_first_process)
     root = logging.getLogger(_ROOT)
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    root.propagate = False  # else an application's own root handler repeats each line
+    root.propagate = False  # otherwise an application's own root handler repeats each line
 
 
 def _is_first_process(_record: logging.LogRecord) -> bool:
-    # Read at each record, because a launcher may set the rank after the first import.
+    # Read for each record, because a launcher may set the rank after the first import.
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep libraries' own progress bars and hints from tearing ours apart."""
+    """Hide libraries' progress bars and hints, which would break up our own."""
     from transformers.utils import logging as transformers_logging  # takes seconds to import
 
     verbosity = transformers_logging.get_verbosity()
@@ -52,5 +52,5 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if has_bars:  # else a caller wants them quiet, too
+        if has_bars:  # otherwise a caller has hidden them, too
             transformers_logging.enable_progress_bar()

@@ -1,54 +1,168 @@
-"""Causal LMs and tokenizers from folders or the hub, with errors that name what is missing."""
+"""Causal language models, their tokenizers and configs from folders or the hub.
 
-from typing import Any
+Everything that loads a target or a small model does it here, so that names of dtypes and devices
+mean the same everywhere and a model that cannot be loaded is always reported in the same words.
+"""
 
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+Kind = Literal["cpu", "cuda"]
+
+# The short names are those of training's settings, the long ones those of transformers.
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_CHECK_THE_PATH = "check the path"
 
 
-def load_causal_lm(place: str, what: str, **load: Any) -> PreTrainedModel:
-    """Return the causal LM in a folder or of the hub.
+def load_causal_lm(
+    name_or_path: str | Path,
+    what: str = "the target",
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    attn_implementation: str | None = None,
+    remedy: str = _CHECK_THE_PATH,
+    **load: Any,
+) -> PreTrainedModel:
+    """Return a causal language model in evaluation mode.
 
     Args:
-        place: of the model.
-        what: it is, for the error message.
-        **load: for `AutoModelForCausalLM.from_pretrained`.
+        name_or_path: folder or hub id of the model, or of PEFT adapters for one.
+        what: name of the model in error messages.
+        dtype: dtype of the weights, by a name of `TORCH_DTYPES` or "auto" for the dtype that they
+            were saved in; None for transformers' default.
+        device: device of the weights; None for the CPU, or for what `device_map` says.
+        attn_implementation: implementation of attention, such as "sdpa" or "eager"; None for
+            transformers' default.
+        remedy: last part of the error message.
+        **load: other arguments of `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
-        CheckpointError: it cannot be loaded.
+        CheckpointError: the model cannot be loaded.
     """
+    if dtype is not None:
+        load["dtype"] = TORCH_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if attn_implementation is not None:
+        load["attn_implementation"] = attn_implementation
     try:
-        return AutoModelForCausalLM.from_pretrained(place, **load)
+        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, **load)
     except (OSError, ValueError) as error:
-        raise _cannot_load(what, place, error) from error
+        raise _cannot_load(what, name_or_path, error, remedy) from error
+    return model.eval() if device is None else model.to(device).eval()
 
 
-def load_tokenizer(place: str, what: str = "a tokenizer from") -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name_or_path: str | Path,
+    what: str = "a tokenizer from",
+    *,
+    remedy: str = _CHECK_THE_PATH,
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder or of the hub.
 
     Args:
-        place: of the tokenizer.
-        what: it is, for the error message.
+        name_or_path: folder or hub id of the tokenizer.
+        what: name of the tokenizer in error messages.
+        remedy: last part of the error message.
 
     Raises:
-        CheckpointError: it cannot be loaded.
+        CheckpointError: the tokenizer cannot be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(place)
+        return AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
-        raise _cannot_load(what, place, error) from error
+        raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
-def _cannot_load(what: str, place: str, error: Exception) -> CheckpointError:
+def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer in a folder or in the hub's cache on this machine, or None."""
+    try:
+        return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def load_config(
+    name_or_path: str | Path,
+    what: str = "the config of the target",
+    *,
+    remedy: str = _CHECK_THE_PATH,
+) -> PreTrainedConfig:
+    """Return a model's config; for PEFT adapters, the config of the model that they adapt.
+
+    Args:
+        name_or_path: folder or hub id of the model or of the adapters.
+        what: name of the config in error messages.
+        remedy: last part of the error message.
+
+    Raises:
+        CheckpointError: there is no config, or it cannot be read.
+    """
+    from peft import PeftConfig  # takes seconds to import
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    place = str(name_or_path)
+    try:
+        if find_adapter_config_file(place) is not None:
+            place = PeftConfig.from_pretrained(place).base_model_name_or_path or place
+        return AutoConfig.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(what, name_or_path, error, remedy) from error
+
+
+def choose_device(device: Device) -> torch.device:
+    """Return this process's device; "auto" prefers a GPU.
+
+    Raises:
+        ConfigError: a GPU is asked for where torch finds none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "there is no GPU that torch can use",
+            expected="a CUDA device",
+            got=missing_gpu(),
+            remedy="choose the device cpu or auto",
+        )
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def missing_gpu() -> str:
+    """Return a description of this torch where it can use no GPU."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__}, which was built without CUDA"
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limit = "" if shown is None else f" with CUDA_VISIBLE_DEVICES={shown!r}"
+    return f"torch {torch.__version__}, which finds no GPU{limit}"
+
+
+def _cannot_load(
+    what: str, name_or_path: str | Path, error: Exception, remedy: str
+) -> CheckpointError:
     return CheckpointError(
-        f"cannot load {what} {place}",
-        expected="a folder or hub id of a causal LM with its tokenizer",
-        got=str(error).strip().splitlines()[0],
-        remedy="check the path",
+        f"cannot load {what} {name_or_path}",
+        expected="a folder or hub id of a causal language model with its tokenizer",
+        got=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        remedy=remedy,
     )

@@ -1,4 +1,4 @@
-"""Where a result comes from: the command, the code, the versions, and the machine."""
+"""Provenance of a result: the command, the code, the versions, and the machine."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _SECONDS_FOR_GIT = 10
 
 
 def provenance() -> dict[str, Any]:
-    """Return what is needed to repeat this run, as data that JSON can hold.
+    """Return the facts that are needed to repeat this run, as data that JSON can hold.
 
     Returns:
         `argv`, `time` (UTC, ISO 8601), `git` (`sha` and `is_dirty`; None outside a checkout),
@@ -36,7 +36,11 @@ def provenance() -> dict[str, Any]:
 
 
 def write_provenance(folder: Path, resolved_settings: Settings) -> None:
-    """Write `provenance.json` and `config.yaml`, the settings as resolved, into a run's folder.
+    """Write `provenance.json` and `config.yaml` into a run's folder.
+
+    Args:
+        folder: folder of the run.
+        resolved_settings: settings of the run with all defaults and overrides.
 
     Raises:
         ConfigError: the folder cannot be created or written to.
@@ -47,7 +51,7 @@ def write_provenance(folder: Path, resolved_settings: Settings) -> None:
 
 
 def _versions() -> dict[str, str | None]:
-    # From the metadata: importing torch only to ask for its version would take seconds.
+    # From the metadata, because importing torch for its version alone would take seconds.
     return {name: _version(name) for name in _DISTRIBUTIONS}
 
 
@@ -59,13 +63,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
-    # An installed copy may lie inside somebody else's checkout, whose state says nothing of us.
+    # An installed copy may lie inside another project's checkout, which does not count.
     if not (folder / ".git").exists():
         return None
     try:
         sha = _git(folder, "rev-parse", "HEAD")
         changes = _git(folder, "status", "--porcelain")
-    except (OSError, subprocess.SubprocessError):  # no git here, or no commit yet
+    except (OSError, subprocess.SubprocessError):  # git is missing, or there is no commit yet
         return None
     return {"sha": sha, "is_dirty": bool(changes)}
 

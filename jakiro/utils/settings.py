@@ -1,6 +1,6 @@
-"""Settings: typed, frozen, strict about their keys, and read from layered YAML."""
+"""Typed, frozen settings with a fixed set of keys, read from layered YAML."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -15,14 +15,14 @@ _BASE_KEY = "extends"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a repeated key is an error, not the silent loss of its first value."""
+    """YAML loader that refuses repeated keys instead of silently using the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} stands here twice", problem_mark=key.start_mark
+                    problem=f"the key {key.value!r} is repeated here", problem_mark=key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
@@ -41,26 +41,26 @@ _Dumper.add_representer(str, _text_node)
 
 
 def read_layered_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, laid over the file that its `extends` key names.
+    """Return the mapping in a YAML file, merged into that of the file that its `extends` key names.
 
-    The base's path is relative to the file that names it. Mappings are merged key by key; any
-    other value replaces the one below it.
+    The path under `extends` is relative to the file with the key. Mappings are merged key by key;
+    any other value replaces the value of the extended file.
 
     Raises:
-        ConfigError: a file is missing, unreadable, no YAML mapping, or extends itself.
+        ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself.
     """
     return _read_layers(path, ())
 
 
 def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of the mapping with each override laid over it, in order.
+    """Return a copy of a mapping with the overrides merged into it, in order.
 
     Args:
         layers: nested mappings.
-        overrides: `key.path=value`, the value in YAML, such as `trunk.num_layers=2`.
+        overrides: `key.path=value` with the value in YAML, such as `trunk.num_layers=2`.
 
     Raises:
-        ConfigError: an override has no key or no `=`, or its value is no YAML.
+        ConfigError: an override has no key or no `=`, or its value is not YAML.
     """
     merged = dict(layers)
     for override in overrides:
@@ -69,7 +69,12 @@ def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both mappings as one; where both have a value that is no mapping, `above` wins."""
+    """Return both mappings as one, merged key by key.
+
+    Args:
+        below: mapping of default values.
+        above: mapping whose values replace those of `below`, except that mappings are merged.
+    """
     merged = dict(below)
     for key, value in above.items():
         base = merged.get(key)
@@ -85,7 +90,7 @@ def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     if chain[-1] in extending:
         raise ConfigError(
             f"{path} extends itself",
-            expected="a chain of files that ends",
+            expected="a chain of files without a loop",
             got=" -> ".join(map(str, chain)),
             remedy=f"remove `{_BASE_KEY}` from one of them",
         )
@@ -95,8 +100,8 @@ def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         return layer
     if not isinstance(base, str):
         raise ConfigError(
-            f"`{_BASE_KEY}` in {path} is no path",
-            expected="one path",
+            f"`{_BASE_KEY}` in {path} is not a path",
+            expected="a single path",
             got=base,
             remedy="let the files extend one another in a chain",
         )
@@ -116,7 +121,7 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is not YAML", expected="valid YAML", got=error, remedy="correct that place"
+            f"{path} is not YAML", expected="valid YAML", got=error, remedy="correct the file there"
         ) from error
     return _require_mapping({} if content is None else content, path)
 
@@ -160,7 +165,7 @@ Location = Sequence[int | str]
 
 
 class Settings(BaseModel):
-    """Base of every group of settings: it cannot change, and an unknown key is an error."""
+    """Base class of settings, whose values cannot change and whose unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
@@ -170,36 +175,46 @@ class Settings(BaseModel):
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load_settings(cls: type[SettingsT], path: Path, overrides: Iterable[str] = ()) -> SettingsT:
-    """Read settings from a YAML file, lay the overrides over them, and validate the result.
+def load_settings(
+    settings_class: type[SettingsT], path: Path, overrides: Iterable[str] = ()
+) -> SettingsT:
+    """Read settings from a YAML file, apply the overrides, and validate the result.
 
     Args:
-        cls: the settings to build.
-        path: a YAML file; its key `extends` names another one, relative to it, to lay below.
-        overrides: `key.path=value`, the value in YAML; later ones win.
+        settings_class: class of the settings.
+        path: YAML file; its key `extends` may name a file with default values, relative to it.
+        overrides: `key.path=value` with the value in YAML; later overrides win.
 
     Raises:
         ConfigError: a file or an override is unreadable, a key unknown, or a value does not fit.
     """
     values = apply_overrides(read_layered_yaml(path), overrides)
-    return validate_settings(cls, values, source=str(path))
+    return validate_settings(settings_class, values, source=str(path))
 
 
-def validate_settings(cls: type[SettingsT], values: Mapping[str, Any], *, source: str) -> SettingsT:
-    """Build settings from plain values.
+def validate_settings(
+    settings_class: type[SettingsT],
+    values: Mapping[str, Any],
+    *,
+    source: str,
+    name_of: Callable[[str], str] = str,
+) -> SettingsT:
+    """Build settings from nested mappings.
 
     Args:
-        cls: the settings to build.
+        settings_class: class of the settings.
         values: nested mappings, as read from YAML or JSON.
-        source: where the values come from, for the error message.
+        source: origin of the values, for the error message.
+        name_of: function that returns the name of a dotted key in error messages, such as the
+            option that sets it.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value does not fit.
     """
     try:
-        return cls.model_validate(values)
+        return settings_class.model_validate(values)
     except ValidationError as error:
-        raise _explain(cls, error, source) from error
+        raise _explain(settings_class, error, source, name_of) from error
 
 
 def dump_settings(settings: Settings) -> str:
@@ -209,7 +224,12 @@ def dump_settings(settings: Settings) -> str:
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the innermost values of nested mappings under names such as `drafter.trunk.kind`."""
+    """Yield the innermost values of nested mappings with names such as `drafter.trunk.kind`.
+
+    Args:
+        values: nested mappings.
+        prefix: beginning of all names.
+    """
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{key}.")
@@ -217,16 +237,21 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def _explain(cls: type[Settings], error: ValidationError, source: str) -> ConfigError:
-    """Say what is wrong in the caller's terms; an unknown key first, for it may cause the rest."""
+def _explain(
+    settings_class: type[Settings],
+    error: ValidationError,
+    source: str,
+    name_of: Callable[[str], str],
+) -> ConfigError:
+    """Report the first problem in the caller's terms; an unknown key may cause the others."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        return _unknown_key(cls, first, source, others)
+        return _unknown_key(settings_class, first, source, others)
     expected = first["msg"].removeprefix("Value error, ")
-    key = _dotted(first["loc"])
-    if not key:  # a check across keys says in its message what it met
+    key = name_of(_dotted(first["loc"])) if first["loc"] else ""
+    if not key:  # a check across several keys, whose message names them
         message = f"{source} has settings that do not fit together"
         return ConfigError(message, expected=expected, remedy="change one of them")
     return ConfigError(
@@ -238,10 +263,10 @@ def _explain(cls: type[Settings], error: ValidationError, source: str) -> Config
 
 
 def _unknown_key(
-    cls: type[Settings], problem: ErrorDetails, source: str, others: str
+    settings_class: type[Settings], problem: ErrorDetails, source: str, others: str
 ) -> ConfigError:
     *parents, key = problem["loc"]
-    known = sorted(_known_keys(cls, parents))
+    known = sorted(_known_keys(settings_class, parents))
     close = get_close_matches(str(key), known, n=1)
     return ConfigError(
         f"{source} has the unknown key {_dotted(problem['loc'])!r}{others}",
@@ -251,8 +276,8 @@ def _unknown_key(
     )
 
 
-def _known_keys(cls: type[BaseModel], parents: Location) -> set[str]:
-    models: set[type[BaseModel]] = {cls}
+def _known_keys(settings_class: type[BaseModel], parents: Location) -> set[str]:
+    models: set[type[BaseModel]] = {settings_class}
     for part in parents:
         below = {
             child
@@ -260,7 +285,7 @@ def _known_keys(cls: type[BaseModel], parents: Location) -> set[str]:
             if part in model.model_fields
             for child in _models_in(model.model_fields[str(part)].annotation)
         }
-        models = below or models  # an index or the tag of a union leads no deeper
+        models = below or models  # an index or the tag of a union has no keys of its own
     return {name for model in models for name in model.model_fields}
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from helpers.comparisons import make_document
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, SampleRecord
+from inference.benchmark.stats import Rate
 from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings
 from training.studies.ablation.analysis import ArmFacts
-from training.studies.ablation.uncertainty import Rate
 
 
 def made_up_rate(

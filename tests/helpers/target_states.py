@@ -11,9 +11,9 @@ from torch import Tensor
 
 from jakiro.config import DrafterSettings
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
-from training.input_settings import TORCH_DTYPES
 from training.loss.views import TargetView
 from training.module import TargetReader
 from training.setup.preparation import Prepared, prepare

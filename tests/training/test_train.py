@@ -178,7 +178,7 @@ def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
     [
         ({"prompt": "def " * 200}, "prompt 1 and its new tokens do not fit"),
         ({"turns": ["def"]}, "the tokenizer has no chat template"),
-        ({"prompt": [300]}, "ids that the target does not have"),
+        ({"prompt": [300]}, "ids outside the target's vocabulary"),
     ],
 )
 def test_prompts_that_cannot_be_decoded_are_refused_before_the_first_step(

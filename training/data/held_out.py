@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from inference.generation.prompt_file import Row, bench_prompt_of, is_chat, read_rows
 from inference.generation.prompts import Prompt
 from jakiro.errors import DataError
 from training.data.token_store import TokenStore
@@ -58,34 +56,6 @@ def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Document
     begins = np.repeat(store.first_documents[records], counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return begins + within
-
-
-def read_prompts(path: Path, max_prompts: int) -> list[Prompt]:
-    """Return the first prompts of a file as `jakiro bench` reads them, of dialogues the first turn.
-
-    Records of training data are prompts, too: `text` is read like `prompt`, and a conversation that
-    ends with the assistant is cut before that turn.
-
-    Args:
-        path: prompt file.
-        max_prompts: largest number of prompts.
-
-    Raises:
-        PromptError: the file is missing, unreadable or empty, or a line is malformed.
-    """
-    rows = read_rows(path)[:max_prompts]
-    return [bench_prompt_of(_without_answer(row)).first for row in rows]
-
-
-def _without_answer(row: Row) -> Row:
-    fields = dict(row.fields)
-    if "text" in fields:
-        fields.setdefault("prompt", fields.pop("text"))
-    for key in ("prompt", "messages"):
-        turns: Any = fields.get(key)
-        while is_chat(turns) and turns[-1]["role"] == "assistant":
-            fields[key] = turns = turns[:-1]
-    return row._replace(fields=fields)
 
 
 def prompts_of(

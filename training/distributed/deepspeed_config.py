@@ -3,8 +3,9 @@
 from typing import Any
 
 from jakiro.errors import ConfigError
+from jakiro.utils.pretrained import choose_device
 from training.config import EngineSettings, TrainSettings
-from training.distributed.processes import choose_device, import_deepspeed
+from training.distributed.processes import import_deepspeed
 
 
 def build_deepspeed_config(

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from jakiro.errors import ConfigError
+from jakiro.utils.pretrained import choose_device
 from training.config import TrainSettings
-from training.distributed.processes import choose_device, free_port, import_deepspeed
+from training.distributed.processes import free_port, import_deepspeed
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from jakiro.errors import ConfigError, JakiroError
+from jakiro.errors import JakiroError
+from jakiro.utils.pretrained import Device, choose_device
 
 T = TypeVar("T")
-
-Device = Literal["auto", "cpu", "cuda"]
-Kind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -111,33 +109,6 @@ def import_deepspeed() -> ModuleType:
 def is_first_process() -> bool:
     """Return whether this is the first process, also before it has joined the others."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def choose_device(device: Device) -> torch.device:
-    """Return this process's device; "auto" prefers a GPU.
-
-    Raises:
-        ConfigError: "cuda" is wanted, but there is no GPU.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "there is no GPU that torch can use",
-            expected="a CUDA device",
-            got=missing_gpu(),
-            remedy="choose the device cpu or auto",
-        )
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def missing_gpu() -> str:
-    """Return the reason why torch finds no GPU."""
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__}, which was built without CUDA"
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    limit = "" if shown is None else f" with CUDA_VISIBLE_DEVICES={shown!r}"
-    return f"torch {torch.__version__}, which finds no GPU{limit}"
 
 
 @contextmanager

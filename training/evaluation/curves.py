@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from inference.benchmark.report.canvas import any_character
-from inference.benchmark.report.style import INK, THEME, Look, look, short_names
+from inference.benchmark.report.style import INK, THEME, Look, any_character, look, short_names
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.files import write_atomically
 from training.evaluation.metrics import METRICS, read_evaluations, read_metrics

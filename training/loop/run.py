@@ -11,6 +11,7 @@ from rich.progress import Progress
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.logs import get_logger
+from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.distributed.checkpoint import Checkpoints, RunState
@@ -19,7 +20,6 @@ from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
 from training.evaluation.evaluate import Evaluation
 from training.evaluation.metrics import MetricsLog, progress_bar
-from training.input_settings import TORCH_DTYPES
 from training.loop.export import Exporter, check_untrained
 from training.loop.run_folder import RunFolder
 from training.loop.trainer import Trainer

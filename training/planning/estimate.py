@@ -9,9 +9,8 @@ from rich import box
 from rich.table import Table
 
 from jakiro.errors import ConfigError
+from jakiro.utils.pretrained import TORCH_DTYPES, Kind
 from training.config import TrainSettings
-from training.distributed.processes import Kind
-from training.input_settings import TORCH_DTYPES
 from training.module import TrainingModule
 from training.planning.simulation import Simulation, drafter_on_meta, simulate, target_on_meta
 from training.planning.zero_memory import StateBytes, state_bytes

@@ -21,11 +21,11 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+from jakiro.utils.pretrained import TORCH_DTYPES, load_config
 from training.config import TrainSettings, anchor_rule
-from training.input_settings import TORCH_DTYPES, TargetSettings
+from training.input_settings import TargetSettings
 from training.loss.batch import Batch
 from training.module import TargetReader, TrainingModule
-from training.setup.loading import config_at
 
 
 class LiveBytes(TorchDispatchMode):
@@ -143,13 +143,13 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
 
 @lru_cache(maxsize=2)
 def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
+    config = load_config(name_or_path, remedy="check target.name_or_path")
     try:
-        config = config_at(name_or_path)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(
-            f"cannot read the config of the target {name_or_path}",
+            f"cannot build the target {name_or_path} from its config",
             expected="a folder or hub id with the config.json of a causal language model",
             got=str(error).strip().splitlines()[0],
             remedy="check target.name_or_path",

@@ -9,10 +9,9 @@ import torch
 from inference.benchmark.timing import medians
 from inference.decoder import SpeculativeDecoder
 from jakiro.errors import ConfigError
+from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device, missing_gpu
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
-from training.distributed.processes import Kind, choose_device, missing_gpu
-from training.input_settings import TORCH_DTYPES
 from training.loop.optimizer import build_optimizer
 from training.loss.batch import Batch
 from training.module import TargetReader, TrainingModule

@@ -1,19 +1,14 @@
 """Throughput of training, compared with an ideal run of the bare forwards and backwards.
 
-`python -m training.planning.throughput --config FILE [--set KEY.PATH=VALUE ...] --out FILE.json`
-
-Timings of real optimizer steps and of their parts are interleaved. The ideal run consists of the
-forwards and backwards alone: no collating and copying of data, no sum over processes, no gradient
-clipping, no optimizer. One process is measured.
+`jakiro throughput` prints it. Timings of real optimizer steps and of their parts are interleaved.
+The ideal run consists of the forwards and backwards alone: no collating and copying of data, no sum
+over processes, no gradient clipping, no optimizer. One process is measured.
 """
 
-import argparse
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,16 +16,14 @@ import torch
 
 from inference.benchmark.machine import device_name, processor
 from inference.benchmark.stats import median_interval
-from inference.benchmark.timing import interleaved, note, peak_memory
-from jakiro.errors import ConfigError, JakiroError
-from jakiro.utils.files import write_atomically
+from inference.benchmark.timing import interleaved, peak_memory
+from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.provenance import provenance
-from jakiro.utils.settings import Settings, load_settings
+from jakiro.utils.settings import Settings
 from training.config import TrainSettings, anchor_rule
 from training.data.packing import PackedSequences
 from training.data.sampler import Sampler
 from training.distributed.processes import join_processes, launch_environment
-from training.input_settings import TORCH_DTYPES
 from training.loop.trainer import Trainer
 from training.module import TargetReader
 from training.planning.parts import flops_of, parts_of
@@ -139,30 +132,27 @@ def measure(settings: TrainSettings, steps: int) -> Throughput:
                 trainer.engine.destroy()
 
 
+def summary(found: Throughput) -> list[str]:
+    """Return the main figures as lines of text."""
+    value, low, high = found.ratio
+    peak = "unknown" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f} MiB"
+    line = partial("{:8} {:10.4f} s {:12,.0f} tokens/s {:8.1%} FLOP use".format)
+    return [
+        *(
+            line(name, part.seconds, part.tokens_per_second, part.flop_use)
+            for name, part in found.parts.items()
+        ),
+        line("step", found.seconds_per_step, found.tokens_per_second, found.flop_use),
+        f"{value:.1%} ({low:.1%} to {high:.1%}) of the ideal run's speed; the goal is {GOAL:.0%}",
+        f"padding {found.padding:.1%}, memory at the peak {peak}",
+    ]
+
+
 def padding_of(sequences: PackedSequences) -> float:
     """Return the fraction of padding in the first sequences."""
     examined = range(min(len(sequences), _EXAMINED))
     filled = sum(int((sequences.sequence(index).documents >= 0).sum()) for index in examined)
     return 1 - filled / (len(examined) * sequences.sequence_length)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the run of a command line; return 0 when done, 2 on bad input."""
-    options = _parse(arguments)
-    try:
-        if options.out is not None and options.out.exists():
-            raise ConfigError(f"{options.out} exists", expected="a new file for --out")
-        found = measure(
-            load_settings(TrainSettings, options.config, options.overrides), options.steps
-        )
-    except JakiroError as error:
-        note(f"error: {' '.join(str(error).split())}")
-        return 2
-    if options.out is not None:
-        write_atomically(options.out, found.model_dump_json(indent=1) + "\n")
-    for line in _lines(found):
-        sys.stdout.write(line + "\n")
-    return 0
 
 
 def _measured(subject: _Subject, steps: int) -> Throughput:
@@ -216,33 +206,3 @@ def _part(seconds: float, flops: int, tokens: int, rate: float) -> Part:
 def _environment(device: torch.device) -> Mapping[str, Any]:
     facts = {"device": device_name(device), "processor": processor()}
     return provenance() | facts | {"threads": torch.get_num_threads()}
-
-
-def _lines(found: Throughput) -> list[str]:
-    value, low, high = found.ratio
-    peak = "unknown" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f} MiB"
-    line = partial("{:8} {:10.4f} s {:12,.0f} tokens/s {:8.1%} FLOP use".format)
-    return [
-        *(
-            line(name, part.seconds, part.tokens_per_second, part.flop_use)
-            for name, part in found.parts.items()
-        ),
-        line("step", found.seconds_per_step, found.tokens_per_second, found.flop_use),
-        f"{value:.1%} ({low:.1%} to {high:.1%}) of the ideal run's speed; the goal is {GOAL:.0%}",
-        f"padding {found.padding:.1%}, memory at the peak {peak}",
-    ]
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure how fast training is.")
-    parser.add_argument("--config", type=Path, required=True, help="settings of a training run")
-    parser.add_argument(
-        "--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append", default=[]
-    )
-    parser.add_argument("--steps", type=int, default=12, help="number of timed steps")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for all results")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

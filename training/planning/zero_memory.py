@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jakiro.utils.pretrained import Kind, choose_device
 from training.config import TrainSettings
 from training.distributed.deepspeed_config import build_deepspeed_config
-from training.distributed.processes import Kind, choose_device
 from training.loop.optimizer import build_optimizer
 from training.module import TrainingModule
 

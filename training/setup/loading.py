@@ -1,83 +1,53 @@
-"""A target and its tokenizer, loaded by name."""
+"""The target and its tokenizer as a run's settings name them."""
 
-from peft import PeftConfig
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils.peft_utils import find_adapter_config_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jakiro.errors import CheckpointError
 from jakiro.target.checks import CausalLM
-from training.input_settings import TORCH_DTYPES, TargetSettings
+from jakiro.utils import pretrained
+from training.input_settings import TargetSettings
+
+_REMEDY = "check target.name_or_path"
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:
-    """Load a target.
+    """Load the target, in the dtype of its settings.
 
     Raises:
         CheckpointError: the target cannot be loaded.
     """
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            settings.name_or_path, dtype=TORCH_DTYPES[settings.dtype]
-        )
-    except (OSError, ValueError) as error:
-        raise _cannot_load("target", settings, error) from error
+    return pretrained.load_causal_lm(settings.name_or_path, dtype=settings.dtype, remedy=_REMEDY)
 
 
 def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
-    """Load a target's tokenizer.
+    """Load the target's tokenizer.
 
     Raises:
         CheckpointError: the tokenizer cannot be loaded.
     """
-    try:
-        return AutoTokenizer.from_pretrained(settings.name_or_path)
-    except (OSError, ValueError) as error:
-        raise _cannot_load("tokenizer", settings, error) from error
+    what = "the tokenizer of the target"
+    return pretrained.load_tokenizer(settings.name_or_path, what, remedy=_REMEDY)
 
 
 def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
-    """Return the size of a target's vocabulary, without loading the target's weights.
+    """Return the number of tokens in the target's vocabulary, without loading its weights.
 
     Args:
-        settings: name of the target.
-        model: the loaded target; None to read its config by name.
+        settings: the target's settings.
+        model: the target, if it is loaded already; None to read its config.
 
     Raises:
-        CheckpointError: the target has no config that can be read.
+        CheckpointError: the target has no config, or one without a vocabulary.
     """
     if model is not None:
         return int(model.config.get_text_config().vocab_size)
+    config = pretrained.load_config(settings.name_or_path, "the target", remedy=_REMEDY)
     try:
-        return int(config_at(settings.name_or_path).get_text_config().vocab_size)
-    except (AttributeError, OSError, ValueError) as error:
-        raise _cannot_load("target", settings, error) from error
-
-
-def config_at(name_or_path: str) -> PreTrainedConfig:
-    """Return a model's config; for adapters, the config of the model that they belong to.
-
-    Raises:
-        OSError: there is no config.
-        ValueError: the config cannot be understood.
-    """
-    adapters = find_adapter_config_file(name_or_path)
-    if adapters is None:
-        return AutoConfig.from_pretrained(name_or_path)
-    below = PeftConfig.from_pretrained(name_or_path).base_model_name_or_path
-    return AutoConfig.from_pretrained(below or name_or_path)
-
-
-def _cannot_load(what: str, settings: TargetSettings, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot load the {what} of {settings.name_or_path}",
-        expected="a folder or hub id of a causal language model with its tokenizer",
-        got=str(error).strip().splitlines()[0],
-        remedy="check target.name_or_path",
-    )
+        return int(config.get_text_config().vocab_size)
+    except AttributeError as error:
+        raise CheckpointError(
+            f"cannot read the vocabulary of the target {settings.name_or_path}",
+            expected="the config of a causal language model",
+            got=error,
+            remedy=_REMEDY,
+        ) from error

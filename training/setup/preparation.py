@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.generation.unsupported import check_length
 from jakiro.config import JakiroConfig, config_for
@@ -19,7 +20,7 @@ from jakiro.target.tail import TargetTail
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
-from training.data.held_out import Documents, prompts_of, read_prompts, split_validation
+from training.data.held_out import Documents, prompts_of, split_validation
 from training.data.packing import PackedSequences
 from training.data.report import report
 from training.data.token_store import TokenStore, open_tokens
@@ -220,7 +221,8 @@ def _prompts(
             longest=longest - evaluation.max_new_tokens,
             count=evaluation.num_prompts,
         )
-    prompts = read_prompts(evaluation.prompts, evaluation.num_prompts)
+    read = read_prompts(evaluation.prompts, evaluation.num_prompts, training_records=True)
+    prompts = [prompt.first for prompt in read]
     for number, prompt in enumerate(prompts, start=1):  # now, for they are decoded late
         length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
         check_length(length, length + evaluation.max_new_tokens, longest, number)

@@ -16,7 +16,7 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from inference.benchmark.report.style import THEME
+from inference.benchmark.report.style import CURVE, THEME
 from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
@@ -91,7 +91,6 @@ def _variance(point: Point) -> float:
     return point.agreement * (1 - point.agreement) / max(1, point.positions)
 
 
-_COLOR = "#0072b2"
 _PANEL = (3.2, 2.8)  # inches
 
 
@@ -118,7 +117,7 @@ def plot(points: Sequence[Point], sentence: str, path: Path) -> None:
 
 def _paint(panel: Any, name: str, points: Sequence[Point]) -> None:
     tokens = [point.tokens for point in points]
-    panel.plot(tokens, [getattr(point, name) for point in points], "o-", color=_COLOR)
+    panel.plot(tokens, [getattr(point, name) for point in points], "o-", color=CURVE)
     panel.set_title("validation loss" if name == "loss" else name)
     panel.set_xscale("log", base=2)
     panel.set_xticks(tokens, [_short(count) for count in tokens])

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetSpec
+from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import TrainSettings
-from training.input_settings import TORCH_DTYPES
 from training.target_states.index import read_index
 from training.target_states.states import States
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import ensure_writable_folder
+from jakiro.utils.pretrained import TORCH_DTYPES
 from training.data.packing import collate
-from training.input_settings import TORCH_DTYPES
 from training.loss.batch import Batch
 from training.loss.views import read_batch
 from training.setup.preparation import Prepared

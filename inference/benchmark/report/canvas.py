@@ -1,16 +1,14 @@
 """Matplotlib figures as SVG with the colours and the font of the surrounding page."""
 
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import StringIO
 
 from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from inference.benchmark.report.style import printable
+from inference.benchmark.report.style import any_character, printable
 
 # Stand-ins that the page's own variables replace, so that figures suit light and dark pages.
 INK, MUTED, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
@@ -44,8 +42,6 @@ _THEME = {
 }
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
-_LACKING = r"Glyph .* missing from|Matplotlib currently does not support .* natively"
-
 _TAG = re.compile(r"<[^>]*>")
 _DEFAULT_STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 _SIZE = re.compile(r' (width|height)="([\d.]+)pt"')
@@ -72,14 +68,6 @@ def picture(
         paint(figure)
         figure.savefig(target, format="svg", transparent=True, metadata=_NO_METADATA)
     return Markup(_for_page(target.getvalue(), name, alt))
-
-
-@contextmanager
-def any_character() -> Iterator[None]:
-    """Allow characters that matplotlib's font lacks, for browsers have fonts with them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_LACKING, category=UserWarning)
-        yield
 
 
 def _for_page(drawing: str, name: str, alt: str) -> str:

@@ -8,7 +8,9 @@ for the phases of decoding. No colour has two meanings.
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -227,6 +229,11 @@ def text_on(color: str) -> str:
 
 
 INK, LINE = "#1f2937", "#d1d5db"
+CURVE = _METHODS[0]
+OUTCOMES = {"better": "#009e73", "worse": "#d55e00", "not resolved": "#6b7280"}
+POINTS = "#111827"  # single measurements beside their mean
+
+_LACKING = r"Glyph .* missing from|Matplotlib currently does not support .* natively"
 
 THEME = {
     "font.size": 9.5,
@@ -243,3 +250,11 @@ THEME = {
     "ytick.left": False,
     "ytick.labelcolor": INK,
 }
+
+
+@contextmanager
+def any_character() -> Iterator[None]:
+    """Allow characters that matplotlib's font lacks, for browsers have fonts with them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_LACKING, category=UserWarning)
+        yield

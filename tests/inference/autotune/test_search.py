@@ -41,7 +41,7 @@ def test_recorded_ranks_reproduce_tau() -> None:
     shape = TreeShape(children=4, breadth=3, num_nodes=12)
     recorder = RecordingDrafter(TrainedDrafter(tiny_drafter(target), target, shape))
     requests, _ = prepare_requests(
-        model, [[1, 2, 3]], seed=0, max_position=128, temperature=0.0, max_new_tokens=60
+        model, [[1, 2, 3]], {"max_new_tokens": 60}, temperature=0.0, seed=0, max_position=128
     )
     run = DecodeRun(target, recorder, requests)
     steps = list(run)

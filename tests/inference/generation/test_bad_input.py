@@ -92,8 +92,8 @@ def test_drafts_that_are_no_tokens_are_an_error(
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([1, 99], "ids that the target does not have.*got: 99"),
-        ([1, -2], "ids that the target does not have"),
+        ([1, 99], "ids outside the target's vocabulary.*got: 99"),
+        ([1, -2], "ids outside the target's vocabulary"),
         (torch.ones(2, 3, dtype=torch.long), "one prompt at a time"),
         (torch.ones(1, 3), "integer ids"),
     ],
@@ -168,19 +168,19 @@ def test_one_decoder_serves_many_threads() -> None:
     expected = [decoder.generate(prompt, max_new_tokens=25).new_token_ids for prompt in prompts]
     got: dict[int, list[int]] = {}
 
-    def work(place: int) -> Callable[[], None]:
+    def work(index: int) -> Callable[[], None]:
         def run() -> None:
-            output = decoder.generate(prompts[place], max_new_tokens=25)
-            got[place] = output.new_token_ids
+            output = decoder.generate(prompts[index], max_new_tokens=25)
+            got[index] = output.new_token_ids
 
         return run
 
-    threads = [Thread(target=work(place)) for place in range(len(prompts))]
+    threads = [Thread(target=work(index)) for index in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [got[place] for place in range(len(prompts))] == expected
+    assert [got[index] for index in range(len(prompts))] == expected
 
 
 def _must_not_run(*_: object) -> None:

@@ -70,7 +70,7 @@ def test_both_ways_to_call_equal_the_targets_own_greedy_tokens(
     assert decoder.generate(ids, **{**GREEDY, **config}).sequences.tolist() == expected
 
 
-def test_left_padded_rows_equal_the_targets_own(
+def test_left_padded_sequences_equal_the_targets_own(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     arguments = {"input_ids": PADDED, "attention_mask": MASK, "max_new_tokens": 15, **GREEDY}
@@ -85,11 +85,11 @@ def test_padding_never_leaks_into_processors(
     shy = {"logits_processor": LogitsProcessorList([Shy()])}
     arguments = {**GREEDY, **config, **shy}
     got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, **arguments)
-    for row, ids, mask in zip(got, PADDED, MASK, strict=True):
+    for sequence, ids, mask in zip(got, PADDED, MASK, strict=True):
         own = ids[mask.bool()][None]
         alone = model.generate(own, attention_mask=torch.ones_like(own), **arguments)[0]
         new = alone[own.shape[1] :].tolist()
-        assert row[len(ids) :].tolist() == new + [0] * (len(row) - len(ids) - len(new))
+        assert sequence[len(ids) :].tolist() == new + [0] * (len(sequence) - len(ids) - len(new))
 
 
 def test_the_defaults_of_generate_hold_for_both_ways_to_sample(
@@ -143,7 +143,7 @@ def test_torchs_own_seed_makes_sampling_repeatable(decoder: SpeculativeDecoder) 
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_several_return_sequences_are_rows_of_their_own(
+def test_several_return_sequences_are_sequences_of_their_own(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     ids = torch.tensor([[1, 2, 3]])
@@ -158,7 +158,7 @@ def test_several_return_sequences_are_rows_of_their_own(
         seed=1,
     )
     assert got.shape == (3, 15)
-    assert len({tuple(row) for row in got.tolist()}) == 3
+    assert len({tuple(sequence) for sequence in got.tolist()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_transformers_streamers_get_the_text_piece_by_piece(
     assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")
 
 
-def test_a_generation_config_object_is_honoured(
+def test_a_generation_config_object_is_followed(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     config = GenerationConfig(max_new_tokens=9, repetition_penalty=1.5, pad_token_id=0)
@@ -230,14 +230,14 @@ def test_a_generation_config_object_is_honoured(
 
 
 class Ban(LogitsProcessor):
-    """Forbids the tokens below 6, which must happen before any warper cuts the law."""
+    """Forbids the tokens below 6, before any warper truncates the distribution."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.index_fill(1, torch.arange(6), float("-inf"))
 
 
 class Enough(StoppingCriteria):
-    """Ends a row after two tokens."""
+    """Ends a sequence after two tokens."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         return torch.full((len(input_ids),), input_ids.shape[1] % 2 == 0)
@@ -246,9 +246,9 @@ class Enough(StoppingCriteria):
 @pytest.mark.parametrize(
     "processors",
     [[Ban()], [TopKLogitsWarper(2)], [TemperatureLogitsWarper(0.1)], [Ban(), TopKLogitsWarper(2)]],
-    ids=lambda processors: "+".join(type(one).__name__ for one in processors),
+    ids=lambda processors: "+".join(type(processor).__name__ for processor in processors),
 )
-def test_the_callers_processors_keep_their_place_in_padded_rows(
+def test_the_callers_processors_keep_their_order_in_padded_sequences(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder, processors: list[LogitsProcessor]
 ) -> None:
     arguments = {
@@ -262,22 +262,24 @@ def test_the_callers_processors_keep_their_place_in_padded_rows(
         "return_dict_in_generate": True,
     }
     got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, seed=1, **arguments)
-    for row, (ids, mask) in enumerate(zip(PADDED, MASK, strict=True)):
+    for sequence, (ids, mask) in enumerate(zip(PADDED, MASK, strict=True)):
         own = ids[mask.bool()][None]
         alone = model.generate(own, attention_mask=torch.ones_like(own), **arguments)
-        torch.testing.assert_close(got.scores[0][row], alone.scores[0][0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            got.scores[0][sequence], alone.scores[0][0], atol=1e-4, rtol=1e-4
+        )
 
 
-def test_the_callers_criteria_hold_in_padded_rows(
+def test_the_callers_criteria_hold_in_padded_sequences(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     criteria = StoppingCriteriaList([Enough()])
     arguments = {**GREEDY, "max_new_tokens": 9, "stopping_criteria": criteria}
     got = model.generate(PADDED, attention_mask=MASK, custom_generate=decoder, **arguments)
-    for row, ids, mask in zip(got, PADDED, MASK, strict=True):
+    for sequence, ids, mask in zip(got, PADDED, MASK, strict=True):
         own = ids[mask.bool()][None]
         alone = decoder.generate(own, max_new_tokens=9, stopping_criteria=criteria, temperature=0.0)
-        new = row[len(ids) :].tolist()
+        new = sequence[len(ids) :].tolist()
         assert new[: len(alone.new_token_ids)] == alone.new_token_ids
         assert len(alone.new_token_ids) <= 2
         assert set(new[len(alone.new_token_ids) :]) <= {0}
@@ -293,7 +295,7 @@ def test_a_subclass_of_a_known_criterion_decides_for_itself(decoder: Speculative
     assert len(output.new_token_ids) == 5
 
 
-def test_several_return_sequences_of_padded_rows_are_rows_of_their_own(
+def test_several_return_sequences_of_padded_sequences_are_sequences_of_their_own(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     got = model.generate(
@@ -313,7 +315,7 @@ def test_several_return_sequences_of_padded_rows_are_rows_of_their_own(
 @pytest.mark.parametrize(
     ("name", "value"), [("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)]
 )
-def test_processors_that_know_their_row_see_that_row(
+def test_processors_that_know_their_batch_index_see_it(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder, name: str, value: float
 ) -> None:
     ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -348,5 +350,5 @@ def test_prompts_of_ids_that_may_be_embedded_but_never_follow_are_refused() -> N
     decoder = SpeculativeDecoder(model, LookupDrafter())
     ids = torch.tensor([[1, 2, 12, 1, 2]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "pad_token_id": 0}
-    with pytest.raises(PromptError, match=r"ids that the target does not have.*got: 12"):
+    with pytest.raises(PromptError, match=r"ids outside the target's vocabulary.*got: 12"):
         model.generate(ids, custom_generate=decoder, **arguments)

@@ -1,4 +1,4 @@
-"""Prompt files of a comparison: their forms, and mistakes that are named by their line."""
+"""Files of prompts: every form is read, and a mistake is reported with its file and line."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.generation.prompt_file import distinct, read_bench_prompts
+from inference.generation.prompt_file import BUILT_IN, distinct, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.errors import PromptError
 
@@ -18,9 +18,9 @@ TEMPLATE = (
 )
 
 
-def _written(folder: Path, *rows: Any) -> Path:
+def _written(folder: Path, *records: Any) -> Path:
     path = folder / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    path.write_text("\n".join(json.dumps(record) for record in records))
     return path
 
 
@@ -33,22 +33,22 @@ def test_every_form_is_read(tmp_path: Path) -> None:
         {"turns": ["hello", "and then?"], "category": "writing", "reference": []},
         {"messages": [{"role": "system", "content": "be brief"}, HELLO]},
     )
-    prompts = read_bench_prompts(path)
-    assert [one.first for one in prompts[:4]] == ["a text", [5, 6], [HELLO], [HELLO]]
+    prompts = read_prompts(path)
+    assert [prompt.first for prompt in prompts[:4]] == ["a text", [5, 6], [HELLO], [HELLO]]
     assert prompts[4].first == [{"role": "system", "content": "be brief"}, HELLO]
-    assert [one.later_turns for one in prompts] == [(), (), (), ("and then?",), ()]
-    assert [one.category for one in prompts] == ["all", "ids", "all", "writing", "all"]
+    assert [prompt.later_turns for prompt in prompts] == [(), (), (), ("and then?",), ()]
+    assert [prompt.category for prompt in prompts] == ["all", "ids", "all", "writing", "all"]
 
 
 def test_other_files_hold_one_text_per_line(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text('one\r\n\n  two\n{"prompt": "three"}')
-    prompts = read_bench_prompts(tmp_path / "p.txt")
-    assert [one.first for one in prompts] == ["one", "  two", '{"prompt": "three"}']
-    assert {one.category for one in prompts} == {"all"}
+    prompts = read_prompts(tmp_path / "p.txt")
+    assert [prompt.first for prompt in prompts] == ["one", "  two", '{"prompt": "three"}']
+    assert {prompt.category for prompt in prompts} == {"all"}
 
 
 def test_the_next_turn_is_the_whole_dialogue(tmp_path: Path) -> None:
-    prompt = read_bench_prompts(_written(tmp_path, {"turns": ["one", "two", "three"]}))[0]
+    prompt = read_prompts(_written(tmp_path, {"turns": ["one", "two", "three"]}))[0]
     assert prompt.num_turns == 3
     assert prompt.chat_turn([]) == [{"role": "user", "content": "one"}]
     assert prompt.chat_turn(["first", "second"]) == [
@@ -64,7 +64,7 @@ def test_the_next_turn_is_the_whole_dialogue(tmp_path: Path) -> None:
 
 
 def test_turns_are_written_in_the_chat_template(tmp_path: Path) -> None:
-    prompt = read_bench_prompts(_written(tmp_path, {"turns": ["a", "b"]}))[0]
+    prompt = read_prompts(_written(tmp_path, {"turns": ["a", "b"]}))[0]
     tokenizer = tiny_tokenizer(TEMPLATE)
     ids = encode_prompt(prompt.chat_turn(["x"]), tokenizer, len(tokenizer))
     assert tokenizer.decode(ids) == "<user>a<assistant>x<user>b<assistant>"
@@ -83,19 +83,19 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
         {"turns": ["hello", "b"]},
         {"prompt": "\ud800"},
     )
-    prompts = read_bench_prompts(path)
-    names = [one.identity for one in prompts]
+    prompts = read_prompts(path)
+    names = [prompt.identity for prompt in prompts]
     assert names[0] == names[2]
     assert names[3] == names[4]
     assert len(set(names)) == 5
     assert all(len(name) == 16 for name in names)
     kept = distinct(prompts)
-    assert [one.identity for one in kept] == [names[place] for place in (0, 1, 3, 5, 6)]
+    assert [prompt.identity for prompt in kept] == [names[index] for index in (0, 1, 3, 5, 6)]
     assert kept[0].category == "x"
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"),
+    ("record", "expected"),
     [
         ({"question": "a"}, "exactly one of the keys.*question"),
         ({"prompt": "a", "turns": ["b"]}, "exactly one of the keys.*'prompt', 'turns'"),
@@ -115,10 +115,12 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
         (["a"], "one object per line"),
     ],
 )
-def test_a_malformed_line_is_refused_by_its_number(row: Any, expected: str, tmp_path: Path) -> None:
-    path = _written(tmp_path, {"prompt": "fine"}, row)
+def test_a_malformed_line_is_refused_by_its_number(
+    record: Any, expected: str, tmp_path: Path
+) -> None:
+    path = _written(tmp_path, {"prompt": "fine"}, record)
     with pytest.raises(PromptError, match=rf"jsonl:2 .*expected: .*{expected}.*remedy: ") as error:
-        read_bench_prompts(path)
+        read_prompts(path)
     assert "got: " in str(error.value)
 
 
@@ -127,14 +129,45 @@ def test_a_malformed_line_is_refused_by_its_number(row: Any, expected: str, tmp_
     [
         ("p.jsonl", "", "holds no prompts"),
         ("p.txt", " \n\n", "holds no prompts"),
+        ("p.txt", b"\xff\xfe", "cannot read the prompts"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "p.jsonl:2 is not JSON"),
+        ("p.jsonl", '{"prompt": "a"}\nplain text\n', "p.jsonl:2 is not JSON"),
+        ("p.jsonl", '\n{"text": "a"}\n', "p.jsonl:2 has no usable prompt"),
+        ("p.json", '["a", "b"]', "p.json:1 has no usable prompt"),
+        ("p.jsonl", '{"messages": [{"role": "user"}]}', "p.jsonl:1 has no usable prompt"),
         ("other.txt", None, "cannot read the prompts"),
+        (".", None, "cannot read the prompts"),
     ],
 )
-def test_a_file_without_prompts_is_refused(
-    name: str, content: str | None, message: str, tmp_path: Path
+def test_a_file_without_usable_prompts_is_refused(
+    name: str, content: str | bytes | None, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
-        (tmp_path / name).write_text(content)
+        data = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(data)
     with pytest.raises(PromptError, match=rf"{message}.*expected: .*got: .*remedy: "):
-        read_bench_prompts(tmp_path / name)
+        read_prompts(tmp_path / name)
+
+
+def test_the_first_prompts_are_read_alone(tmp_path: Path) -> None:
+    records = [{"prompt": "def"}, {"prompt": [3, 4]}, {"turns": ["?", "and?"]}, {"x": 1}]
+    path = _written(tmp_path, *records)
+    assert [prompt.category for prompt in read_prompts(path, 3)] == ["all"] * 3
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:4 has no usable prompt"):
+        read_prompts(path, 4)
+
+
+def test_records_of_training_data_are_prompts_without_their_last_answers(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
+    records = [{"text": "def"}, {"messages": turns}, {"prompt": [*turns, turns[-1]]}]
+    path = _written(tmp_path, *records, {"prompt": [3, 4]}, {"messages": turns[1:2]})
+    prompts = read_prompts(path, 4, training_records=True)
+    assert [prompt.first for prompt in prompts] == ["def", turns[:3], turns[:3], [3, 4]]
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:5 has no usable prompt"):
+        read_prompts(path, training_records=True)
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:1 has no usable prompt"):
+        read_prompts(path)
+
+
+def test_the_built_in_prompts_are_all_different() -> None:
+    assert len(set(BUILT_IN)) == len(BUILT_IN) >= 4

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands import exit_code
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.stats import interval, median_interval
-from inference.profiling import engine, rounding
 from inference.profiling.forwards import Recorder, Stopwatch, watched
 from inference.profiling.oracle import OracleDrafter
 from inference.profiling.subject import start
@@ -54,7 +54,7 @@ def _numbers(value: Any) -> Iterator[float]:
 def test_quick_run_of_the_engine_measures_everything(
     target_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert engine.main(["--target", str(target_folder), "--quick"]) == 0
+    assert exit_code("profile", "engine", "--target", str(target_folder), "--quick") == 0
     document = _document(capsys)
     for name, goal in HEADLINES.items():
         figure = document[name]
@@ -67,17 +67,6 @@ def test_quick_run_of_the_engine_measures_everything(
     assert all(map(math.isfinite, _numbers(document)))
     assert document["environment"]["bytes_per_cached_token"] == 3 * 2 * 2 * 8 * 4
     assert document["details"]["oracle_efficiency"]["tau"] == 4
-
-
-def test_nothing_is_decided_by_rounding_in_float32(
-    target_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--dtype", "float32", "--count", "2", "--new-tokens", "6"]
-    rounding.main(["--target", str(target_folder), *options])
-    document = _document(capsys)
-    assert {one["value"] for one in document["argmax_differs"].values()} == {0}
-    assert {one["value"] for one in document["continuations_differ"].values()} == {0}
-    assert document["positions"] == 12
 
 
 @pytest.mark.parametrize(("num_right", "num_nodes"), [(3, 8), (1, 2), (2, 7)])

@@ -1,4 +1,4 @@
-"""The command line is fast to answer and turns every mistake of a caller into one line."""
+"""The command line answers fast and reports every mistake of a caller in one line."""
 
 import subprocess
 import sys
@@ -13,12 +13,17 @@ import jakiro
 from jakiro.cli import main
 from jakiro.errors import ConfigError, JakiroError
 
+PROGRAMS = (
+    *("generate", "demo", "aded", "train", "features", "plot", "ablate"),
+    *("bench", "verify", "throughput", "profile", "prepare", "regenerate", "data"),
+)
+
 Demo = Callable[..., None]
 
 
 @pytest.fixture
 def plant_demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Demo], None]:
-    """Put a function in the place of the demo, which takes minutes."""
+    """Replace the demo, which takes minutes, by a function."""
 
     def plant(run_demo: Demo) -> None:
         module = ModuleType("jakiro.demo.pipeline")
@@ -77,7 +82,7 @@ def test_debug_shows_the_traceback_before_the_line(
     assert lines[-1] == "error: bad"
 
 
-def test_an_interruption_is_said_in_one_word(
+def test_an_interruption_is_reported_in_one_word(
     plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant_demo(raising(KeyboardInterrupt()))
@@ -117,9 +122,32 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"jakiro {jakiro.__version__}\n"
 
 
-def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
-    assert "demo" in capsys.readouterr().out
+    shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    for program in PROGRAMS:
+        (line,) = (line for line in shown if line.startswith(f"{program} "))
+        assert line.removeprefix(program).strip()
+    for group in ("Decode", "Train", "Measure", "Data"):
+        assert any(line.startswith(f"╭─ {group} ") for line in shown)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("data", name) for name in ("texts", "prompts", "small-lm")),
+        *(("profile", name) for name in ("engine", "automatic", "rounding")),
+        ("ablate",),
+        ("throughput",),
+        ("aded", "build"),
+    ],
+    ids=" ".join,
+)
+def test_every_program_describes_its_options(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, "--help") == 0
+    assert f"Usage: jakiro {' '.join(words)} [OPTIONS]" in capsys.readouterr().out
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -137,8 +137,8 @@ def test_an_unknown_override_is_named(write: Any) -> None:
         ("- a list", "expected: a mapping.*got: list"),
         ("1: one", "a mapping whose keys are text"),
         ("name: [", "is not YAML"),
-        ("name: one\nname: two", "'name' stands here twice"),
-        ("extends: [a.yaml]", "expected: one path"),
+        ("name: one\nname: two", "'name' is repeated here"),
+        ("extends: [a.yaml]", "expected: a single path"),
         ("extends: missing.yaml", r"missing\.yaml, which .*recipe\.yaml extends"),
     ],
 )

@@ -9,9 +9,8 @@ from helpers.models import tiny_llama
 from helpers.templates import family_tokenizer
 from helpers.training import tiny_run, write_jsonl
 
-from inference.generation.prompt_file import read_bench_prompts
-from jakiro.errors import DataError, PromptError
-from training.data.held_out import prompts_of, read_prompts, split_validation
+from jakiro.errors import DataError
+from training.data.held_out import prompts_of, split_validation
 from training.data.token_store import Locations, TokenStore
 from training.setup.preparation import prepare
 
@@ -112,31 +111,3 @@ def test_prompts_that_do_not_fit_the_context_are_skipped() -> None:
     prompts = prompts_of(store([0, 1, 2]), [0, 1, 2], prompt_tokens=10, longest=6, count=1)
     assert prompts == [[0] * 4]
     assert prompts_of(store([1]), [0], prompt_tokens=10, longest=6, count=1) == []
-
-
-def test_prompts_are_read_as_the_bench_reads_them(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "?"}]
-    rows = [{"prompt": "def"}, {"prompt": [3, 4]}, {"turns": ["?", "and?"]}, {"messages": chat}]
-    path = write_jsonl(tmp_path / "prompts.jsonl", [*rows, {"x": 1}])
-    assert read_prompts(path, 4) == ["def", [3, 4], chat, chat]
-    expected = [prompt.first for prompt in read_bench_prompts(_first(path, 4))]
-    assert read_prompts(path, 4) == expected
-    with pytest.raises(PromptError, match=r"prompts\.jsonl:5 has no usable prompt"):
-        read_prompts(path, 5)
-    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
-    assert read_prompts(tmp_path / "prompts.txt", 9) == ["one", "two"]
-
-
-def test_records_of_training_data_are_prompts_without_their_last_answers(tmp_path: Path) -> None:
-    turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
-    rows = [{"text": "def"}, {"messages": turns}, {"prompt": [*turns, turns[-1]]}]
-    path = write_jsonl(tmp_path / "rows.jsonl", [*rows, {"messages": turns[1:2]}])
-    assert read_prompts(path, 3) == ["def", turns[:3], turns[:3]]
-    with pytest.raises(PromptError, match=r"rows\.jsonl:4 has no usable prompt"):
-        read_prompts(path, 4)
-
-
-def _first(path: Path, count: int) -> Path:
-    shorter = path.with_name("first.jsonl")
-    shorter.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
-    return shorter

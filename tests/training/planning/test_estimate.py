@@ -17,11 +17,11 @@ from inference.benchmark.timing import peak_memory
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
 from training.distributed.processes import join_processes, launch_environment
-from training.input_settings import TORCH_DTYPES
 from training.loop.trainer import Trainer
 from training.module import TargetReader, TrainingModule
 from training.planning.estimate import choose_micro_batch, estimate, render

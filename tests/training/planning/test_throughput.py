@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.commands import exit_code
 from helpers.models import tiny_settings
 from helpers.training import batch_for, tiny_run, tiny_training
 from helpers.variants import FEEDBACK, FUSED, HYBRID
@@ -11,7 +12,6 @@ from helpers.variants import FEEDBACK, FUSED, HYBRID
 from jakiro.config import DrafterSettings
 from jakiro.utils.settings import dump_settings
 from training.planning.parts import flops_of, parts_of
-from training.planning.throughput import main
 
 PARTS = ["target", "memory", "trunk", "experts", "head"]
 
@@ -31,7 +31,7 @@ def test_a_run_is_measured_beside_its_parts(
 ) -> None:
     out = workshop / "throughput.json"
     arguments = ["--config", str(config), "--set", f"drafter.trunk.kind={kind}", "--out", str(out)]
-    assert main([*arguments, "--steps", "3"]) == 0
+    assert exit_code("throughput", *arguments, "--steps", "3") == 0
     found = json.loads(out.read_text())
     assert list(found["parts"]) == PARTS
     assert all(part["flops"] > 0 and part["seconds"] > 0 for part in found["parts"].values())
@@ -41,7 +41,7 @@ def test_a_run_is_measured_beside_its_parts(
     assert 0 <= found["padding"] < 1
     assert not (workshop / "run").exists()
     assert "of the ideal run's speed" in capsys.readouterr().out
-    assert main(arguments) == 2
+    assert exit_code("throughput", *arguments) == 2
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_parts_do_the_arithmetic_of_the_whole_again_and_again(settings: DrafterS
 def test_tail_layers_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = ("tail_layers=1", "experts.combine=sum", "schedule.parallel_levels=0")
     overrides = [word for change in changes for word in ("--set", f"drafter.{change}")]
-    assert main(["--config", str(config), *overrides]) == 2
+    assert exit_code("throughput", "--config", str(config), *overrides) == 2
     assert "cannot be timed alone" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from typing import Any
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import AUTOREGRESSIVE
+from inference.benchmark.stats import Ratio, ratio
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.contrasts import (
@@ -18,7 +19,6 @@ from training.studies.ablation.contrasts import (
 )
 from training.studies.ablation.results import ArmExperts, ArmRow, ArmVerdict, StudyResults, TwoByTwo
 from training.studies.ablation.trees import Trees, uses_costs
-from training.studies.ablation.uncertainty import Ratio, ratio
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, SampleRecord
-from inference.benchmark.stats import Floats, sums_by_unit
+from inference.benchmark.stats import Floats, Rate, Ratio, product, sums_by_unit
 from jakiro.errors import DataError
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.results import TwoByTwo
-from training.studies.ablation.uncertainty import Rate, Ratio, product
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def two_by_two(
         trees: label of the kind of trees; None if there is only one kind.
 
     Raises:
-        DataError: as for `training.studies.ablation.uncertainty.product`.
+        DataError: as for `inference.benchmark.stats.product`.
     """
     both, only_experts, only_contrast, neither = (rates[name] for name in cells)
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from inference.benchmark.method_names import AUTOREGRESSIVE
 from jakiro.config import config_for
+from jakiro.utils.pretrained import choose_device
 from jakiro.utils.settings import Settings
 from training.config import TrainSettings
-from training.distributed.processes import choose_device
 from training.planning.estimate import disk_bytes, duration_text, size_text
 from training.planning.speed import decoding_rate, seconds_per_step
 from training.setup.preparation import Prepared

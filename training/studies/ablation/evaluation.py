@@ -12,12 +12,11 @@ from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
 from jakiro.errors import JakiroError
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.pretrained import TORCH_DTYPES
 from training.studies.ablation.results import ArmSweep, SweepResults
 from training.studies.ablation.runs import ArmRun
 from training.studies.ablation.sweep import Sweep, value_name
 from training.studies.ablation.trees import Trees, trees_key
-
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Measurement:
         first = _first(runs)
         options = {
             "--target": first.settings.target.name_or_path,
-            "--dtype": _DTYPES[first.settings.target.dtype],
+            "--dtype": str(TORCH_DTYPES[first.settings.target.dtype]).removeprefix("torch."),
             "--device": first.settings.engine.device,
             "--prompts": str(self.prompts),
             "--num-prompts": str(self.num_prompts),

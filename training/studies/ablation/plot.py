@@ -8,12 +8,9 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from inference.benchmark.report.style import INK, THEME
+from inference.benchmark.report.style import INK, OUTCOMES, POINTS, THEME
 from training.studies.ablation.results import ArmRow, StudyResults
 
-# The palette of Okabe and Ito for colour-blind readers.
-_COLORS = {"better": "#009e73", "worse": "#d55e00", "not resolved": "#6b7280"}
-_SEED_COLOR = "#111827"
 _PANEL_WIDTH, _NAME_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 4.4, 2.1, 0.36, 1.35  # inches
 
 
@@ -60,12 +57,12 @@ def _paint(panel: Any, title: str, rows: list[ArmRow]) -> None:
 
 
 def _paint_row(panel: Any, height: int, row: ArmRow) -> None:
-    ratio, color = row.tau_ratio, _COLORS[row.verdict]
+    ratio, color = row.tau_ratio, OUTCOMES[row.verdict]
     panel.plot([ratio.low, ratio.high], [height, height], color=color, linewidth=2.4)
     panel.plot(ratio.value, height, "o", color=color, markersize=6.5)
     if len(ratio.by_seed) > 1:
         below = [height + 0.24] * len(ratio.by_seed)
-        panel.plot(ratio.by_seed, below, "|", color=_SEED_COLOR, markersize=4, alpha=0.6)
+        panel.plot(ratio.by_seed, below, "|", color=POINTS, markersize=4, alpha=0.6)
     label = f"{ratio.value:.3f}"
     weight = "normal" if row.verdict == "not resolved" else "bold"
     position = {"xy": (1.02, height), "xycoords": ("axes fraction", "data")}

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from inference.benchmark.stats import Ratio
 from jakiro.utils.settings import Settings
-from training.studies.ablation.uncertainty import Ratio
 
 SCHEMA_VERSION = 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, PositiveInt, model_validator
 
 from inference.benchmark.document import Temperatures
-from inference.generation.prompt_file import BenchPrompt, distinct, prompt_of, read_bench_prompts
+from inference.generation.prompt_file import BenchPrompt, distinct, prompt_of, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
@@ -102,7 +102,7 @@ class StudyPrompts:
                 remedy="give --prompts FILE, or --set data.validation_size=N",
             )
         if dev is not None:
-            self._require_apart(distinct(read_bench_prompts(dev)), found, dev)
+            self._require_apart(distinct(read_prompts(dev)), found, dev)
 
     def test_file(self, folder: Path) -> Path:
         """Return the file of the test prompts, which is written first if none was given."""
@@ -115,7 +115,7 @@ class StudyPrompts:
 
     def _test_prompts(self) -> list[BenchPrompt]:
         if self._test is not None:
-            return distinct(read_bench_prompts(self._test))
+            return distinct(read_prompts(self._test))
         return distinct(map(prompt_of, self._inputs.prompts))
 
     def _require_apart(

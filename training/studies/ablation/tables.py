@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from inference.benchmark.stats import Ratio
 from training.studies.ablation.results import (
     ArmExperts,
     ArmRow,
@@ -17,7 +18,6 @@ from training.studies.ablation.results import (
     SweepResults,
 )
 from training.studies.ablation.sweep import value_name
-from training.studies.ablation.uncertainty import Ratio
 
 
 def markdown_head(names: Sequence[str], left: Container[str]) -> list[str]:

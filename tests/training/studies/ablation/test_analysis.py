@@ -7,12 +7,12 @@ import pytest
 from helpers.studies import made_up_arm, made_up_documents, made_up_rate
 from scipy import stats
 
+from inference.benchmark.stats import Rate, Ratio, product, ratio, student_quantile
 from jakiro.errors import ConfigError, DataError
 from training.studies.ablation.analysis import analyse
 from training.studies.ablation.contrasts import Cells, find_cells, two_by_two
 from training.studies.ablation.results import StudyResults
 from training.studies.ablation.trees import parse_trees
-from training.studies.ablation.uncertainty import Rate, Ratio, product, ratio, student_quantile
 
 FOUR_CELLS = (
     made_up_arm("base"),

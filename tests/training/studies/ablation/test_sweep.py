@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from helpers.commands import exit_code
 from helpers.comparisons import make_document
 from helpers.training import TEXTS, tiny_run, write_jsonl
 
@@ -13,7 +14,6 @@ from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
 from training.studies.ablation.arms import Arm, SizedArm
 from training.studies.ablation.evaluation import select_value
-from training.studies.ablation.main import main
 from training.studies.ablation.results import StudyResults
 from training.studies.ablation.sweep import Sweep, parse_sweep, value_name
 
@@ -60,7 +60,7 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
     command: list[str], workshop: Path
 ) -> None:
     out = workshop / "study"
-    assert main(command) == 0
+    assert exit_code("ablate", *command) == 0
     results = StudyResults.model_validate_json((out / "results.json").read_text())
     sweep = results.sweep
     assert sweep is not None
@@ -91,7 +91,7 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
         _modified(out, "drafter/*.safetensors"),
         _modified(out / "measurements", "*.json"),
     )
-    assert main(command) == 0
+    assert exit_code("ablate", *command) == 0
     assert _modified(out, "drafter/*.safetensors") == trained
     assert _modified(out / "measurements", "*.json") == measured
 
@@ -99,7 +99,7 @@ def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
 @pytest.mark.slow
 def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: Path) -> None:
     out = workshop / "study"
-    assert main([*command, "--train-only", "contrast-loss-off"]) == 0
+    assert exit_code("ablate", *command, "--train-only", "contrast-loss-off") == 0
     assert {run.partition("/")[0] for run in _trained(out)} == {"contrast-loss-off"}
     assert len(_trained(out)) == 4
     assert [path.name for path in (out / "measurements").rglob("*.json")] == [
@@ -107,8 +107,8 @@ def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: P
     ]
     assert not (out / "results.json").exists()
     before = _modified(out, "drafter/*.safetensors")
-    assert main([*command, "--train-only", "base"]) == 0
-    assert main(command) == 0
+    assert exit_code("ablate", *command, "--train-only", "base") == 0
+    assert exit_code("ablate", *command) == 0
     after = _modified(out, "drafter/*.safetensors")
     assert len(after) == 8
     assert before.items() <= after.items()
@@ -117,7 +117,7 @@ def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: P
 @pytest.mark.slow
 def test_arms_are_trained_alone_without_a_sweep_too(command: list[str], workshop: Path) -> None:
     words = command[: command.index("--dev-num-prompts")]
-    assert main([*words, "--seeds", "1", "--train-only", "base"]) == 0
+    assert exit_code("ablate", *words, "--seeds", "1", "--train-only", "base") == 0
     assert _trained(workshop / "study") == {"base/seed-0"}
     assert not (workshop / "study" / "measurements").exists()
 
@@ -126,16 +126,16 @@ def test_arms_are_trained_alone_without_a_sweep_too(command: list[str], workshop
 def test_training_an_arm_again_trains_all_its_values_again(
     command: list[str], workshop: Path
 ) -> None:
-    assert main([*command, "--train-only", "base"]) == 0
+    assert exit_code("ablate", *command, "--train-only", "base") == 0
     before = _modified(workshop / "study", "drafter/*.safetensors")
-    assert main([*command, "--train-only", "base", "--rerun", "base"]) == 0
+    assert exit_code("ablate", *command, "--train-only", "base", "--rerun", "base") == 0
     after = _modified(workshop / "study", "drafter/*.safetensors")
     assert after.keys() == before.keys()
     assert all(after[path] != before[path] for path in after)
 
 
 def test_a_dry_run_counts_the_sweep(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--dry-run"]) == 0
+    assert exit_code("ablate", *command, "--dry-run") == 0
     assert "contrast-loss-off" in capsys.readouterr().out
 
 
@@ -165,7 +165,7 @@ def test_an_impossible_sweep_is_refused_before_anything_is_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(workshop)
-    assert main([*command, *words]) == 2
+    assert exit_code("ablate", *command, *words) == 2
     assert expected in capsys.readouterr().err
     assert not (workshop / "study" / "runs").exists()
 
@@ -175,7 +175,7 @@ def test_a_sweep_and_dev_prompts_need_each_other(
     command: list[str], missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = command.index(missing)
-    assert main([*command[:index], *command[index + 2 :]]) == 2
+    assert exit_code("ablate", *command[:index], *command[index + 2 :]) == 2
     assert "--sweep and --dev-prompts together" in capsys.readouterr().err
 
 
@@ -183,7 +183,7 @@ def test_dev_prompts_are_compared_as_the_target_reads_them(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_jsonl(workshop / "dev.jsonl", [{"prompt": TEXTS[4][4:16], "category": "other"}])
-    assert main(command) == 2
+    assert exit_code("ablate", *command) == 2
     assert "1 of 1 in both" in capsys.readouterr().err
 
 

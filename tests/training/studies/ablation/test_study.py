@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.commands import exit_code
 from helpers.training import tiny_run
 
 from inference.benchmark.document import read_document
 from jakiro.utils.settings import dump_settings
-from training.studies.ablation.main import main
 from training.studies.ablation.results import StudyResults
 
 ABLATIONS = Path(__file__).parents[4] / "configs" / "ablations"
@@ -39,7 +39,7 @@ def test_a_study_trains_measures_and_continues_where_it_stopped(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = workshop / "study"
-    assert main([*command, *_configs(*SQUARE), "--seeds", "2"]) == 0
+    assert exit_code("ablate", *command, *_configs(*SQUARE), "--seeds", "2") == 0
     printed = capsys.readouterr()
     assert "experts-1: " in printed.err
     assert "instead of 64" in printed.err
@@ -66,11 +66,14 @@ def test_a_study_trains_measures_and_continues_where_it_stopped(
     weights = _modified(out, "drafter/*.safetensors")
     measured = _modified(out / "measurements", "*.json")
     assert len(weights) == 8
-    assert main([*command, *_configs(*SQUARE), "--seeds", "2"]) == 0
+    assert exit_code("ablate", *command, *_configs(*SQUARE), "--seeds", "2") == 0
     assert _modified(out, "drafter/*.safetensors") == weights
     assert _modified(out / "measurements", "*.json") == measured
 
-    assert main([*command, *_configs(*SQUARE), "--seeds", "2", "--rerun", "experts-1"]) == 0
+    assert (
+        exit_code("ablate", *command, *_configs(*SQUARE), "--seeds", "2", "--rerun", "experts-1")
+        == 0
+    )
     again = _modified(out, "drafter/*.safetensors")
     changed = {path for path in again if again[path] != weights[path]}
     assert len(changed) == 2
@@ -86,12 +89,12 @@ def test_other_prompts_are_measured_again(command: list[str], workshop: Path) ->
     seen = []
     for text in ("def add", "total ="):
         prompts.write_text("".join(json.dumps({"prompt": text + end}) + "\n" for end in "ab"))
-        assert main(words) == 0
+        assert exit_code("ablate", *words) == 0
         document = read_document(workshop / "study" / "measurements" / "seed-0.json")
         seen.append({sample.prompt for sample in document.methods[0].samples})
     assert seen[0].isdisjoint(seen[1])
     measured = _modified(workshop / "study" / "measurements", "*.json")
-    assert main([*words, "--candidates", "5"]) == 0
+    assert exit_code("ablate", *words, "--candidates", "5") == 0
     assert _modified(workshop / "study" / "measurements", "*.json") != measured
 
 
@@ -101,7 +104,12 @@ def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], work
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
     prompts.write_text("".join(json.dumps({"prompt": "def " + end}) + "\n" for end in "abcdefg"))
     kinds = {"deterministic-60": "tree=deterministic,candidates=60", "costs": "candidates=costs"}
-    assert main([*words, "--trees", *kinds.values()]) == 0
+    assert (
+        exit_code(
+            "ablate", *words, *(word for kind in kinds.values() for word in ("--trees", kind))
+        )
+        == 0
+    )
     results = StudyResults.model_validate_json((out / "results.json").read_text())
     assert results.prompts == 2
     assert results.trees == list(kinds)
@@ -118,9 +126,9 @@ def test_runs_of_another_study_are_not_mistaken_for_runs_of_this_study(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1"]
-    assert main(words) == 0
+    assert exit_code("ablate", *words) == 0
     trained = _modified(workshop / "study", "*.safetensors")
-    assert main([*words, "--set", "optimizer.learning_rate=0.1"]) == 2
+    assert exit_code("ablate", *words, "--set", "optimizer.learning_rate=0.1") == 2
     assert "optimizer.learning_rate differs" in capsys.readouterr().err
     assert _modified(workshop / "study", "*.safetensors") == trained
 
@@ -128,7 +136,7 @@ def test_runs_of_another_study_are_not_mistaken_for_runs_of_this_study(
 def test_a_dry_run_prints_an_estimate_and_writes_nothing(
     command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, *_configs("experts-1"), "--dry-run"]) == 0
+    assert exit_code("ablate", *command, *_configs("experts-1"), "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "experts-1" in printed
     assert "autoregressive" in printed
@@ -155,7 +163,7 @@ def test_an_impossible_study_is_refused_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configs = ["experts-4"] if "intermediate_size" in words[-1] else ["contrast-loss-off"]
-    assert main([*command, *_configs(*configs), *words]) == 2
+    assert exit_code("ablate", *command, *_configs(*configs), *words) == 2
     assert expected in capsys.readouterr().err
     assert not (workshop / "study" / "runs").exists()
 
@@ -182,7 +190,7 @@ def test_an_arm_that_cannot_be_trained_is_refused_before_any_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (workshop / "delta.yaml").write_text(delta)
-    assert main([*command, "--config", str(workshop / "delta.yaml")]) == 2
+    assert exit_code("ablate", *command, "--config", str(workshop / "delta.yaml")) == 2
     assert expected in capsys.readouterr().err
     assert not (workshop / "study" / "runs").exists()
 
@@ -190,6 +198,6 @@ def test_an_arm_that_cannot_be_trained_is_refused_before_any_training(
 @pytest.mark.slow
 def test_arms_are_trained_through_the_launcher(command: list[str], workshop: Path) -> None:
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--launcher", "deepspeed"]
-    assert main(words) == 0
+    assert exit_code("ablate", *words) == 0
     drafters = list((workshop / "study" / "runs").glob("*/seed-0/drafter/config.json"))
     assert len(drafters) == 2

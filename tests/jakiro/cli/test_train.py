@@ -1,4 +1,4 @@
-"""`jakiro train` says what a run takes, launches it, and says whether the data is enough."""
+"""`jakiro train` estimates a run, launches it, and shows whether more data would help."""
 
 import os
 import sys
@@ -45,35 +45,35 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     before = sorted(config.parent.rglob("*"))
     words = ["--config", str(config), "--dry-run", "--processes", "2", "--device-memory", "80"]
     assert run(*words, "--device-speed", "400") == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in ("optimizer states", "activations", "features", "disk", "80.0 GiB", "TFLOP"):
-        assert name in told
+        assert name in printed
     assert sorted(config.parent.rglob("*")) == before
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a message for machines without a GPU")
 @pytest.mark.parametrize("option", ["--processes", "--nodes"])
-def test_there_are_no_runs_on_nothing(
+def test_a_run_without_processes_or_machines_is_refused(
     config: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", str(config), option, "0", "--dry-run") == 2
     assert "greater than or equal to 1" in capsys.readouterr().err
 
 
-def test_a_dry_run_for_a_gpu_elsewhere_says_what_is_here_and_leaves_the_time_open(
+def test_a_dry_run_for_a_gpu_elsewhere_describes_this_machine_and_leaves_the_time_open(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
     assert run(*words) == 2
     assert "remedy: give --device-memory" in capsys.readouterr().err
     assert run(*words, "--device-memory", "80") == 0
-    told = capsys.readouterr()
-    assert f"the run would not start (torch {torch.__version__}" in " ".join(told.err.split())
-    assert "with --device-speed" in told.out
-    assert "80.0 GiB" in told.out
+    printed = capsys.readouterr()
+    assert f"the run would not start (torch {torch.__version__}" in " ".join(printed.err.split())
+    assert "with --device-speed" in printed.out
+    assert "80.0 GiB" in printed.out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a message for machines without a GPU")
 @pytest.mark.parametrize("micro_batch", ["1", "auto"])
 def test_a_dry_run_for_several_machines_elsewhere_asks_no_gpu_of_this_one(
     config: Path, micro_batch: str, capsys: pytest.CaptureFixture[str]
@@ -81,21 +81,28 @@ def test_a_dry_run_for_several_machines_elsewhere_asks_no_gpu_of_this_one(
     hostfile = config.parent / "hosts"
     hostfile.write_text("one slots=2\ntwo slots=2\n")
     words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
-    words += ["--hostfile", str(hostfile), "--device-memory", "80", "--micro-batch", micro_batch]
+    words += [
+        "--hostfile",
+        str(hostfile),
+        "--device-memory",
+        "80",
+        "--micro-batch-size",
+        micro_batch,
+    ]
     assert run(*words) == 0
-    told = capsys.readouterr().out
-    assert "4 process(es)" in told
-    assert "80.0 GiB" in told
+    printed = capsys.readouterr().out
+    assert "4 process(es)" in printed
+    assert "80.0 GiB" in printed
 
 
-def test_one_process_trains_here_with_as_many_rows_at_a_time_as_fit(
+def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--config", str(config), "--micro-batch", "auto") == 0
+    assert run("--config", str(config), "--micro-batch-size", "auto") == 0
     folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
     record = JakiroDrafter.from_pretrained(folder).config.record
     assert record["settings"]["batch"]["micro_batch_size"] == 4
-    assert "micro_batch: 4" in (config.parent / "run" / "config.yaml").read_text()
+    assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
 
 
 @pytest.mark.distributed
@@ -106,12 +113,12 @@ def test_two_processes_are_launched(
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     words = ["--config", str(config), "--processes", "2"]
-    assert run(*words, "--set", "engine.zero_stage=2", "--micro-batch", "2") == 0
+    assert run(*words, "--set", "engine.zero_stage=2", "--micro-batch-size", "2") == 0
     folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
     assert JakiroDrafter.from_pretrained(folder).config.record["training"]["step"] == 2
 
 
-def test_rows_that_cannot_be_shared_out_are_refused_before_anything_starts(
+def test_a_batch_that_cannot_be_divided_evenly_is_refused_before_anything_starts(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", str(config), "--processes", "3") == 2
@@ -119,7 +126,7 @@ def test_rows_that_cannot_be_shared_out_are_refused_before_anything_starts(
     assert not (config.parent / "run").exists()
 
 
-def test_a_learning_curve_trains_what_is_not_trained_yet(
+def test_a_learning_curve_trains_only_unfinished_runs(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(config), "--learning-curve", "0.5,1"]
@@ -134,7 +141,7 @@ def test_a_learning_curve_trains_what_is_not_trained_yet(
     assert first.out.splitlines()[-1] == second.out.splitlines()[-1]
 
 
-def test_several_machines_are_handed_to_the_launcher(config: Path) -> None:
+def test_several_machines_are_passed_to_the_launcher(config: Path) -> None:
     hostfile = config.parent / "hosts"
     hostfile.write_text("one slots=4\ntwo slots=4\nthree slots=2\n")
     settings = tiny_run(config.parent, engine={"device": "cpu"})

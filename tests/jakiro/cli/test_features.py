@@ -1,4 +1,4 @@
-"""`jakiro features`: the size comes first, then shards that a run can be trained from."""
+"""`jakiro features`: prints the size, then writes shards that a run can be trained from."""
 
 import shutil
 from pathlib import Path
@@ -32,18 +32,18 @@ def run(folder: Path, *words: str) -> int:
     return int(exit_.value.code or 0)
 
 
-def test_a_run_is_trained_from_what_the_command_wrote(
+def test_a_run_is_trained_from_the_written_shards(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(folder, "--set", "target_states.dtype=fp32") == 0
     size, end = capsys.readouterr().out.splitlines()
     assert " tokens x 512 bytes = " in size
     assert "in 1 shard, " in size
-    assert end == f"all features are in {folder / 'features'}"
+    assert end == f"all target states are in {folder / 'features'}"
     train(offline_run(folder, steps=2, evaluation={"num_prompts": 0}))
 
 
-def test_what_is_damaged_is_written_anew_on_request(
+def test_damaged_shards_are_replaced_on_request(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(folder) == 0

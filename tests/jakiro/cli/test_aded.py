@@ -1,4 +1,4 @@
-"""`jakiro aded build`, and decoding with drafters that need no training from the command line."""
+"""`jakiro aded build`, and decoding with training-free drafters from the command line."""
 
 import json
 from pathlib import Path
@@ -24,18 +24,18 @@ from jakiro.target.adapter import TargetAdapter
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a smaller model, prompts and a corpus."""
-    place = tmp_path_factory.mktemp("models")
+    folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
-    tiny_llama(vocab=len(tokenizer)).save_pretrained(place / "target")
-    tokenizer.save_pretrained(place / "target")
-    tiny_llama(vocab=len(tokenizer), num_hidden_layers=1).save_pretrained(place / "small")
-    tokenizer.save_pretrained(place / "small")
-    rows = [{"prompt": text} for text in ("def main(", "print(", "return 41")]
-    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "corpus").mkdir()
-    (place / "corpus" / "a.py").write_text(TEXT)
-    (place / "corpus" / "rows.jsonl").write_text(json.dumps({"text": TEXT * 2}) + "\n")
-    return place
+    tiny_llama(vocab=len(tokenizer)).save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    tiny_llama(vocab=len(tokenizer), num_hidden_layers=1).save_pretrained(folder / "small")
+    tokenizer.save_pretrained(folder / "small")
+    records = [{"prompt": text} for text in ("def main(", "print(", "return 41")]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "a.py").write_text(TEXT)
+    (folder / "corpus" / "rows.jsonl").write_text(json.dumps({"text": TEXT * 2}) + "\n")
+    return folder
 
 
 def _run(*words: str) -> int:
@@ -45,15 +45,15 @@ def _run(*words: str) -> int:
 
 
 def _build(folder: Path, out: Path, *words: str, corpus: str = "corpus") -> int:
-    places = ["--corpus", str(folder / corpus), "--tokenizer", str(folder / "target")]
-    return _run("aded", "build", *places, "--out", str(out), *words)
+    paths = ["--corpus", str(folder / corpus), "--tokenizer", str(folder / "target")]
+    return _run("aded", "build", *paths, "--out", str(out), *words)
 
 
-def test_a_corpus_becomes_a_table_that_decoding_begins_with(
+def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = ("table", "own.yaml", "sharing.yaml", "figures.json")
-    table, settings, sharing, figures = (tmp_path / name for name in places)
+    paths = ("table", "own.yaml", "sharing.yaml", "figures.json")
+    table, settings, sharing, figures = (tmp_path / name for name in paths)
     assert _build(folder, table) == 0
     assert "bigrams of " in capsys.readouterr().err
     tokenizer = tiny_tokenizer()
@@ -97,7 +97,7 @@ def test_a_tree_goes_to_the_trained_drafter_of_a_pair(folder: Path, tmp_path: Pa
     assert decoder.drafter.first.plan.greedy == tree
 
 
-def test_a_file_says_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
+def test_a_file_sets_how_two_drafters_share_trees(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sharing.yaml").write_text("num_nodes: 5\ntrust: 0.25\n")
     tokenizer = tiny_tokenizer()
     target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
@@ -131,16 +131,16 @@ def test_text_is_continued_without_training(
 def test_mistakes_are_one_line_and_exit_code_2(
     folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = [str(folder / word) if word == "target" else word for word in words]
-    assert _run(*places) == 2
+    paths = [str(folder / word) if word == "target" else word for word in words]
+    assert _run(*paths) == 2
     assert message in capsys.readouterr().err
 
 
-def test_ids_that_no_token_has_are_refused_before_a_table_is_written(
+def test_ids_outside_the_vocabulary_are_refused_before_a_table_is_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"input_ids": [1, 2, 305, 3], "loss_mask": [0, 1, 1, 1]}
-    (folder / "wrong.jsonl").write_text(json.dumps(row) + "\n")
+    record = {"input_ids": [1, 2, 305, 3], "loss_mask": [0, 1, 1, 1]}
+    (folder / "wrong.jsonl").write_text(json.dumps(record) + "\n")
     assert _build(folder, tmp_path / "new", corpus="wrong.jsonl") == 2
     assert "a token that the target does not have" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
@@ -151,18 +151,18 @@ def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -
     tiny_llama(vocab=len(tokenizer) - 4).save_pretrained(tmp_path / "less")
     tokenizer.save_pretrained(tmp_path / "less")
     last, ids = len(tokenizer) - 1, tokenizer.encode("def main")
-    rows = [
+    records = [
         {"input_ids": [one, other, last, last], "loss_mask": [0, 1, 1, 1]}
         for one in (ids[-1], *range(4, 290))
         for other in (ids[-1], 7)
     ]
-    (folder / "last.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "last.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert _build(folder, tmp_path / "table", corpus="last.jsonl") == 0
     decoder = SpeculativeDecoder.from_pretrained(f"aded={tmp_path / 'table'}", tmp_path / "less")
     assert decoder.generate(ids, max_new_tokens=4).new_token_ids
 
 
-def test_what_cannot_be_counted_is_refused(
+def test_an_unusable_corpus_or_table_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.txt").write_text("")

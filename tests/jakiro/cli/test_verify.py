@@ -1,4 +1,4 @@
-"""`jakiro verify`: one line per check, the verdict as exit code, mistakes as exit code 2."""
+"""`jakiro verify`: one line per check, the result as exit code, mistakes as exit code 2."""
 
 import json
 from pathlib import Path
@@ -95,8 +95,8 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
     ("words", "message"),
     [
         (["--prompts", "missing.jsonl"], "cannot read the prompts in missing.jsonl"),
-        (["--samples", "5"], "unusable value for 'samples'"),
-        (["--temperature", "0"], "unusable value for 'temperature'"),
+        (["--samples", "5"], "unusable value for '--samples'"),
+        (["--temperature", "0"], "unusable value for '--temperature'"),
         (["--target", "nowhere/to be found"], "cannot load the target"),
         (["--json", "."], "cannot write the figures"),
         (["--json", "no/such/folder/figures.json"], "got: no such folder"),

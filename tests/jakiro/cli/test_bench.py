@@ -1,4 +1,4 @@
-"""`jakiro bench`: figures, a file, a page, and what changed; mistakes are exit code 2."""
+"""`jakiro bench`: figures, a file, a page and changes; mistakes give exit code 2."""
 
 import json
 from collections.abc import Callable
@@ -22,17 +22,17 @@ Bench = Callable[..., int]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a drafter and prompts."""
-    place = tmp_path_factory.mktemp("models")
+    folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))
-    model.save_pretrained(place / "target")
-    tokenizer.save_pretrained(place / "target")
-    record = record_target(TargetAdapter(model).spec, str(place / "target"), tokenizer)
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    record = record_target(TargetAdapter(model).spec, str(folder / "target"), tokenizer)
     torch.manual_seed(0)
-    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(place / "drafter")
-    rows = [{"prompt": text} for text in ("def main(", "print(", "return 41", "import")]
-    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
+    records = [{"prompt": text} for text in ("def main(", "print(", "return 41", "import")]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def bench(folder: Path) -> Bench:
     return run
 
 
-def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
+def test_one_command_measures_stores_and_draws_and_another_shows_changes(
     bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
@@ -79,7 +79,7 @@ def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
     [
         ([], "there is nothing to compare"),
         (["--method", "small-lm"], "cannot be used"),
-        (["--method", "autoregressive", "--batch-size", "0"], "batch_size"),
+        (["--method", "autoregressive", "--batch-size", "0"], "'--batch-size'"),
         (
             ["--method", "autoregressive", "--keep-state", "--repeats", "2"],
             "must not see a prompt twice",
@@ -88,7 +88,7 @@ def test_one_command_measures_stores_and_draws_and_another_tells_what_changed(
             ["--method", "autoregressive", "--max-new-tokens", "400"],
             "do not fit into the target's context",
         ),
-        (["--method", "autoregressive", "--temperature", "-1"], "temperatures"),
+        (["--method", "autoregressive", "--temperature", "-1"], "'--temperature'"),
         (["--method", "drafter=nowhere"], "nowhere"),
     ],
 )
@@ -110,7 +110,7 @@ def test_files_that_exist_are_refused_before_any_work(
     assert "choose another name for --report" in capsys.readouterr().err
 
 
-def test_a_target_or_prompts_that_are_not_there_are_named(
+def test_a_missing_target_or_prompt_file_is_named(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench("--method", "autoregressive", target="nowhere") == 2
@@ -119,7 +119,7 @@ def test_a_target_or_prompts_that_are_not_there_are_named(
     assert "cannot read the prompts" in capsys.readouterr().err
 
 
-def test_something_else_is_no_result_to_compare(
+def test_a_file_that_is_not_a_result_cannot_be_compared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:

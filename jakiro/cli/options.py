@@ -1,0 +1,60 @@
+"""Options that several commands share, and settings filled with a command's options."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from jakiro.utils.settings import Settings, validate_settings
+
+if TYPE_CHECKING:
+    from typer import Context as Context
+else:
+    Context = typer.Context.__base__  # typer declares its own class and passes this one
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Replace a value of the file; may be repeated."
+    ),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="Dtype of the target; auto is the dtype of its checkpoint."),
+]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
+TopP = Annotated[float | None, typer.Option(help="By default the target's own value.")]
+TopK = Annotated[int | None, typer.Option(help="By default the target's own value.")]
+DRAFTERS = (
+    "aded, aded=TABLE, lookup, or lm=MODEL, a smaller model with the same tokenizer; or two "
+    "drafters that share trees, such as aded+drafter=DRAFTER"
+)
+
+
+def settings_from(context: Context, settings_class: type[SettingsT], **changes: Any) -> SettingsT:
+    """Return settings filled with the options of the same names; errors name options as typed.
+
+    Args:
+        context: context of the running command.
+        settings_class: class of the settings. A field without an option, or with an option that was
+            not given and has no default, keeps its own default.
+        **changes: values that replace those of the options.
+
+    Raises:
+        ConfigError: an option has an unusable value.
+    """
+    given = {name: context.params.get(name) for name in settings_class.model_fields} | changes
+    values = {name: value for name, value in given.items() if value not in (None, [], ())}
+    flags = flags_of(context)
+
+    def as_typed(key: str) -> str:
+        name = key.partition(".")[0]
+        return flags.get(name, name)
+
+    return validate_settings(settings_class, values, source="the command line", name_of=as_typed)
+
+
+def flags_of(context: Context) -> dict[str, str]:
+    """Return the options of the running command as users type them, by parameter name."""
+    return {str(parameter.name): parameter.opts[0] for parameter in context.command.params}

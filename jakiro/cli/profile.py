@@ -1,0 +1,112 @@
+"""`jakiro profile`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from jakiro.cli.options import Context, settings_from
+
+profile = typer.Typer(
+    name="profile", help="Measure the decoding loop itself, part by part.", no_args_is_help=True
+)
+
+_Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH_OR_HUB_ID",
+        help="By default ../shared/reference-target beside the checkout, or a random model.",
+    ),
+]
+_Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"], typer.Option(help="Dtype of target and drafter.")
+]
+_Device = Annotated[str, typer.Option(help="Device to compute on, such as cpu or cuda:1.")]
+_Drafter = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="By default a random drafter of about one layer."),
+]
+_Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Prompt file of `jakiro bench`; by default the test prompts beside the reference "
+        "target, or built-in ones.",
+    ),
+]
+_Count = Annotated[int, typer.Option(help="Number of prompts.")]
+_PromptTokens = Annotated[int, typer.Option(help="Tokens kept from the end of each prompt.")]
+_NewTokens = Annotated[int, typer.Option(help="New tokens per prompt.")]
+
+
+@profile.command()
+def engine(
+    context: Context,
+    target: _Target = None,
+    dtype: _Dtype = "float32",
+    device: _Device = "cpu",
+    drafter: _Drafter = None,
+    prompts: Annotated[int, typer.Option(help="Number of random prompts.")] = 12,
+    new_tokens: _NewTokens = 97,
+    repeats: Annotated[int, typer.Option(help="Repetitions of single decoding steps.")] = 24,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="autoregressive|overhead|growth|batches|oracle",
+            help="Measurement to take, without the others; may be repeated.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take a few seconds, to see that everything runs.")
+    ] = False,
+) -> None:
+    """Compare the loop's speed and overhead with transformers, and print one JSON document."""
+    from inference.benchmark.machine import emit
+    from inference.profiling.engine import EngineSettings, measure_engine
+
+    emit(measure_engine(settings_from(context, EngineSettings)))
+
+
+@profile.command()
+def automatic(
+    context: Context,
+    target: _Target = None,
+    dtype: _Dtype = "float32",
+    device: _Device = "cpu",
+    drafter: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="By default only a useless drafter is measured."),
+    ] = None,
+    prompts: _Prompts = None,
+    count: _Count = 20,
+    prompt_tokens: _PromptTokens = 128,
+    new_tokens: _NewTokens = 48,
+    temperatures: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", help="0 is greedy; may be repeated; by default 0 and 1."),
+    ] = None,
+) -> None:
+    """Compare tree=auto with autoregressive decoding, and print one JSON document."""
+    from inference.benchmark.machine import emit
+    from inference.profiling.automatic import AutomaticSettings, measure_automatic
+
+    emit(measure_automatic(settings_from(context, AutomaticSettings)))
+
+
+@profile.command()
+def rounding(
+    context: Context,
+    target: _Target = None,
+    dtype: _Dtype = "bfloat16",
+    device: _Device = "cpu",
+    drafter: _Drafter = None,
+    prompts: _Prompts = None,
+    count: _Count = 20,
+    prompt_tokens: _PromptTokens = 128,
+    new_tokens: _NewTokens = 64,
+) -> None:
+    """Count greedy tokens that rounding decides, and print one JSON document."""
+    from inference.benchmark.machine import emit
+    from inference.profiling.rounding import RoundingSettings, measure_rounding
+
+    emit(measure_rounding(settings_from(context, RoundingSettings)))

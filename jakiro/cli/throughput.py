@@ -1,0 +1,29 @@
+"""`jakiro throughput`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jakiro.cli import options
+from jakiro.cli.output import writer
+
+
+def throughput(
+    config: Annotated[Path, typer.Option(metavar="FILE", help="Settings of a training run.")],
+    overrides: options.Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps that are timed.")] = 12,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write all figures to this file.")
+    ] = None,
+) -> None:
+    """Measure tokens per second of training, part by part, against its bare arithmetic."""
+    from jakiro.utils.settings import load_settings
+    from training.config import TrainSettings
+    from training.planning.throughput import measure, summary
+
+    store = writer(out, "--out")
+    measured = measure(load_settings(TrainSettings, config, overrides or ()), steps)
+    store(measured.model_dump_json(indent=1) + "\n")
+    for line in summary(measured):
+        typer.echo(line)

@@ -1,0 +1,31 @@
+"""Automatic trees are measured against autoregressive decoding."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.commands import exit_code
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+
+
+@pytest.fixture
+def target_folder(tmp_path: Path) -> Path:
+    """A tiny target with its tokenizer."""
+    folder = tmp_path / "target"
+    tiny_llama(vocab=300).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_useless_drafter_is_measured_at_every_temperature(
+    target_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--target", str(target_folder), "--count", "2", "--new-tokens", "6")
+    assert exit_code("profile", "automatic", *options) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [one["temperature"] for one in document["automatic"]] == [0.0, 1.0]
+    assert {one["drafter"] for one in document["automatic"]} == {"useless"}
+    for one in document["automatic"]:
+        assert one["slow_down"]["low"] <= one["slow_down"]["value"] <= one["slow_down"]["high"]
+        assert one["tokens"] == 12

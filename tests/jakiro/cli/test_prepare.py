@@ -1,0 +1,59 @@
+"""`jakiro prepare`: its output, and the cache that training then reads."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.records import run_on_records, write_target_and_records
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import CHAT_TEMPLATE
+
+from training.data import token_store
+from training.data.token_store import open_tokens
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target, and data with two unusable records."""
+    return write_target_and_records(tmp_path)
+
+
+def test_prepare_fills_the_cache_that_training_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--sequence-length", "64"]
+    assert run_on_records(folder, "prepare", *words) == 0
+    printed = capsys.readouterr().out
+    assert "4 records read, 2 skipped; 2 documents" in printed
+    packed = r"2 documents packed into \d sequences with [\d.]+% padding; 1 were split"
+    assert re.search(packed, printed)
+    monkeypatch.delattr(token_store, "encode_records")
+    store = open_tokens(
+        [str(folder / "data.jsonl")],
+        tiny_tokenizer(CHAT_TEMPLATE),
+        folder / "cache",
+        skip_bad_rows=True,
+        vocab_size=300,
+    )
+    assert store.num_documents == 2
+
+
+@pytest.mark.parametrize(
+    ("split", "advised"),
+    [("texts", "--split all, or another --sequence-length"), ("all", "another --")],
+)
+def test_prepare_names_its_own_options_where_there_is_much_padding(
+    folder: Path, split: str, advised: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--split", split]
+    assert run_on_records(folder, "prepare", *words) == 0
+    assert f"of all packed tokens are padding: {advised}" in capsys.readouterr().out
+
+
+def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--preview", "5"]
+    assert run_on_records(folder, "prepare", *words) == 0
+    printed = capsys.readouterr().out
+    assert f"document 1 of 2, {folder / 'data.jsonl'}:1: " in printed.replace("\n", "")
+    assert "<user>Why?</s><assistant>⟦Because.</s>⟧" in printed
+    assert "⟦def add_one" in printed
