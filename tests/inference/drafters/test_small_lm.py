@@ -162,18 +162,18 @@ def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
         assert again.token_ids.tolist() == expected.token_ids.tolist()
         torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
         slots = torch.arange(len(tokens))[None]
-        rows = [one.rows.cache.kv(slots, (0, 1)) for one in (session, fresh)]
-        torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-5)
+        kv = [own.cache.cache.kv(slots, (0, 1)) for own in (session, fresh)]
+        torch.testing.assert_close(*kv, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_of_accepted_candidates_are_not_read_again() -> None:
+def test_accepted_candidates_are_not_read_again() -> None:
     drafter = _drafter(tiny_llama(vocab=31))
     session = drafter.new_session(GREEDY, capacity=100)
     session.advance(_committed([1, 2, 3, 4], 3))
     path = _some_path(session.propose(Budget(28), []), 3)
     session.advance(_committed([1, 2, 3, 4, *path, 7], 4))
     # Root and two nodes were read; the third was a leaf, and the new root is none of them.
-    assert session.rows._num_read == [6]
+    assert session.cache._num_read == [6]
     assert session.lengths == (7,)
 
 
