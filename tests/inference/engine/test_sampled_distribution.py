@@ -83,6 +83,6 @@ def test_a_planted_bias_of_two_percent_is_caught(
         towards_one = torch.zeros_like(probs).index_fill_(1, torch.tensor([5]), 0.02)
         return 0.98 * probs + towards_one
 
-    monkeypatch.setattr(Sampling, "shape", biased)
+    monkeypatch.setattr(Sampling, "processed_probs", biased)
     counts = _counts(TREES[name], SETTINGS[1], RUNS)
     assert p_value(counts, probs_of_continuations(_model(), PROMPT, 3, **SETTINGS[1])) < THRESHOLD
