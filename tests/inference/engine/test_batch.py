@@ -69,7 +69,7 @@ def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPat
         kept.append(len(places))
         original(self, places)
 
-    monkeypatch.setattr(Context, "keep", noted)
+    monkeypatch.setattr(Context, "select_sequences", noted)
     decoder = _decoder(tiny_llama(vocab=11))
     alone = [decoder.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
     eos = alone[0].new_token_ids[4]
