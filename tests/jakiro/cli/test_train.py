@@ -46,7 +46,14 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     words = ["--config", str(config), "--dry-run", "--processes", "2", "--device-memory", "80"]
     assert run(*words, "--device-speed", "400") == 0
     printed = capsys.readouterr().out
-    for name in ("optimizer states", "activations", "states and cache", "disk", "80.0 GiB", "TFLOP"):
+    for name in (
+        "optimizer states",
+        "activations",
+        "states and cache",
+        "disk",
+        "80.0 GiB",
+        "TFLOP",
+    ):
         assert name in printed
     assert sorted(config.parent.rglob("*")) == before
 
