@@ -24,6 +24,7 @@ from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
 from inference.protocol import AdaptiveSession, Budget, Committed, VerifyResult
 from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
 
 
 def mixed_tree(
@@ -114,7 +115,7 @@ def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistrib
     return SparseDistribution(longer(draft_probs.ids), longer(draft_probs.probs))
 
 
-KnowledgeOf = Callable[[bool, bool], Knowledge]  # tokens are sampled, candidates are sampled
+KnowledgeOf = Callable[[bool, TreeShape], Knowledge]  # whether tokens are sampled; trees
 
 
 class CombinedSession(AdaptiveSession):
@@ -234,7 +235,7 @@ class CombinedSession(AdaptiveSession):
         self.second.set_sampling(sampling)
         self.shape = self.first.shape
         self.num_nodes = self.settings.num_nodes or self.shape.max_nodes
-        self.knowledge = self.knowledge_of(sampling.do_sample, self.shape.sampled)
+        self.knowledge = self.knowledge_of(sampling.do_sample, self.shape)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
