@@ -23,9 +23,9 @@ class TrunkSettings(Settings):
     """Inputs of the trunk and geometry of its attention."""
 
     kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
-    """Inputs of the trunk. moa: tokens, and memory made from the target's states, which is read by
-    cross-attention; no features are fed back. feedback: tokens and features; at positions that are
-    not verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
+    """Inputs of the trunk. moa: tokens and, through cross-attention, memory made from the target's
+    states; no features are fed back. feedback: tokens and features; at positions that are not
+    verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
     memory and features."""
     num_heads: int | None = Field(None, ge=1)
     """Number of query heads of each attention module; null for that of the target's last layer."""
