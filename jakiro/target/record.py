@@ -109,10 +109,10 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
     ):
         if expected != got:
             raise TargetMismatch(
-                f"the drafter was made for another target ({name} differs)",
+                f"the drafter was made for a target other than the one loaded ({name} differs)",
                 expected=f"{expected} of {record.name_or_path}",
                 got=got,
-                remedy="load the target in the drafter's config, or train a drafter for yours",
+                remedy="load the target named in the drafter's config, or train a new drafter",
             )
 
 
@@ -129,9 +129,9 @@ def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) ->
     got: Any = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint not in (None, got):
         raise TargetMismatch(
-            "the drafter was trained with another tokenizer",
+            "the drafter was trained with a tokenizer other than the one loaded",
             expected=f"the tokenizer of {record.name_or_path}",
-            got=f"{len(tokenizer)} tokens, a vocabulary with a different hash",
+            got=f"{len(tokenizer)} tokens with a different vocabulary hash",
             remedy="load the tokenizer from the target's own folder",
         )
     if record.template_fingerprint not in (None, template_fingerprint(tokenizer)):
