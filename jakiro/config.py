@@ -65,7 +65,7 @@ class TrunkSettings(Settings):
     def heads_for(self, attention: AttentionShape) -> AttentionShape:
         """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
 
-        Settings that are None take the target's values.
+        Settings that are None are replaced by the target's values.
 
         Raises:
             ConfigError: `num_heads` is not a multiple of `num_kv_heads`.
@@ -97,7 +97,7 @@ class TrunkSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """Memory made from the target's per-layer state, see `moa.memory`."""
+    """Memory made from the target's per-layer state (see `moa.memory`)."""
 
     source: Literal["kv", "hidden"] = "kv"
     """Target states that memory is made from. kv: keys and values of the target's layers. hidden:
@@ -120,7 +120,7 @@ class MemorySettings(Settings):
 
 
 class ExpertsSettings(Settings):
-    """The mixture of experts, see `jakiro.experts.MixtureOfExperts`."""
+    """The mixture of experts (see `jakiro.experts.MixtureOfExperts`)."""
 
     num_experts: Literal[1, 2, 4] = 2
     """Number of experts; 1 means an ordinary feed-forward layer."""

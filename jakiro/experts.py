@@ -61,7 +61,7 @@ class MixtureOfExperts(nn.Module):
     Args:
         hidden: width of trunk vectors and target features.
         intermediate_size: inner width of one expert.
-        num_experts: number of experts; 1 is an ordinary feed-forward layer ("experts off").
+        num_experts: number of experts; 1 means an ordinary feed-forward layer ("experts off").
         num_parallel: number of parallel levels that follow each autoregressive pass.
         combine: "sum" or "mixture", see above.
         contrastive_head: whether parallel levels use the contrast between experts; has no effect

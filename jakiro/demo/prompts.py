@@ -105,7 +105,7 @@ def _shuffled_prompts(
 
 
 def _heads(text: str, lines: list[str]) -> dict[int, int]:
-    """Return the index of each header's first line, mapped to the index of the line after it.
+    """Return the index of each header's first line, mapped to the index after its last line.
 
     Headers with the body on the same line are left out.
     """

@@ -200,7 +200,7 @@ def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
-    """Acquire a lock that one process at a time can hold and that is released if it dies."""
+    """Acquire a lock for one process at a time, which is released if that process dies."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)

@@ -116,7 +116,7 @@ def load_config(
         remedy: advice at the end of the error message.
 
     Raises:
-        CheckpointError: there is no config, or it cannot be read.
+        CheckpointError: the config does not exist or cannot be read.
     """
     from peft import PeftConfig  # takes seconds to import
     from transformers.utils.peft_utils import find_adapter_config_file
