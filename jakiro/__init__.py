@@ -1,4 +1,4 @@
-"""The drafter of lossless speculative decoding: a trunk of attentions and a mixture of experts."""
+"""A drafter for lossless speculative decoding: an attention trunk and a mixture of experts."""
 
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING

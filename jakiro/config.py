@@ -23,26 +23,29 @@ class TrunkSettings(Settings):
     """Inputs of the trunk and geometry of its attention."""
 
     kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
-    """What the trunk reads. moa: tokens, and the target's memory by cross-attention; nothing is fed
-    back. feedback: tokens and features; where the target's features are not known yet, its own.
-    hybrid: both."""
+    """Inputs of the trunk. moa: tokens and, through cross-attention, memory made from the target's
+    states; no features are fed back. feedback: tokens and features; at positions that are not
+    verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
+    memory and features."""
     num_heads: int | None = Field(None, ge=1)
-    """Query heads of each attention; null: as in the target's last layer."""
+    """Number of query heads of each attention module; null for that of the target's last layer."""
     num_kv_heads: int | None = Field(None, ge=1)
-    """Key/value heads of each attention; null: as in the target's last layer."""
+    """Number of key/value heads of each attention module; null for that of the target's last layer.
+    """
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
-    """Size of each head; null: as in the target's last layer."""
+    """Size of each head; null for that of the target's last layer."""
     rope_theta: float | None = Field(None, gt=0)
-    """Wavelength base of the rotary positions; null: as in the target's last layer."""
+    """Base (theta) of the rotary embedding; null for that of the target's last layer."""
     fusion_layers: tuple[int, ...] | None = None
     """For feedback and hybrid: indices of the hidden states that are fused into features, as in
-    EAGLE-3 (0: the embedding, k: after layer k); null: the last hidden state alone, as in EAGLE-2.
-    """
+    EAGLE-3 (0 is the embedding, k is the output of layer k); null to read only the last hidden
+    state, as in EAGLE-2."""
     ttt_steps: int = Field(1, ge=1, le=8)
-    """For feedback and hybrid: drafting steps that training performs (training-time test); the
-    first reads the target's features, the others the drafter's own."""
+    """For feedback and hybrid: number of drafting steps that training simulates (training-time
+    test). The first step reads the target's features; each later step reads the drafter's own."""
     input_norms: bool = True
-    """For feedback and hybrid: normalise tokens and features before they are read."""
+    """For feedback and hybrid: whether to normalize token embeddings and features before they are
+    joined."""
 
     @property
     def attends_memory(self) -> bool:
@@ -51,7 +54,7 @@ class TrunkSettings(Settings):
 
     @property
     def reads_features(self) -> bool:
-        """Whether the trunk reads features together with tokens, so that they are fed back."""
+        """Whether the trunk reads features, including predictions that the drafter feeds back."""
         return self.kind != "moa"
 
     @property
@@ -62,7 +65,7 @@ class TrunkSettings(Settings):
     def heads_for(self, attention: AttentionShape) -> AttentionShape:
         """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
 
-        Settings that are None take the target's values.
+        Settings that are None are replaced by the target's values.
 
         Raises:
             ConfigError: `num_heads` is not a multiple of `num_kv_heads`.
@@ -71,10 +74,10 @@ class TrunkSettings(Settings):
         heads = attention.model_copy(update=given)
         if heads.num_heads % heads.num_kv_heads:
             raise ConfigError(
-                "drafter.trunk.num_heads and num_kv_heads do not fit together",
+                "drafter.trunk.num_heads must be a multiple of drafter.trunk.num_kv_heads",
                 expected=f"a multiple of {heads.num_kv_heads} heads",
                 got=heads.num_heads,
-                remedy="set both, or leave out both to take the target's numbers",
+                remedy="set both numbers, or leave out both to use the target's",
             )
         return heads
 
@@ -89,26 +92,27 @@ class TrunkSettings(Settings):
         given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
         if given and not self.reads_features:
             names = ", ".join(sorted(given))
-            raise ValueError(f"{names} can be set only with trunk.kind feedback or hybrid")
+            raise ValueError(f"{names} can be set only if trunk.kind is feedback or hybrid")
         return self
 
 
 class MemorySettings(Settings):
-    """Memory made from the target's per-layer state, see `moa.memory`."""
+    """Memory made from the target's per-layer state (see `moa.memory`)."""
 
     source: Literal["kv", "hidden"] = "kv"
-    """kv: keys and values of the target's layers. hidden: hidden states (0: the embedding, the last
-    one: the feature)."""
+    """Target states that memory is made from. kv: keys and values of the target's layers. hidden:
+    hidden states (0 is the embedding, the last one is the feature)."""
     layers: tuple[int, ...] | None = None
-    """Indices of the layers or hidden states that are read; null: all keys and values, or an early,
-    a middle and the last hidden state (without layer_attention the last one alone)."""
+    """Indices of the layers (source kv) or hidden states (source hidden) to read; null for the keys
+    and values of all layers, or for an early, a middle and the last hidden state (only the last one
+    if layer_attention is false)."""
     layer_attention: bool = True
-    """Layers attend to each other (layer self-attention); false: they are concatenated, and the
-    last feature alone is used as memory unchanged."""
+    """Whether the layers' states attend to each other (layer self-attention). If false, the states
+    are concatenated and projected; a single hidden state is used as memory unchanged."""
     common_width: int | None = Field(None, ge=1)
-    """Project the state of each layer to this width first; null: no projection."""
+    """Width to which the state of each layer is projected first; null for no projection."""
     num_heads: int = Field(2, ge=1)
-    """Heads of the layer self-attention."""
+    """Number of heads of the layer self-attention."""
     head_dim: int = Field(32, ge=2, multiple_of=2)
     """Size of each head of the layer self-attention."""
     mlp_width: int = Field(128, ge=1)
@@ -116,26 +120,28 @@ class MemorySettings(Settings):
 
 
 class ExpertsSettings(Settings):
-    """The mixture of experts, see `jakiro.experts.MixtureOfExperts`."""
+    """The mixture of experts (see `jakiro.experts.MixtureOfExperts`)."""
 
     num_experts: Literal[1, 2, 4] = 2
-    """Number of experts; 1 switches experts off."""
+    """Number of experts; 1 means an ordinary feed-forward layer."""
     intermediate_size: int = Field(512, ge=1)
     """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"
-    """mixture: a mixture of softmaxes, one distribution from several experts. sum: one feature and
-    one softmax from all experts."""
+    """Way to combine the experts. mixture: each expert predicts a feature, and the draft
+    distribution is a mixture of one softmax per expert. sum: the experts together predict one
+    feature, which has one softmax."""
     contrastive_head: bool = True
-    """The parallel levels see the difference between the experts."""
+    """Whether the parallel levels use the difference between the experts' outputs."""
 
 
 class ScheduleSettings(Settings):
     """Depth of the draft tree."""
 
     autoregressive_levels: int = Field(2, ge=1, le=16)
-    """Levels that take a pass of the trunk each; in training, anchors lie up to this far back."""
+    """Number of levels that need one pass of the trunk each; in training, also the greatest
+    distance from a position to its anchor, the last verified position before it."""
     parallel_levels: int = Field(1, ge=0, le=3)
-    """Further levels, read off the last pass."""
+    """Number of further levels, all predicted by the last pass of the trunk."""
 
     @property
     def depth(self) -> int:
@@ -144,28 +150,31 @@ class ScheduleSettings(Settings):
 
 
 class DrafterSettings(Settings):
-    """Everything that determines a drafter's parameters and its schedule."""
+    """Settings that determine a drafter's parameters and the depth of its draft trees."""
 
     trunk: TrunkSettings = TrunkSettings()
     """The attention part of the drafter."""
     memory: MemorySettings = MemorySettings()
-    """The memory that the trunk attends to; unused by a feedback trunk."""
+    """The memory that the trunk attends to; unused if trunk.kind is feedback."""
     experts: ExpertsSettings = ExpertsSettings()
     """The mixture of experts after the trunk."""
     schedule: ScheduleSettings = ScheduleSettings()
-    """The depth of the draft."""
+    """The depth of the draft tree."""
     tail_layers: Literal[0, 1, 2] = 0
-    """Target layer inference (arXiv 2410.03804): this many of the target's own last layers follow
-    the experts, which then predict the input of the first of them. Needs experts.combine sum and no
-    parallel levels."""
+    """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
+    the experts. The experts then predict the input of the first of these layers. Requires
+    experts.combine sum and schedule.parallel_levels 0."""
     draft_vocab_size: int | None = Field(None, ge=1)
-    """Draft only this many tokens, the most frequent ones in training; null: all."""
+    """Number of distinct tokens that may be drafted, the most frequent ones in the training data;
+    null for all tokens."""
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
         fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
         if self.tail_layers and not fits:
-            raise ValueError("tail_layers needs experts.combine sum and schedule.parallel_levels 0")
+            raise ValueError(
+                "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
+            )
         return self
 
 
@@ -174,8 +183,9 @@ class JakiroConfig(PreTrainedConfig):
 
     Args:
         drafter: fields of `DrafterSettings`; None for the defaults.
-        target: fields of `TargetRecord`; None only in a config that is not used yet.
-        record: free-form facts kept with the weights (provenance, training, evaluation), if any.
+        target: fields of `TargetRecord`; None only in a config that no drafter is built from.
+        record: free-form metadata stored with the weights (provenance, training, evaluation); None
+            if there is no metadata.
         **kwargs: fields of `PreTrainedConfig`.
     """
 
@@ -203,7 +213,7 @@ class JakiroConfig(PreTrainedConfig):
         """The validated record of the target.
 
         Raises:
-            ConfigError: the config names no target, or its record lacks a required field.
+            ConfigError: the config has no record of a target, or the record lacks a required field.
         """
         if self.target is None:
             raise ConfigError(
@@ -222,22 +232,23 @@ def _check_complete(record: Mapping[str, Any]) -> None:
     if missing:
         raise ConfigError(
             "the drafter config's record of its target is incomplete",
-            expected=f"a record with {', '.join(missing)}",
-            got="a record without them",
+            expected=f"a record with the fields {', '.join(missing)}",
+            got="a record without these fields",
             remedy="train the drafter again with this version of jakiro",
         )
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
-    """Return the config of a drafter; trunk settings that are None take the target's values.
+    """Return the config of a drafter; trunk settings that are None get the target's values.
 
     Args:
         settings: settings of the drafter.
         target: record of the target that the drafter is for.
 
     Raises:
-        ConfigError: the numbers of heads do not fit together, a memory layer lies outside the
-            target, the widths of memory layers differ, or the target has too few layers or tokens.
+        ConfigError: the number of heads is not a multiple of the number of KV heads, the target
+            lacks a layer that memory or features are made from, the widths of memory layers differ,
+            or the target has too few layers or tokens.
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
@@ -257,7 +268,7 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
         target: record of the drafter's target.
 
     Raises:
-        ConfigError: the settings need hidden states, and those of the target cannot be read.
+        ConfigError: the settings need hidden states, but the target's hidden states cannot be read.
     """
     trunk = settings.trunk
     memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
@@ -278,7 +289,7 @@ def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
 
 
 def last_hidden_state(target: TargetRecord) -> int:
-    """Return the index of the last hidden state of a target, its feature.
+    """Return the index of a target's last hidden state, which is its feature.
 
     Raises:
         ConfigError: the target's hidden states cannot be read.
@@ -286,9 +297,9 @@ def last_hidden_state(target: TargetRecord) -> int:
     if target.num_hidden_states is None:
         raise ConfigError(
             "the hidden states of the target cannot be read",
-            expected="a target whose layers pass on one vector per token",
-            got=f"{target.name_or_path}, which has other layers",
-            remedy="use drafter.trunk.kind moa, drafter.memory.source kv and drafter.tail_layers 0",
+            expected="a target whose hidden states are one vector of the hidden size per token",
+            got=f"{target.name_or_path}, whose hidden states have another shape",
+            remedy="set drafter.trunk.kind=moa, drafter.memory.source=kv and drafter.tail_layers=0",
         )
     return target.num_hidden_states - 1
 
@@ -297,7 +308,7 @@ def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
     """Return the width of each layer's state.
 
     Args:
-        source: layers that are read, and whether keys and values or hidden states.
+        source: layers to read, and the kind of state: keys and values, or hidden states.
         target: record of the target.
     """
     if source.kind == "hidden":
@@ -329,9 +340,9 @@ def _check_widths(source: StateSource, target: TargetRecord) -> None:
     if len(widths := set(state_widths(source, target))) > 1:
         raise ConfigError(
             "the target's layers differ in the width of their keys and values",
-            expected="memory layers of equal width, or a common width to project them to",
+            expected="memory layers of the same width, or a common width to project them to",
             got=sorted(widths),
-            remedy="set drafter.memory.common_width, or drafter.memory.layers of equal width",
+            remedy="set drafter.memory.common_width, or choose drafter.memory.layers of one width",
         )
 
 
@@ -339,8 +350,8 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
     tail, size = settings.tail_layers, settings.draft_vocab_size
     if tail and tail >= last_hidden_state(target):
         raise ConfigError(
-            "drafter.tail_layers leaves no layer of the target before the tail",
-            expected=f"fewer than its {last_hidden_state(target)} layers",
+            "drafter.tail_layers is too large, because a target layer must precede the tail layers",
+            expected=f"fewer than the target's {last_hidden_state(target)} layers",
             got=tail,
         )
     if size is not None and size > target.vocab_size:
@@ -348,5 +359,5 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
             "drafter.draft_vocab_size is larger than the target's vocabulary",
             expected=f"at most {target.vocab_size}",
             got=size,
-            remedy="lower it, or leave it out to draft all tokens",
+            remedy="lower it, or leave it out so that all tokens may be drafted",
         )

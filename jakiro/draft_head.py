@@ -1,4 +1,4 @@
-"""The head that computes logits of the tokens that may be drafted from a drafter's features."""
+"""Logits of the tokens that may be drafted, computed from a drafter's features."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,15 +8,17 @@ from jakiro.target.adapter import TargetAdapter
 
 
 class DraftHead:
-    """The target's head, or the rows of its matrix that belong to the drafted tokens.
+    """The target's head, restricted to the draft vocabulary (the tokens that may be drafted).
 
-    These rows are copied on first use, so that a draft does not read the other rows, and copied
-    again when the target's head has changed. If the head is not exactly an `nn.Linear` (for example
-    a quantised layer), all logits are computed and those of the drafted tokens are picked out.
+    The matrix rows of the draft vocabulary are copied on first use, so that drafting does not read
+    the other rows, and copied again after the target's head has changed. If the head is not exactly
+    an `nn.Linear` (for example, if the head is quantized), all logits are computed, and those of
+    the draft vocabulary are selected.
 
     Args:
         target: adapter of the target whose head is used.
-        token_ids: ids of the tokens that may be drafted, ascending; None for all tokens.
+        token_ids: ids of the tokens that may be drafted, in ascending order; None if all tokens may
+            be drafted.
     """
 
     def __init__(self, target: TargetAdapter, token_ids: Int[Tensor, " drafted"] | None) -> None:
@@ -26,8 +28,9 @@ class DraftHead:
         self._copied_from: tuple[object, ...] | None = None
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch drafted"]:
-        """Return the logits of the drafted tokens, in the target's dtype."""
-        # Contiguous, else a linear layer becomes many small products: four times slower on a CPU.
+        """Return the logits of the draft vocabulary, in the target's dtype."""
+        # A linear layer splits a non-contiguous input into many small matrix products, which is
+        # four times slower on a CPU.
         features = features.to(self.target.dtype).contiguous()
         if self.token_ids is None:
             return self.target.logits(features)
@@ -36,7 +39,7 @@ class DraftHead:
         return self.target.adjusted(linear(features, *self._rows_of(self.target.head)))
 
     def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
-        """Return log-probabilities of all tokens in float32, -inf for tokens never drafted."""
+        """Return log-probabilities in float32 of all tokens: -inf outside the draft vocabulary."""
         log_probs = self.logits(features).float().log_softmax(dim=-1)
         if self.token_ids is None:
             return log_probs
@@ -58,6 +61,6 @@ class DraftHead:
 
 
 def _version_of(weight: Tensor) -> tuple[object, ...]:
-    """Return a key that differs between tensors, and before and after a tensor is written to."""
+    """Return a value that identifies a tensor and changes whenever the tensor is written to."""
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.device, weight.dtype

@@ -21,16 +21,17 @@ from moa.trunk import Trunk, TrunkInputs
 class JakiroDrafter(PreTrainedModel):
     """Predicts the target's next features from tokens and the target's state at verified positions.
 
-    One `forward` serves training, evaluation and decoding. The output at position i predicts the
-    target's feature at i, which gives the distribution of token i + 1. It depends on tokens up to
-    i, on the target's state at verified positions only, and, for a trunk that reads features, on
-    the drafter's own predictions since then. Parallel level k predicts the feature at i + k.
+    The same `forward` serves training, evaluation and decoding. The output at position i predicts
+    the target's feature at i, which determines the distribution of token i + 1. The output depends
+    on the tokens up to i and on the target's state at verified positions. If the trunk reads
+    features, the output also depends on the drafter's own predictions at later positions up to i.
+    Parallel level k predicts the feature at i + k.
 
-    Embeddings and logits are the target's: the caller passes embedded tokens in and computes logits
-    with a `DraftHead`, so no target weight is ever part of the drafter.
+    Embeddings and the head are the target's. The caller passes embedded tokens and computes logits
+    with a `DraftHead`, so the drafter contains no weights of the target.
 
-    `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, ascending, and is
-    part of the checkpoint; it is None if all tokens may be drafted.
+    `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, in ascending order,
+    and is part of the checkpoint. `draft_ids` is None if all tokens may be drafted.
 
     Args:
         config: settings of the drafter and the record of its target.
@@ -63,18 +64,19 @@ class JakiroDrafter(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Leave the initialisation to the modules themselves."""
+        """Do nothing, because each module initializes its own weights."""
 
     def encode_memory(
         self, state: TargetState, positions: Int[Tensor, "batch tokens"]
     ) -> tuple[Float[Tensor, "batch _ tokens _"], ...]:
-        """Return the encoded memory of verified tokens, from the target's raw state.
+        """Return the encoded memory of verified tokens, computed from the target's raw state.
 
-        A trunk that attends to memory gets the keys and values of its cross-attention; a trunk that
-        reads features then gets the features, each for use at the position after its token.
+        If the trunk attends to memory, the first two tensors are the keys and values of its
+        cross-attention. If the trunk reads features, the last tensor holds the features; each is
+        the input at the position after its token.
 
         Args:
-            state: the target's state as read by `state_sources`.
+            state: the target's state, as read by `state_sources`.
             positions: absolute positions of the tokens.
         """
         encoded: tuple[Tensor, ...] = ()
@@ -106,26 +108,26 @@ class JakiroDrafter(PreTrainedModel):
         Args:
             embeddings: token embeddings of the queries.
             positions: absolute positions of the queries.
-            self_mask: True where a query may see a key that `store` returns.
-            inputs: features and memory of verified tokens.
-            store: a function from the queries' own self-attention keys and values to all keys and
-                values that the queries may see.
+            self_mask: True where a query may attend to a key that `store` returns.
+            inputs: features of the positions before the queries, and memory of verified tokens.
+            store: function from the queries' own self-attention keys and values to all keys and
+                values that the queries may attend to.
         """
         return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "JakiroDrafter":  # type: ignore[override]
-        """Load a drafter; its weights must match its config exactly.
+        """Load a drafter and check that its weights match its config exactly.
 
         Args:
-            path: folder, or id on the Hugging Face hub.
+            path: local folder, or id on the Hugging Face hub.
             **kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            CheckpointError: there is no drafter, or weights are missing, superfluous, or of a wrong
-                shape.
+            CheckpointError: there is no drafter at `path`, its weights are missing, unexpected, or
+                of the wrong shape, or the ids of the tokens that it may draft are invalid.
         """
-        # Mismatches come back in the report; `_check_report` names and refuses them.
+        # With these options, mismatches are reported here; `_check_report` then raises the error.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             loaded: Any = super().from_pretrained(str(path), **kwargs)
@@ -143,7 +145,7 @@ class JakiroDrafter(PreTrainedModel):
 
 
 def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryEncoder | None]:
-    """Return the encoders of memory and of features; None for an input that is not read."""
+    """Return the encoders of memory and of features, each None if the trunk does not read it."""
     settings, target = config.settings, config.target_record
     sizes = settings.memory.model_dump(exclude={"source", "layers"})
     fused = sizes | {"layer_attention": False, "common_width": None}
@@ -160,16 +162,16 @@ def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryE
 
 
 def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:
-    """Refuse a table of drafted tokens whose ids are not ascending or not in the vocabulary."""
+    """Raise an error unless `draft_ids` is None or holds ascending ids of the vocabulary."""
     ids, limit = drafter.draft_ids, drafter.config.target_record.vocab_size
     if ids is None:
         return
     if bool((ids.diff() <= 0).any()) or not 0 <= int(ids.min()) <= int(ids.max()) < limit:
         raise CheckpointError(
-            f"the table of drafted tokens in {path} is damaged",
-            expected=f"ascending ids from 0 to {limit - 1}",
+            f"the list of tokens that may be drafted (draft_ids) in {path} is damaged",
+            expected=f"ascending token ids from 0 to {limit - 1}",
             got=f"{len(ids)} ids from {int(ids.min())} to {int(ids.max())}",
-            remedy="fetch the checkpoint again",
+            remedy="download or copy the checkpoint again",
         )
 
 
@@ -180,8 +182,8 @@ def _check_report(report: dict[str, Any], path: str | Path) -> None:
     }
     if found := {kind: keys for kind, keys in problems.items() if keys}:
         raise CheckpointError(
-            f"the weights in {path} do not match its config",
+            f"the weights of the drafter in {path} do not match its config",
             expected="exactly the parameters that the config describes",
             got="; ".join(f"{kind}: {', '.join(keys[:4])}" for kind, keys in found.items()),
-            remedy="use the checkpoint with the config it was saved with",
+            remedy="use the weights together with the config that they were saved with",
         )

@@ -5,7 +5,7 @@ EXIT_CODE_INTERRUPTED = 130
 
 
 class JakiroError(Exception):
-    """Base of every error raised on purpose.
+    """Base class of all errors that are raised deliberately.
 
     Args:
         message: description of the problem, one sentence without a final full stop.
@@ -45,7 +45,7 @@ class DataError(JakiroError, ValueError):
 
 
 class CheckpointError(JakiroError):
-    """A checkpoint or cached artefact is missing, damaged, or does not fit."""
+    """A checkpoint or cached artefact is missing, damaged, or incompatible."""
 
 
 class ResourceError(JakiroError):
@@ -57,11 +57,11 @@ class TargetNotSupported(JakiroError):
 
 
 class TargetMismatch(JakiroError, ValueError):
-    """A drafter, tokenizer, or template was made for another target."""
+    """A drafter, tokenizer, or template was made for a target other than the one in use."""
 
 
 class NumericalError(JakiroError, ArithmeticError):
-    """Logits, a loss or a gradient are not finite, or no token is left after processing them."""
+    """Logits, a loss or a gradient are not finite, or processing the logits leaves no token."""
 
 
 class DraftError(JakiroError, ValueError):

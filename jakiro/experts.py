@@ -1,4 +1,4 @@
-"""Mixture of experts (arXiv 2502.06282): decoupled experts with a common router."""
+"""Mixture of experts (arXiv 2502.06282): decoupled experts with a shared router."""
 
 from typing import Literal, NamedTuple
 
@@ -15,14 +15,15 @@ class ExpertsOutput(NamedTuple):
     """Predicted target features of every level, as components of one distribution per level.
 
     Level 0 predicts the target's feature at the query's own position; level k predicts the feature
-    k positions later, without seeing the tokens in between. `components` is 1 for combine "sum"
-    and the number of experts for "mixture".
+    k positions later, without access to the tokens in between. There is one component if `combine`
+    is "sum", and one component per expert if it is "mixture".
 
     Attributes:
         features: one feature per level and component.
         log_weights: log-probability of each component.
-        gate: the router's weights of the experts, for load balance and statistics.
-        state: input of the target's tail layers, if `features` went through them; None if not.
+        gate: the router's weight for each expert, used for load balancing and statistics.
+        state: input of the target's tail layers; None unless `features` is the output of these
+            layers.
     """
 
     features: Float[Tensor, "*batch levels components hidden"]
@@ -31,12 +32,12 @@ class ExpertsOutput(NamedTuple):
     state: Float[Tensor, "*batch hidden"] | None = None
 
     def with_tail_output(self, features: Float[Tensor, "*batch hidden"]) -> "ExpertsOutput":
-        """Return a copy whose only feature went through the target's tail layers."""
+        """Return a copy whose only feature is the given output of the target's tail layers."""
         return self._replace(features=features[..., None, None, :], state=self.mean_feature)
 
     @property
     def mean_feature(self) -> Float[Tensor, "*batch hidden"]:
-        """The mean feature at the query's own position over all components: `sum_e w_e F1_e`."""
+        """The feature at the query's own position, averaged over components: `sum_e w_e F1_e`."""
         weights = self.log_weights.exp()
         return torch.einsum("...c,...ch->...h", weights, self.features[..., 0, :, :])
 
@@ -47,11 +48,12 @@ class MixtureOfExperts(nn.Module):
     Let x be the trunk's vector, n the normalised x, `h_e` the inner activation of expert e on n,
     and `E_e = D_e h_e` its output:
 
-    - "sum": `F1 = x + sum_e w_e E_e`; one feature, one softmax (published dynamic Jakiro).
-    - "mixture": `F1_e = x + E_e`; the distribution is `sum_e w_e softmax(F1_e)`, so experts can
-      prefer different tokens, while siblings come from one calibrated distribution and so differ.
+    - "sum": `F1 = x + sum_e w_e E_e`; one feature and one softmax (published dynamic Jakiro).
+    - "mixture": `F1_e = x + E_e`; the distribution is `sum_e w_e softmax(F1_e)`. Experts can prefer
+      different tokens, but sibling candidates come from one calibrated distribution, without
+      replacement, so they are never the same token.
 
-    Parallel level k uses its own down-projections `D'_e`, unless it is the published contrast:
+    Each parallel level uses its own down-projections `D'_e`, except the published contrast:
 
     - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
     - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.
@@ -59,11 +61,11 @@ class MixtureOfExperts(nn.Module):
     Args:
         hidden: width of trunk vectors and target features.
         intermediate_size: inner width of one expert.
-        num_experts: number of experts; 1 is an ordinary feed-forward layer ("experts off").
+        num_experts: number of experts; 1 means an ordinary feed-forward layer ("experts off").
         num_parallel: number of parallel levels that follow each autoregressive pass.
         combine: "sum" or "mixture", see above.
-        contrastive_head: whether parallel levels see the contrast between experts; has no effect
-            with one expert.
+        contrastive_head: whether parallel levels use the contrast between experts; has no effect
+            if there is only one expert.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class MixtureOfExperts(nn.Module):
         return silu(gate) * up
 
     def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
-        """Return `D'_e h_e`: each expert's output by the parallel levels' own projections."""
+        """Return `D'_e h_e`: each expert's output for each level with its own down-projections."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
         return torch.einsum("...ew,pewh->...peh", inner, self.level_down)
@@ -141,7 +143,7 @@ class MixtureOfExperts(nn.Module):
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
     """Return `v_top E_top - sum_{e != top} v_e E_e`."""
-    # Exactly one expert is on top, even if several have the same weight.
+    # Exactly one expert is the top one, even if several experts share the largest weight.
     top = torch.zeros_like(weights, dtype=torch.bool).scatter_(
         -1, weights.argmax(dim=-1, keepdim=True), True
     )
@@ -159,8 +161,9 @@ def joint_log_probs(
 ) -> Float[Tensor, "*batch components vocab"]:
     """Return `log(w_e * p_e(t))` in float32 for every component e and token t.
 
-    `logsumexp` over components gives the mixture's distribution; normalising over components gives
-    each token's posterior. With one component of weight 1 this is an ordinary log-softmax.
+    `logsumexp` over components gives the mixture's distribution. Normalizing over components gives
+    the posterior distribution over components for each token. With a single component of weight 1,
+    the result is an ordinary log-softmax.
 
     Args:
         logits: logits of each component.
@@ -173,13 +176,13 @@ def posterior_log_weights(
     joint_at_token: Float[Tensor, "*batch components"],
     log_prior: Float[Tensor, "*batch components"],
 ) -> Float[Tensor, "*batch components"]:
-    """Return the components' log-weights after a token is known: `w_e(t) ~ w_e p_e(t)`.
+    """Return the components' log-weights once the token t is known, proportional to `w_e p_e(t)`.
 
-    The prior is kept if all components give the token probability zero.
+    The prior is returned unchanged if every component gives the token probability zero.
 
     Args:
         joint_at_token: `log(w_e * p_e(t))` for the known token t, from `joint_log_probs`.
-        log_prior: log-weights before the token.
+        log_prior: log-weights of the components before the token is known.
     """
     total = joint_at_token.logsumexp(dim=-1, keepdim=True)
     return torch.where(total.isneginf(), log_prior.float(), joint_at_token - total)

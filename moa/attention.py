@@ -1,4 +1,4 @@
-"""Self-attention over tokens and cross-attention to their memory (arXiv 2410.03804)."""
+"""Self-attention over tokens, and cross-attention to memory (arXiv 2410.03804)."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from moa.rotary import Rotary
 
 
 class KV(NamedTuple):
-    """Rotated keys, and values, of some tokens."""
+    """Keys (rotated by position) and values of tokens."""
 
     keys: Float[Tensor, "batch kv_heads tokens dim"]
     values: Float[Tensor, "batch kv_heads tokens dim"]
@@ -19,29 +19,29 @@ class KV(NamedTuple):
 
 @runtime_checkable
 class KVStore(Protocol):
-    """Takes keys and values of the queries and returns all that the queries may attend to."""
+    """Takes the queries' own keys and values; returns all that the queries may attend to."""
 
     def __call__(self, kv: KV, /) -> KV: ...
 
 
 def no_history(kv: KV) -> KV:
-    """Return `kv` unchanged: the queries are whole sequences and attend only to each other."""
+    """Return `kv` unchanged, for queries that are whole sequences and attend only to each other."""
     return kv
 
 
 class CrossAttention(nn.Module):
     """Pre-norm attention whose keys and values come from memory, with a residual connection.
 
-    Queries and keys are rotated by absolute positions, so that attention sees the distance from a
-    drafted position to each verified position. Memory is projected once per verified token, and its
-    keys and values are cached.
+    Queries and keys are rotated by absolute positions, so that attention depends on the distance
+    from a drafted position to each verified position. Memory is projected once per verified token,
+    and the resulting keys and values are cached.
 
     Args:
         hidden: width of the residual stream and of memory.
-        num_heads: query heads.
-        num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: size of one head, even.
-        rope_theta: wavelength base of the rotary embedding.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads, a divisor of `num_heads`.
+        head_dim: size of one head, an even number.
+        rope_theta: base (theta) of the rotary embedding.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class CrossAttention(nn.Module):
         memory: Float[Tensor, "batch tokens hidden"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return keys and values of memory.
+        """Return the keys and values of memory.
 
         Args:
             memory: one vector per verified token.
-            positions: absolute positions of these tokens.
+            positions: absolute positions of the verified tokens.
         """
         keys, values = self._heads(self.key_value(self.memory_norm(memory))).chunk(2, dim=1)
         return KV(self.rotary(keys, positions), values)
@@ -83,7 +83,7 @@ class CrossAttention(nn.Module):
             stream: the residual stream at each query.
             positions: absolute positions of the queries.
             memory: keys and values from `kv`.
-            mask: True where a query may see a key.
+            mask: True where a query may attend to a key.
         """
         queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
         mixed = scaled_dot_product_attention(queries, *memory, mask, enable_gqa=True)
@@ -96,15 +96,15 @@ class CrossAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Pre-norm grouped-query attention with a residual connection.
 
-    If its input is the token embedding, keys and values depend only on a token and its position:
-    those of accepted tokens stay valid, and those of rejected tokens are dropped.
+    If the input is the token embedding, keys and values depend only on a token and its position.
+    The keys and values of accepted tokens then stay valid; those of rejected tokens are dropped.
 
     Args:
         hidden: width of the residual stream.
-        num_heads: query heads.
-        num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: size of one head, even.
-        rope_theta: wavelength base of the rotary embedding.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads, a divisor of `num_heads`.
+        head_dim: size of one head, an even number.
+        rope_theta: base (theta) of the rotary embedding.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SelfAttention(nn.Module):
 
     @property
     def kv_shapes(self) -> list[tuple[int, int]]:
-        """The number of heads and the head size, of keys and of values."""
+        """The number of heads and the head size: one pair for keys, one for values."""
         return [(self.num_kv_heads, self.head_dim)] * 2
 
     def kv(
@@ -128,7 +128,7 @@ class SelfAttention(nn.Module):
         embeddings: Float[Tensor, "batch tokens hidden"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return keys and values of tokens.
+        """Return the keys and values of tokens.
 
         Args:
             embeddings: the residual stream at each token.
@@ -150,9 +150,9 @@ class SelfAttention(nn.Module):
         Args:
             embeddings: the residual stream at each query.
             positions: absolute positions of the queries.
-            mask: True where a query may see a key that `store` returns.
-            store: a function from the queries' own keys and values to all keys and values that the
-                queries may see.
+            mask: True where a query may attend to a key that `store` returns.
+            store: function from the queries' own keys and values to all keys and values that the
+                queries may attend to.
         """
         heads = self._heads(self.project(self.norm(embeddings)))
         rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)

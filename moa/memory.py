@@ -12,12 +12,13 @@ from moa.rotary import Rotary
 class LayerSelfAttention(nn.Module):
     """One pre-norm transformer layer whose sequence axis is the target's layer axis.
 
-    Attention is bidirectional, with a rotary embedding of the layer index; tokens never mix.
+    Attention is bidirectional, with a rotary embedding of the layer index. A token attends only to
+    its own layers, never to other tokens.
 
     Args:
         width: size of one layer's state.
-        num_heads: number of attention heads, independent of the target's own.
-        head_dim: size of one head, even.
+        num_heads: number of attention heads, independent of the target's number of heads.
+        head_dim: size of one head, an even number.
         mlp_width: inner width of the SwiGLU feed-forward part.
     """
 
@@ -70,26 +71,28 @@ class LayerProjection(nn.Module):
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens layers common"]:
-        """Return each layer's state, normalised and projected by that layer's matrix."""
+        """Return each layer's state, normalized and projected by that layer's matrix."""
         return torch.einsum("btlw,lwc->btlc", self.norm(state), self.weight)
 
 
 class MemoryEncoder(nn.Module):
     """Layer self-attention, mean over layers, and a projection to the drafter's width.
 
-    Without layer self-attention the layers' states are concatenated and projected together; a
-    single state that is as wide as memory is used unchanged.
+    Without layer self-attention, the layers' states are concatenated and projected together. A
+    single state that is already as wide as memory is used unchanged, unless `always_project` is
+    set.
 
     Args:
         num_layers: number of target states that are read per token.
         width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
         hidden: width of the memory that cross-attention reads.
         num_heads: number of heads of the layer self-attention.
-        head_dim: size of one head of the layer self-attention, even.
+        head_dim: size of one head of the layer self-attention, an even number.
         mlp_width: inner width of the feed-forward part of the layer self-attention.
-        common_width: width that each layer is projected to first; None to skip that projection.
+        common_width: width to which each layer's state is projected first; None to skip this
+            projection.
         layer_attention: whether layers attend to each other.
-        always_project: whether a single state that is as wide as memory is projected, too.
+        always_project: whether to project a single state even if it is already as wide as memory.
     """
 
     def __init__(

@@ -9,16 +9,16 @@ class Rotary(nn.Module):
     """Rotates head vectors by an angle proportional to their absolute position.
 
     Args:
-        head_dim: size of one head, even.
-        base: wavelength base, in positions.
+        head_dim: size of one head, an even number.
+        base: base (theta) of the rotary embedding.
     """
 
     def __init__(self, head_dim: int, base: float) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.base = base
-        # Neither a parameter nor a buffer, since it follows from the arguments: loaders that build
-        # modules on the meta device leave a buffer uninitialised that is not in the checkpoint.
+        # This is neither a parameter nor a buffer, because loaders that build modules on the meta
+        # device do not initialize a buffer that is missing from the checkpoint.
         self._frequencies: Tensor | None = None
 
     def forward(
@@ -26,7 +26,7 @@ class Rotary(nn.Module):
         heads: Float[Tensor, "batch heads tokens dim"],
         positions: Int[Tensor, "#batch tokens"],
     ) -> Float[Tensor, "batch heads tokens dim"]:
-        """Return head vectors rotated by their positions; angles are computed in float32.
+        """Return the head vectors, rotated by their positions; angles are computed in float32.
 
         Args:
             heads: queries or keys.

@@ -24,7 +24,7 @@ class FeatureInput(nn.Module):
 
     Args:
         hidden: width of embeddings and features.
-        input_norms: whether embeddings and features are normalised first, as in EAGLE-3.
+        input_norms: whether embeddings and features are normalized first, as in EAGLE-3.
     """
 
     def __init__(self, hidden: int, input_norms: bool) -> None:
@@ -45,7 +45,7 @@ class FeatureInput(nn.Module):
     def normed(
         self, embeddings: Vectors, previous: Vectors
     ) -> Float[Tensor, "batch queries twice_hidden"]:
-        """Return the concatenated inputs of the joining matrix.
+        """Return the input of the joining matrix: embeddings and features, concatenated.
 
         Args:
             embeddings: token embeddings.
@@ -56,12 +56,12 @@ class FeatureInput(nn.Module):
 
 
 class TrunkInputs(NamedTuple):
-    """Features and memory of verified tokens; a part is None if the trunk does not read it.
+    """Features and memory that the trunk reads; an attribute is None if the trunk ignores it.
 
     Attributes:
         previous: the feature of the position before each query, from the target or predicted.
         memory: keys and values of the memory of verified tokens.
-        mask: True where a query may see a memory entry.
+        mask: True where a query may attend to an entry of `memory`.
     """
 
     previous: Float[Tensor, "batch queries hidden"] | None = None
@@ -72,21 +72,22 @@ class TrunkInputs(NamedTuple):
 class Trunk(nn.Module):
     """Computes one vector per position from tokens and the target's state at verified positions.
 
-    With memory only, this is the Mixture of Attentions (arXiv 2410.03804): no feature of the
-    drafter is ever fed back, so only drafted tokens can be wrong, however many passes are made.
-    With features only, it is the attention half of EAGLE's decoder layer. With both, the trunk
-    reads fed-back features and attends to the target's layers. The output at position i is trained
-    to predict the target's feature at i, from tokens up to i and from verified positions.
+    With memory only, this is the Mixture of Attentions (arXiv 2410.03804). The drafter's features
+    are never fed back, so drafted tokens are the only inputs that can be wrong, however many passes
+    the trunk makes. With features only, the trunk is the attention half of EAGLE's decoder layer.
+    With both, the trunk reads fed-back features and attends to the target's layers. The output at
+    position i is trained to predict the target's feature at i from the tokens up to i and the
+    target's state at verified positions.
 
     Args:
         hidden: width of the residual stream (the target's hidden size).
-        num_heads: query heads of each attention.
-        num_kv_heads: key/value heads of each attention.
-        head_dim: size of one head, even.
-        rope_theta: wavelength base of the rotary embedding.
+        num_heads: number of query heads of each attention module.
+        num_kv_heads: number of key/value heads of each attention module.
+        head_dim: size of one head, an even number.
+        rope_theta: base (theta) of the rotary embedding.
         attends_memory: whether there is cross-attention to memory.
         reads_features: whether tokens are joined with features.
-        input_norms: whether tokens and features are normalised before they are joined.
+        input_norms: whether tokens and features are normalized before they are joined.
     """
 
     def __init__(
@@ -114,13 +115,14 @@ class Trunk(nn.Module):
     ) -> KV:
         """Return the self-attention's keys and values of tokens.
 
-        Without features they depend only on token and position, so those of accepted tokens are
-        never computed again.
+        If the trunk reads no features, keys and values depend only on a token and its position, so
+        those of accepted tokens are never recomputed.
 
         Args:
             embeddings: token embeddings.
             positions: absolute positions of the tokens.
-            previous: the feature of the position before each token; None if no features are read.
+            previous: the feature of the position before each token; None if the trunk reads no
+                features.
         """
         return self.self_attention.kv(self._start(embeddings, previous), positions)
 
@@ -137,10 +139,10 @@ class Trunk(nn.Module):
         Args:
             embeddings: token embeddings of the queries.
             positions: absolute positions of the queries.
-            self_mask: True where a query may see a key that `store` returns.
-            inputs: features and memory of verified tokens.
-            store: a function from the queries' own self-attention keys and values to all keys and
-                values that the queries may see.
+            self_mask: True where a query may attend to a key that `store` returns.
+            inputs: features of the positions before the queries, and memory of verified tokens.
+            store: function from the queries' own self-attention keys and values to all keys and
+                values that the queries may attend to.
         """
         stream = self._start(embeddings, inputs.previous)
         stream = self.self_attention(stream, positions, self_mask, store)

@@ -1,4 +1,4 @@
-"""Text of the demo: source of the standard library, and the target's own continuations of it."""
+"""Text of the demo: source files of the standard library, and the target's continuations."""
 
 import hashlib
 import json
@@ -22,10 +22,10 @@ from jakiro.utils.files import fingerprint, write_atomically
 Split = Literal["train", "dev", "test"]
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
-# Percent of the files, by a hash of their path; the rest is for training.
+# Percentages of the files, assigned by a hash of the path; the other files are for training.
 _PERCENT_DEV, _PERCENT_TEST = 5, 5
-# Folders that are left out: third-party packages, generated tables, and test suites. Some
-# distributions lack the test suites; without them the corpus is the same everywhere.
+# Folders that are left out: third-party packages, generated tables, and test suites. Some Python
+# distributions lack the test suites, so the corpus is the same everywhere only without them.
 _FOREIGN = {"site-packages", "dist-packages", "__pycache__", "__phello__", "encodings"}
 _FOREIGN |= {"pydoc_data", "test", "tests", "idle_test"}
 # Files that record how and where the interpreter was built.
@@ -33,7 +33,7 @@ _BUILD_RECORDS = ("config-", "_sysconfigdata")
 
 
 class SourceFile(NamedTuple):
-    """A source file: its path below the library's root, with `/` on every system, and its text."""
+    """The path of a source file below the library's root (always with `/`), and its text."""
 
     path: str
     text: str
@@ -41,7 +41,7 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Source files of each split, in the order of their paths, and a hash of all of them.
+    """Source files of each split, sorted by path, and a hash of all source files.
 
     Models are trained on `train` only, settings are selected on `dev`, and results are reported on
     `test`.
@@ -66,10 +66,11 @@ def load_corpus(root: Path = STANDARD_LIBRARY, *, min_characters: int = 1_000_00
 
     Args:
         root: folder of the library.
-        min_characters: least number of characters that the corpus must have.
+        min_characters: smallest number of characters that the corpus must have.
 
     Raises:
-        DataError: there are fewer characters, as in a zipped, frozen, or stripped Python.
+        DataError: the corpus is smaller or a split is empty, for example because the Python
+            installation is zipped, frozen, or stripped.
     """
     files = list(_read_files(root))
     by_split = {
@@ -80,9 +81,9 @@ def load_corpus(root: Path = STANDARD_LIBRARY, *, min_characters: int = 1_000_00
     if num_characters < min_characters or not all(by_split.values()):
         raise DataError(
             f"too little Python source in {root}",
-            expected=f"at least {min_characters:,} characters, with files for each split",
+            expected=f"at least {min_characters:,} characters, with files in each split",
             got=f"{num_characters:,} characters in {len(files)} files",
-            remedy="use a Python installed with its standard library as .py files",
+            remedy="use a Python installation that has its standard library as .py files",
         )
     return Corpus(**by_split, fingerprint=fingerprint(files))
 
@@ -103,11 +104,11 @@ def write_texts(
     folder: Path,
     progress: Progress,
 ) -> Path:
-    """Return a JSONL file of `{"text"}` records; generate it unless the cache holds it.
+    """Return the path of a JSONL file of `{"text"}` records; write the file if it is not cached.
 
     Args:
         recipe: amount of text.
-        corpus: library source.
+        corpus: source files of the library.
         model: the target.
         tokenizer: the target's tokenizer.
         folder: folder of the cache.
@@ -139,13 +140,13 @@ def texts_for(
     tokenizer: PreTrainedTokenizerBase,
     progress: Progress,
 ) -> list[str]:
-    """Return the target's own continuations, then source files.
+    """Return continuations that the target generates, followed by source files.
 
-    A drafter predicts text that the target writes, which differs from text that people wrote.
+    A drafter has to predict text that the target generates, which differs from text by people.
 
     Args:
         recipe: amount of text.
-        corpus: library source.
+        corpus: source files of the library.
         model: the target.
         tokenizer: the target's tokenizer.
         progress: progress display.
@@ -172,7 +173,7 @@ def texts_for(
 def _starts(
     recipe: TextRecipe, texts: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> torch.Tensor:
-    """Cut starts of equal length from the texts, in turn, at fixed random offsets."""
+    """Return prompts for the target: pieces of the same length, cut at fixed random offsets."""
     generator = torch.Generator().manual_seed(0)
     count, length = recipe.num_batches * recipe.batch, recipe.start_tokens
     streams = (tokenizer.encode(text, add_special_tokens=False) for text in texts[:count])
@@ -187,6 +188,6 @@ def _read_files(root: Path) -> Iterator[SourceFile]:
     for path in sorted(root.rglob("*.py"), key=Path.as_posix):
         name = path.relative_to(root)
         if _FOREIGN.isdisjoint(name.parts[:-1]) and not name.parts[0].startswith(_BUILD_RECORDS):
-            with suppress(OSError, UnicodeDecodeError):  # a few are deliberately not UTF-8
+            with suppress(OSError, UnicodeDecodeError):  # a few files are deliberately not UTF-8
                 if (text := path.read_text(encoding="utf-8")).strip():
                     yield SourceFile(name.as_posix(), text)

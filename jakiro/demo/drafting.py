@@ -22,16 +22,16 @@ def train_drafter(
     device: Device,
     progress: Progress,
 ) -> Path:
-    """Return the folder of the drafter; train it unless the cache in `folder` holds it.
+    """Return the folder of the drafter; train the drafter if `folder` does not contain it.
 
     The drafter is about as large as one layer of the target. It has layer self-attention over the
-    keys and values of all layers, two experts, and one parallel level that sees the contrast
+    keys and values of all layers, two experts, and one parallel level that uses the contrast
     between the experts.
 
     Args:
-        recipe: length and speed of the training.
+        recipe: number of steps, batch size and learning rate of the training.
         target: folder or hub id that `model` was loaded from.
-        texts: JSONL file of `{"text"}` to train on.
+        texts: JSONL file of `{"text"}` records to train on.
         folder: folder of the cache.
         model: the target.
         tokenizer: the target's tokenizer.

@@ -40,7 +40,7 @@ TEMPERATURES = (0.0, 0.8)
 
 @dataclass(frozen=True)
 class _Demo:
-    """Data that all parts of one demo share; the target is the toy model or the user's."""
+    """Data shared by all parts of a demo; the target is the toy model or the user's model."""
 
     preset: Preset
     corpus: Corpus
@@ -49,10 +49,10 @@ class _Demo:
     target: str  # folder or hub id
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    held_out_loss: float | None  # nats per token; unknown for the user's target
+    held_out_loss: float | None  # nats per token; None for the user's target
 
     def prompts(self, split: Literal["dev", "test"], count: int) -> list[list[int]]:
-        """Return token ids of `count` held-out prompts of a split."""
+        """Return the token ids of `count` held-out prompts of a split."""
         prompts = prompts_from_split(self.corpus, split, self.tokenizer, count=count)
         return [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
 
@@ -63,9 +63,9 @@ def run_demo(
     device: Device = "auto",
     target: str | None = None,
 ) -> None:
-    """Train models that are not in the cache, decode with all methods, and print the figures.
+    """Train the models that are not cached, decode with all methods, and print the results.
 
-    The last line of standard output is one JSON document.
+    The last line of standard output is a JSON document.
 
     Args:
         preset: "smoke" or "small".
@@ -74,7 +74,7 @@ def run_demo(
         target: folder or hub id of a causal LM; None to train and use the toy target.
 
     Raises:
-        ConfigError: the cache folder cannot be written to, or there is no such device.
+        ConfigError: the cache folder cannot be written to, or the device does not exist.
         CheckpointError: the target cannot be loaded.
         DataError: the source of the standard library is missing.
         JakiroError: a method's greedy tokens differ from those of transformers.
@@ -105,9 +105,9 @@ def run_demo(
     drafted = {"path": str(drafter_folder), "parameters": drafter.num_parameters()}
     drafted["trees"] = choice.plan.model_dump()
     document = {"preset": preset, "target": facts, "drafter": drafted, "results": results}
-    print(json.dumps(document))  # noqa: T201 - for programs; a rich console would wrap the line
+    print(json.dumps(document))  # noqa: T201 - a rich console would wrap the line
     if any(row["identical_to_target"] is False for row in results):
-        raise JakiroError("greedy tokens differ from those of transformers' generate()")
+        raise JakiroError("a method's greedy tokens differ from those of transformers' generate()")
 
 
 def _prepare(
@@ -131,7 +131,7 @@ def _train(demo: _Demo, device: Device) -> Path:
 
 
 def _choose_trees(demo: _Demo, drafter: JakiroDrafter, drafter_folder: Path) -> PlanChoice:
-    """Return the fastest trees on this machine; measure them unless the cache holds them."""
+    """Return the trees that are fastest on this machine; measure trees if no choice is cached."""
     target = TargetAdapter(demo.model)
     key = fingerprint(str(drafter_folder), torch.get_num_threads(), str(target.device))
     path = demo.folder / f"trees-{key[:16]}.json"

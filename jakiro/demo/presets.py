@@ -6,26 +6,28 @@ from jakiro.utils.settings import Settings
 
 
 class TargetRecipe(Settings):
-    """Everything that determines the toy target, except its corpus.
+    """Settings that determine the toy target, together with its corpus.
 
     Attributes:
         vocab_size: size of the tokenizer's vocabulary.
         num_layers: number of layers.
         hidden_size: width of hidden states.
-        num_heads: query heads.
-        num_kv_heads: key/value heads.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads.
         head_dim: size of one head.
         intermediate_size: inner width of the feed-forward part.
         max_position: number of positions of the model.
-        max_training_characters: limit of training text, in whole files; None for no limit.
+        max_training_characters: largest number of characters of training text, which consists of
+            whole files; None for no limit.
         row_tokens: number of predicted tokens per training sequence.
         rows_per_step: number of sequences per optimizer step.
         num_steps: number of optimizer steps.
         warmup_steps: number of steps during which the learning rates rise to their peak.
-        decay_share: fraction of the steps, at the end, during which the rates fall to zero.
+        decay_share: fraction of the steps, at the end of the training, during which the learning
+            rates fall to zero.
         muon_lr: peak learning rate of the hidden matrices.
         adam_lr: peak learning rate of the embedding and the norms.
-        held_out_rows: number of sequences of test text that the reported loss is measured on.
+        held_out_rows: largest number of sequences of test text for measuring the reported loss.
         seed: seed of the initial weights and the order of the data.
     """
 
@@ -54,7 +56,7 @@ class TextRecipe(Settings):
 
     Attributes:
         num_files: number of library files.
-        num_batches: number of batches of continuations; every other batch is greedy.
+        num_batches: number of batches of continuations; every other batch is decoded greedily.
         batch: number of continuations per batch.
         start_tokens: number of tokens of library source before each continuation.
         new_tokens: number of tokens per continuation.
@@ -70,7 +72,7 @@ class TextRecipe(Settings):
 
 
 class DrafterRecipe(Settings):
-    """Training of the drafter.
+    """Settings of the drafter's training.
 
     Attributes:
         steps: number of optimizer steps.
@@ -87,12 +89,12 @@ class Preset(Settings):
     """One size of the demo.
 
     Attributes:
-        name: name on the command line.
+        name: name of the preset on the command line.
         target: recipe of the toy target.
         texts: amount of text to train the drafter on.
-        drafter: training of the drafter.
-        num_tree_prompts: number of prompts from dev files, to select the draft trees on.
-        num_prompts: number of prompts from test files, to report results on.
+        drafter: settings of the drafter's training.
+        num_tree_prompts: number of prompts from dev files that the draft trees are selected on.
+        num_prompts: number of prompts from test files that results are reported on.
         max_new_tokens: number of tokens that are generated per prompt.
     """
 

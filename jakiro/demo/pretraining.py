@@ -1,4 +1,4 @@
-"""Training of the demo's own target: a small Llama, from scratch, in float32."""
+"""Training of the demo's toy target: a small Llama model, from scratch, in float32."""
 
 import pickle
 from io import BytesIO
@@ -22,10 +22,12 @@ _logger = get_logger(__name__)
 
 
 class Pretraining:
-    """A training run; if its checkpoint exists, it resumes from there and ends with equal weights.
+    """A training run, which resumes from its checkpoint if the checkpoint exists.
+
+    A resumed run ends with the same weights as an uninterrupted run.
 
     Args:
-        recipe: model and schedule.
+        recipe: settings of the model and of its training.
         token_ids: training text as one stream of tokens.
         device: device to train on.
         checkpoint: file to save the run to and resume from; None to keep the run in memory.
@@ -43,7 +45,7 @@ class Pretraining:
         checkpoint: Path | None = None,
     ) -> None:
         self.recipe, self.token_ids, self.checkpoint = recipe, token_ids, checkpoint
-        # One sequence fewer than fits, so that every offset leaves room for all sequences.
+        # The number is one less than fits, so that there is room for all sequences at any offset.
         self.num_sequences = (len(token_ids) - 1) // recipe.row_tokens - 1
         if self.num_sequences < recipe.rows_per_step:
             raise DataError(
@@ -57,7 +59,11 @@ class Pretraining:
             try:
                 self._resume(checkpoint)
             except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-                _logger.warning("training starts again, since %s is damaged: %s", checkpoint, error)
+                _logger.warning(
+                    "training starts again from step 0, because the checkpoint %s is damaged: %s",
+                    checkpoint,
+                    error,
+                )
                 self._begin(device)
 
     def finish(self, progress: Progress, name: str, *, seconds_between: float = 60.0) -> None:
@@ -95,13 +101,13 @@ class Pretraining:
 
     def _begin(self, device: torch.device | str) -> None:
         self.model = build_model(self.recipe).train()
-        nn.Module.to(self.model, device)  # the model's own `to` has lost its signature
+        nn.Module.to(self.model, device)  # type checkers cannot see the signature of `model.to`
         self.optimizers = _build_optimizers(self.model, self.recipe)
         self.step = 0
         self.seconds = 0.0  # spent on steps, including those before an interruption
 
     def _batch(self) -> Int[Tensor, "batch length_and_next"]:
-        """Return the sequences of this step; offset and order differ from epoch to epoch."""
+        """Return the sequences of this step; their offset and order differ between epochs."""
         length, batch_size = self.recipe.row_tokens, self.recipe.rows_per_step
         epoch, index = divmod(self.step, self.num_sequences // batch_size)
         generator = torch.Generator().manual_seed(self.recipe.seed + 1_000_003 * epoch)
@@ -126,7 +132,10 @@ class Pretraining:
 
 
 def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
-    """Return an untrained model, the same for the same seed; layers first return their input."""
+    """Return an untrained model, which depends only on the recipe.
+
+    Each layer of this model returns its input unchanged.
+    """
     config = LlamaConfig(
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
@@ -154,12 +163,12 @@ def build_model(recipe: TargetRecipe) -> LlamaForCausalLM:
 def mean_loss(
     model: LlamaForCausalLM, token_ids: Int[Tensor, " stream"], recipe: TargetRecipe
 ) -> float:
-    """Return the loss in nats per token on sequences evenly spread over held-out text.
+    """Return the loss in nats per token on sequences that are spread evenly over held-out text.
 
     Args:
         model: the trained model.
         token_ids: held-out text as one stream of tokens.
-        recipe: recipe of the model, with the number of sequences and their length.
+        recipe: recipe of the model, which sets the number of sequences and their length.
     """
     sequences = token_ids.unfold(0, recipe.row_tokens + 1, recipe.row_tokens)
     count = min(recipe.held_out_rows, len(sequences))
@@ -174,7 +183,7 @@ def learning_rate_factor(recipe: TargetRecipe, step: int) -> float:
     The fraction rises linearly, stays at 1, and falls linearly towards zero.
 
     Args:
-        recipe: schedule of the training.
+        recipe: settings of the training.
         step: index of the optimizer step.
     """
     rise = (step + 1) / recipe.warmup_steps

@@ -1,4 +1,4 @@
-"""Held-out prompts of the demo: heads of functions and classes from files not trained on."""
+"""Held-out prompts of the demo: function and class headers from files not trained on."""
 
 import ast
 import hashlib
@@ -16,8 +16,8 @@ class Prompt(NamedTuple):
     """A prompt to complete.
 
     Attributes:
-        text: source code up to the colon of the head of a function or class.
-        path: file that the source is from.
+        text: source code up to the colon that ends the header of a function or class.
+        path: path of the source file.
     """
 
     text: str
@@ -33,18 +33,19 @@ def prompts_from_split(
     min_tokens: int = 32,
     max_tokens: int = 96,
 ) -> tuple[Prompt, ...]:
-    """Return different prompts from as many files as possible, the same prompts each time.
+    """Return distinct prompts from as many files as possible, the same prompts on every call.
 
-    Each prompt has as many whole lines before its head as `max_tokens` allows. A head that is too
-    long by itself is left out, as is a prompt at the top of a file that is too short.
+    Before its header, each prompt contains as many whole lines as `max_tokens` allows. A header
+    that is longer than `max_tokens` is left out. So is a header so close to the start of its file
+    that the prompt would be shorter than `min_tokens`.
 
     Args:
         corpus: source files.
         split: split that the files belong to.
-        tokenizer: the target's tokenizer, to count tokens.
+        tokenizer: the target's tokenizer, used to count tokens.
         count: number of prompts.
-        min_tokens: least number of tokens per prompt.
-        max_tokens: greatest number of tokens per prompt.
+        min_tokens: smallest number of tokens per prompt.
+        max_tokens: largest number of tokens per prompt.
 
     Raises:
         DataError: the split has fewer than `count` prompts.
@@ -57,7 +58,7 @@ def prompts_from_split(
             f"too few prompts in the {split} files",
             expected=count,
             got=len(prompts),
-            remedy="ask for fewer prompts, or widen the limits on their tokens",
+            remedy="request fewer prompts, or widen the limits on their length in tokens",
         )
     return prompts
 
@@ -65,13 +66,13 @@ def prompts_from_split(
 def prompts_from_file(
     file: SourceFile, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int = 96
 ) -> tuple[Prompt, ...]:
-    """Return up to `count` different prompts of one file; a file that is not Python has none.
+    """Return up to `count` distinct prompts from a file, or none if the file is not valid Python.
 
     Args:
         file: source file.
-        tokenizer: the target's tokenizer, to count tokens.
-        count: greatest number of prompts.
-        max_tokens: greatest number of tokens per prompt.
+        tokenizer: the target's tokenizer, used to count tokens.
+        count: largest number of prompts.
+        max_tokens: largest number of tokens per prompt.
     """
     return _different(_shuffled_prompts(file, tokenizer, 32, max_tokens), count)
 
@@ -89,7 +90,7 @@ def _different(prompts: Iterable[Prompt | None], count: int) -> tuple[Prompt, ..
 def _shuffled_prompts(
     file: SourceFile, tokenizer: PreTrainedTokenizerBase, min_tokens: int, max_tokens: int
 ) -> Iterator[Prompt | None]:
-    """Yield a prompt for every head, or None if the head has no prompt between the limits."""
+    """Yield a prompt for each header, or None for a header without a prompt of a valid length."""
 
     def num_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
@@ -104,13 +105,13 @@ def _shuffled_prompts(
 
 
 def _heads(text: str, lines: list[str]) -> dict[int, int]:
-    """Return the line index of each head's first line, mapped to the line index after its last.
+    """Return the index of each header's first line, mapped to the index after its last line.
 
-    Heads whose body is on the same line are left out.
+    Headers with the body on the same line are left out.
     """
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # some files of the library are data for other tools
+    except SyntaxError:  # some library files are data for other tools, not valid Python
         return {}
     heads = {}
     for node in ast.walk(tree):

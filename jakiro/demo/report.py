@@ -17,7 +17,8 @@ from inference.trees.shape import TreeShape
 
 JAKIRO = "jakiro"  # method name of the demo's drafter
 
-# Colour of a token from the target itself, and of drafts accepted at depth 1, 2, ...
+# Colours of tokens by depth: first of tokens from the target itself, then of drafts accepted at
+# depth 1, 2, ...
 _COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
 _COLUMNS = {
     "method": "{method}",
@@ -35,12 +36,12 @@ _COPIED = ("temperature", "tau", "tokens_per_second", "speedup", "speedup_low", 
 def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[str, Any]]:
     """Return one row of figures per method and temperature.
 
-    Speed-ups are ratios of tokens per second at the same temperature, prefill included.
+    Speed-ups are ratios of tokens per second at the same temperature, including prefill.
     `identical_to_target` is None if tokens are sampled.
 
     Args:
         document: measured figures of all methods.
-        choice: selected draft trees, and the measured costs they were selected by.
+        choice: selected draft trees, and the measured costs that the selection is based on.
     """
     rows = []
     for method in document.methods:
@@ -61,39 +62,39 @@ def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[st
 def show_text(
     console: Console, output: GenerateOutput, prompt: list[int], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Print a continuation; the colour of a token shows the depth at which it was drafted, if any.
+    """Print a continuation in which the colour of each token shows its depth in the draft tree.
 
     Args:
         console: console to print on.
-        output: generated tokens with their depths.
+        output: generated tokens with their depths; depth 0 is a token from the target itself.
         prompt: token ids of the prompt.
         tokenizer: the target's tokenizer.
     """
     text = Text(str(tokenizer.decode(prompt)), style="dim")
-    stream = TextStream(tokenizer)  # a token may hold only a part of a character
+    stream = TextStream(tokenizer)  # a token may be only a part of a character
     for token, depth in zip(output.new_token_ids, output.depths, strict=True):
         text.append(stream.push([token]), style=_colour(depth))
     legend = Text("\ntokens from: ")
     legend.append("the target itself", style=_colour(0))
     for depth in sorted(set(output.depths) - {0}):
         legend.append(f"  draft at depth {depth}", style=_colour(depth))
-    console.rule("the target's continuation, and the origin of each token")
+    console.rule("the target's continuation, and the source of each token")
     console.print(text, legend)
 
 
 def show_results(
     console: Console, results: list[dict[str, Any]], target: dict[str, Any], choice: PlanChoice
 ) -> None:
-    """Print the table of figures, how repetitive the text was, and where drafting was slower.
+    """Print the results, the share of repetitions, and an explanation of any slowdown.
 
     Args:
         console: console to print on.
         results: rows from `results_of`.
-        target: facts about the target: "held_out_loss" and "repeated_4gram_share".
-        choice: selected draft trees, and the measured costs they were selected by.
+        target: figures of the target, with the keys "held_out_loss" and "repeated_4gram_share".
+        choice: selected draft trees, and the measured costs that the selection is based on.
     """
     table = Table(
-        title="tokens/s, prefill included; methods measured in interleaved order",
+        title="tokens/s includes prefill; the methods were measured in interleaved order",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -108,9 +109,10 @@ def show_results(
     loss = target["held_out_loss"]
     console.print(table)
     console.print(
-        "tau: mean acceptance length (tokens per target forward). speed-up: over transformers' "
-        "generate(). vs AR: over autoregressive decoding by our loop. ceiling: tokens/s if only "
-        "the timed forwards took time. same: greedy tokens equal those of transformers.\n"
+        "tau: mean acceptance length (tokens per target forward pass). speed-up: compared with "
+        "transformers' generate(). vs AR: speed-up compared with Jakiro's own autoregressive "
+        "decoding. ceiling: tokens/s if only the timed forward passes took time. same: whether "
+        "greedy tokens are identical to those of transformers.\n"
         f"The target's held-out loss is {'unknown' if loss is None else f'{loss:.2f}'} nats per "
         f"token; {target['repeated_4gram_share']:.0%} of the 4-grams in its greedy text are "
         "repeats, which makes greedy text easy to draft.",
@@ -125,14 +127,14 @@ def explain_slowdowns(results: list[dict[str, Any]], choice: PlanChoice) -> list
 
     Args:
         results: rows from `results_of`.
-        choice: selected draft trees, and the measured costs they were selected by.
+        choice: selected draft trees, and the measured costs that the selection is based on.
     """
     autoregressive = choice.costs.ceiling(None, 1.0)
     return [
-        f"At T = {row['temperature']:g} autoregressive decoding was faster: a decoding step with "
-        "drafts takes at least as long as "
+        f"At T = {row['temperature']:g}, autoregressive decoding was faster, because a decoding "
+        "step with drafts takes at least as long as "
         f"{autoregressive / choice.costs.ceiling(_shape(row['temperature'], choice), 1.0):.2f} "
-        f"autoregressive steps and gave {row['tau']:.2f} tokens."
+        f"autoregressive steps and yielded only {row['tau']:.2f} tokens on average."
         for row in results
         if row["method"] == JAKIRO and row["speedup_over_autoregressive"] < 1
     ]

@@ -27,10 +27,12 @@ from jakiro.utils.settings import Settings
 END_OF_TEXT = "<|endoftext|>"
 RECORD_NAME = "target.json"
 
-# Pieces that merges never cross. A line break includes the indentation after it, so that both can
-# become one token; a word includes one blank before it; there are at most three digits.
+# Text is split into pieces, and no token extends over more than one piece. A line break includes
+# the indentation after it, so that both can become one token. A word includes one space before it.
+# A piece of digits has at most three of them.
 _PIECES = r" ?\p{L}+|\p{N}{1,3}|_+| ?[^\s\p{L}\p{N}_]+|\n+[ \t]*|\s+(?!\S)|\s+"
-# Part of the fingerprint; raise it whenever the same recipe would train another target.
+# This number is part of the fingerprint. Raise it whenever a change of the code makes the same
+# recipe produce a different target.
 _REVISION = 1
 
 _logger = get_logger(__name__)
@@ -43,9 +45,9 @@ class TrainedTarget(Settings):
         recipe: recipe of the target.
         corpus_fingerprint: hash of the source files.
         held_out_loss: loss in nats per token on the corpus's test files.
-        tokens: number of tokens predicted in training, repetitions included.
-        seconds: duration of the training, without work lost to an interruption.
-        sha256: hash of each other file in the folder, by name.
+        tokens: number of tokens predicted in training, including repetitions.
+        seconds: duration of the training, excluding steps that an interruption discarded.
+        sha256: hash of every other file in the folder, by file name.
     """
 
     recipe: TargetRecipe
@@ -65,18 +67,19 @@ def train_target(
     device: torch.device | str = "cpu",
     seconds_between_checkpoints: float = 60.0,
 ) -> Path:
-    """Return a folder with the preset's target and tokenizer; train them unless they are cached.
+    """Return a folder with the preset's target and tokenizer; train them if they are not cached.
 
-    An interrupted training resumes from its last checkpoint and ends with the same weights. If two
-    processes need the same target, the first trains it and the second waits.
+    An interrupted training run resumes from its last checkpoint and ends with the same weights as
+    an uninterrupted run. If two processes need the same target, the first process trains the target
+    and the second process waits.
 
     Args:
-        preset: size of the demo.
+        preset: preset of the demo.
         corpus: source files.
         folder: folder of the cache.
         progress: progress display.
         device: device to train on.
-        seconds_between_checkpoints: seconds between two checkpoints.
+        seconds_between_checkpoints: smallest number of seconds between two checkpoints.
 
     Raises:
         ConfigError: the cache cannot be written to.
@@ -96,14 +99,14 @@ def train_target(
             run = Pretraining(recipe, stream, device=device, checkpoint=checkpoint)
             run.finish(progress, "Training the target", seconds_between=seconds_between_checkpoints)
             _write(run, corpus, tokenizer, partial / "target")
-            shutil.rmtree(home, ignore_errors=True)  # damaged, if it exists
+            shutil.rmtree(home, ignore_errors=True)  # if this folder exists, it is damaged
             (partial / "target").rename(home)
             shutil.rmtree(partial)
     return home
 
 
 def read_record(target: Path) -> TrainedTarget:
-    """Return the record of the target in a folder.
+    """Return the record of the trained target in a folder.
 
     Raises:
         CheckpointError: the record is missing or damaged.
@@ -112,7 +115,7 @@ def read_record(target: Path) -> TrainedTarget:
     try:
         return TrainedTarget.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise CheckpointError(f"no usable record of a target at {path}", got=error) from error
+        raise CheckpointError(f"cannot read a target's record at {path}", got=error) from error
 
 
 def is_intact(target: Path) -> bool:
@@ -124,10 +127,10 @@ def is_intact(target: Path) -> bool:
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer in which `END_OF_TEXT` has the id 0 and is also padding.
+    """Return a byte-level BPE tokenizer in which `END_OF_TEXT` has id 0 and serves as padding.
 
-    Its pieces follow the layout of Python source. Encoding and decoding return any text unchanged,
-    and the same texts give the same tokenizer.
+    The tokens follow the layout of Python source. Decoding an encoded text returns the text
+    unchanged, and the same training texts always give the same tokenizer.
 
     Args:
         texts: training text.
@@ -156,10 +159,10 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedToken
 def encode_documents(
     tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]
 ) -> Int[Tensor, " tokens"]:
-    """Return the token ids of all texts in one stream, each text followed by `END_OF_TEXT`.
+    """Return the token ids of all texts in one stream, with `END_OF_TEXT` after each text.
 
     Args:
-        tokenizer: tokenizer with the token `END_OF_TEXT`.
+        tokenizer: tokenizer that has the token `END_OF_TEXT`.
         texts: texts to encode.
     """
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
@@ -187,7 +190,7 @@ def _write(
 
 
 def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
-    """Return all training texts, or those in a fixed random order that fit into the limit."""
+    """Return all training texts, or as many as the limit allows, in a fixed random order."""
     limit = recipe.max_training_characters
     if limit is None:
         return [file.text for file in corpus.train]
@@ -197,12 +200,12 @@ def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
-    """Return a lock that one process at a time holds; the system frees it if the process dies."""
+    """Acquire a lock for one process at a time, which is released if that process dies."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        _logger.info("waiting for another process that trains the same target")
+        _logger.info("waiting for another process that is training the same target")
         return lock.acquire()
 
 

@@ -1,6 +1,6 @@
-"""Input files for measurements: training texts, prompts, and a small model that drafts.
+"""Input files of measurements: training texts, prompts, and a small language model that drafts.
 
-The commands of `jakiro data` write them.
+The commands of `jakiro data` write these files.
 """
 
 import json
@@ -32,14 +32,14 @@ from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenize
 def write_texts(
     target: str, out: Path, *, files: int = 200, batches: int = 8, leave_out: Sequence[Path] = ()
 ) -> None:
-    """Write training text for any target: its continuations of library source, and the source.
+    """Write training text for a target: continuations that it generates, and library source files.
 
     Args:
         target: folder or hub id of the target.
         out: JSONL file to write.
         files: number of source files.
         batches: number of batches of 64 continuations.
-        leave_out: prompt files; the source files of their prompts are left out.
+        leave_out: prompt files; source files that their prompts were cut from are left out.
 
     Raises:
         ConfigError: `out` exists.
@@ -65,14 +65,14 @@ def write_prompts(
     max_tokens: int = 96,
     library: Path = STANDARD_LIBRARY,
 ) -> None:
-    """Write prompts to measure on: heads of functions and classes from source files.
+    """Write prompts for measurements: source code up to the header of a function or class.
 
     Args:
-        files: paths below `library`.
-        tokenizer: folder or hub id of the target's tokenizer, to count tokens.
+        files: paths of source files below `library`.
+        tokenizer: folder or hub id of the target's tokenizer, used to count tokens.
         out: JSONL file to write.
-        per_file: greatest number of prompts per file.
-        max_tokens: greatest number of tokens per prompt.
+        per_file: largest number of prompts per file.
+        max_tokens: largest number of tokens per prompt.
         library: folder of the source files.
 
     Raises:
@@ -90,8 +90,8 @@ def write_prompts(
     ]
     if not records:
         raise DataError(
-            "the files hold no prompt",
-            expected="Python source with heads of functions or classes",
+            "no prompts can be cut from the source files",
+            expected="Python source files with functions or classes",
             got=", ".join(files),
             remedy="choose other files, or raise --max-tokens",
         )
@@ -105,7 +105,7 @@ def write_small_lm(
 
     Args:
         tokenizer: folder or hub id of the target's tokenizer.
-        texts: JSONL file of `{"text"}` to train on.
+        texts: JSONL file of `{"text"}` records to train on.
         out: folder to write.
         layers: number of layers.
         hidden: width of the hidden states.
@@ -114,7 +114,7 @@ def write_small_lm(
     Raises:
         ConfigError: `out` exists.
         CheckpointError: the tokenizer cannot be loaded.
-        DataError: the texts cannot be read, or are shorter than one batch.
+        DataError: the texts cannot be read, or are too short for the training.
     """
     ensure_new_file(out, "the model")
     encoder = load_tokenizer(tokenizer)
@@ -142,11 +142,11 @@ def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
     """Return the corpus without the training files that prompts were cut from.
 
     Args:
-        corpus: files of source code.
-        prompts: files of prompts; the key `file` of a prompt names its file of source code.
+        corpus: source files.
+        prompts: prompt files; the key `file` of a prompt names its source file.
 
     Raises:
-        PromptError: a file of prompts cannot be read.
+        PromptError: a prompt file cannot be read.
     """
     lines = (line for path in prompts for line in read_prompt_lines(path))
     foreign = {line.fields.get("file") for line in lines}
@@ -154,7 +154,7 @@ def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
 
 
 def _texts_in(path: Path) -> list[str]:
-    expected = 'a JSONL file of {"text"}'
+    expected = 'a JSONL file of {"text"} records'
     lines = _read(path, expected).splitlines()
     try:
         return [str(json.loads(line)["text"]) for line in lines if line]

@@ -1,1 +1,1 @@
-"""The frozen target model: adapter, support checks, masks, cache, tail layers and record."""
+"""The frozen target model: adapter, checks for support, masks, cache, tail layers and record."""

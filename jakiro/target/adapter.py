@@ -1,4 +1,4 @@
-"""Adapter of the frozen target: the only access to the Hugging Face causal LM."""
+"""Adapter of the frozen target: the only code that accesses the Hugging Face causal LM."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,21 +34,21 @@ from jakiro.utils.files import fingerprint
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """Facts about a target that drafters depend on.
+    """Properties of a target that drafters depend on.
 
     Attributes:
         hidden_size: width of embeddings and features.
         vocab_size: number of logits.
-        head_shapes: geometry of the keys and values of each layer that stores its own.
+        head_shapes: geometry of the keys and values, for each layer that stores its own.
         layer_kinds: attention kind of each layer.
-        window: number of positions that a sliding layer sees, the query's own included; None if no
-            layer has a window.
-        chunk: number of positions per block of a chunked layer, which sees only its own block;
-            None if no layer is chunked.
-        max_position: number of positions that the target can read.
-        fingerprint: hash of geometry and some weights, the same in every dtype.
-        num_hidden_states: number of hidden states (the embedding and one per layer); None if they
-            are not one vector of the hidden size per token.
+        window: number of positions, including the query's own, that a query attends to in a layer
+            with sliding attention; None if no layer has a window.
+        chunk: number of positions per block in a layer with chunked attention, where a query
+            attends only to its own block; None if no layer is chunked.
+        max_position: number of positions that the target supports.
+        fingerprint: hash of the geometry and of a sample of the weights, the same in every dtype.
+        num_hidden_states: number of hidden states (the embedding and one per layer); None if the
+            hidden states are not one vector of the hidden size per token.
         attention: geometry of the last layer's attention.
     """
 
@@ -65,22 +65,22 @@ class TargetSpec:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers with keys and values of their own, which reuse no other layer's."""
+        """The number of layers that store their own keys and values."""
         return len(self.head_shapes)
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
-        """The size of keys plus values of one token, for each layer."""
+        """For each layer, the total size of the key and the value vectors of one token."""
         return tuple(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.head_shapes)
 
 
 class WrittenNodes(NamedTuple):
-    """Cached nodes of a tree that is read level by level, including the queries of this step.
+    """Cached nodes of a tree that is processed level by level, including this step's queries.
 
     Attributes:
         slots: cache slot of each node.
         positions: absolute position of each node.
-        seen: True where a query may see a node.
+        seen: True where a query may attend to a node.
     """
 
     slots: Int[Tensor, "batch written"]
@@ -90,21 +90,21 @@ class WrittenNodes(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInput:
-    """Tokens for one target forward: a prompt, a single token, or a root with its draft tree.
+    """Tokens for one target forward pass: a prompt, a single token, or a root with its draft tree.
 
     Attributes:
         token_ids: ids of the queries.
         positions: absolute positions of the queries.
         slots: cache slots that the queries are written to.
-        lengths: number of committed tokens per sequence; every query sees all of them.
-        highest_slot: highest slot of the batch, known on the host.
-        parents: index of each query's parent among the queries, -1 if it has none; None for a
-            chain.
+        lengths: number of committed tokens per sequence; every query attends to all of them.
+        highest_slot: highest slot of the batch, as a number on the CPU.
+        parents: index of each query's parent among the queries, -1 for a query without a parent;
+            None for a chain.
         max_depth: number of nodes on the longest path among the queries; unused for a chain.
-        documents: document of each query in packed sequences, which are isolated from each other;
-            None for one document.
-        written: all nodes of a tree that earlier steps have read in part; replaces `parents`. None
-            for a tree that this step reads whole.
+        documents: document of each query in packed sequences, whose documents do not attend to each
+            other; None if each sequence is one document.
+        written: all cached nodes of a tree that is processed in several steps, used instead of
+            `parents`; None if this step processes the whole tree.
     """
 
     token_ids: Int[Tensor, "batch queries"]
@@ -120,11 +120,11 @@ class StepInput:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Result of a target forward: features (after the final norm) and the updated cache.
+    """Result of a target forward pass: features (after the final norm) and the updated cache.
 
     Attributes:
         features: feature of each query.
-        step: input of the forward.
+        step: input of the forward pass.
         cache: cache that holds the queries' keys and values at `step.slots`.
     """
 
@@ -134,7 +134,7 @@ class StepOutput:
 
 
 def compile_mode(device: torch.device) -> str | None:
-    """Return the `torch.compile` mode for small steps: CUDA graphs on a GPU, else the default."""
+    """Return the `torch.compile` mode for small steps: with CUDA graphs if on a GPU."""
     return "reduce-overhead" if device.type == "cuda" else None
 
 
@@ -142,18 +142,18 @@ class TargetAdapter:
     """Runs a stock causal LM over chains and trees with a `SlotCache`; never changes its weights.
 
     Args:
-        model: any Hugging Face decoder-only causal LM whose layers all attend over positions, with
-            or without a PEFT adapter inside its layers; a model on the meta device has only shapes,
-            and its logits are not checked.
+        model: any Hugging Face decoder-only causal LM in which every layer is an attention layer,
+            with or without a PEFT adapter inside its layers. The logits of a model on the meta
+            device, which has only shapes, are not checked.
 
     Raises:
-        TargetNotSupported: a layer has a recurrent state, the forward does not take positions, or
-            the adapter does not reproduce the model's own logits.
+        TargetNotSupported: a layer has a recurrent state, the model's `forward` does not take
+            positions, or the adapter does not reproduce the model's own logits.
     """
 
     def __init__(self, model: CausalLM) -> None:
         check_adapter(model)
-        self.model = cast(PreTrainedModel, model)  # a PEFT model acts like the model it wraps
+        self.model = cast(PreTrainedModel, model)  # a PEFT model behaves like the wrapped model
         self.config = model.config.get_text_config()
         self.decoder = _decoder_of(model)
         self.head = model.get_output_embeddings()
@@ -175,12 +175,13 @@ class TargetAdapter:
     def new_cache(
         self, batch: int, capacity: int, hidden_states: tuple[int, ...] = ()
     ) -> SlotCache:
-        """Return an empty cache for sequences of up to `capacity` tokens, drafts included.
+        """Return an empty cache for sequences of up to `capacity` tokens, including drafted tokens.
 
         Args:
             batch: number of sequences.
             capacity: number of slots per sequence.
-            hidden_states: indices of the hidden states that are cached for every token.
+            hidden_states: indices of the hidden states that are cached for every token, in addition
+                to keys and values.
         """
         return SlotCache(
             self.spec.head_shapes,
@@ -197,11 +198,11 @@ class TargetAdapter:
         return self._embeddings(token_ids)
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
-        """Return the target's logits for features, with its family's scaling and soft-capping."""
+        """Return the target's logits for features, including the scaling of its model family."""
         return self.adjusted(self.head(features))
 
     def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
-        """Return raw logits of the head with the family's scaling and soft-capping applied."""
+        """Return the head's raw logits after the model family's scaling and soft-capping."""
         if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
             logits = logits / divisor
         if (factor := getattr(self.config, "logit_scale", None)) is not None:
@@ -219,7 +220,7 @@ class TargetAdapter:
         """
         num_visible = cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible)
-        # A prompt has no parents; compiling for each prompt length would never pay off.
+        # Only decoding steps are compiled, because compiling for each prompt length takes too long.
         is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
         return StepOutput(read(step, cache, num_visible), step, cache)
@@ -255,7 +256,7 @@ class TargetAdapter:
 
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
-        """Read the geometry from a short forward; check that the adapter reproduces its logits."""
+        """Read the geometry from a short forward pass, and check the adapter's logits."""
         token_ids = torch.arange(3, device=self.device)[None]
         kinds = layer_kinds_of(self.config, self.decoder, token_ids)
         check_positions(self.config, self.decoder)
@@ -286,7 +287,7 @@ class TargetAdapter:
         return spec
 
     def _probe_tree(self, cache: SlotCache) -> None:
-        """Check that siblings do not see each other.
+        """Check that siblings do not attend to each other.
 
         Token 1 has the children 2 and 3, and token 2 has the child 4.
         """
@@ -307,7 +308,7 @@ class TargetAdapter:
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
-        """Return a builder of attention masks for layers of these kinds."""
+        """Return a builder of attention masks for layers of the given attention kinds."""
         return TargetMasks(
             layer_kinds,
             self.spec.window,
@@ -316,7 +317,7 @@ class TargetAdapter:
         )
 
     def _fingerprint(self, vocab_size: int) -> str:
-        """Hash the geometry and the signs of some weights, which are the same in every dtype."""
+        """Hash the geometry and the signs of a few weights; signs are the same in every dtype."""
         matrices = [p for name, p in self.decoder.named_parameters() if _is_own_matrix(name, p)]
         sample = [matrices[index] for index in (0, len(matrices) // 2, -1)]
         known = [matrix for matrix in sample if not matrix.is_meta]
@@ -327,14 +328,14 @@ class TargetAdapter:
 
 
 def _count_states(states: tuple[Tensor, ...] | None, hidden_size: int) -> int | None:
-    """Return the number of hidden states, or None if some are not one vector per token."""
+    """Return the number of hidden states, or None if any of them is not one vector per token."""
     if not states or any(state.dim() != 3 or state.shape[-1] != hidden_size for state in states):
         return None
     return len(states)
 
 
 def _is_own_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether a parameter is a matrix of the model itself, not of a LoRA adapter."""
+    """Return whether a parameter is a matrix of the model itself rather than of a LoRA adapter."""
     return parameter.ndim == 2 and "lora_" not in name
 
 
@@ -362,7 +363,7 @@ def _ancestors(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
 
 
 def _decoder_of(model: CausalLM) -> nn.Module:
-    """Return the part of a model below the head; its output is the feature."""
+    """Return the part of a model below the head, whose outputs are the features."""
     decoder = model.get_decoder()
-    # Llama 4 returns the text model, which includes the head.
+    # For Llama 4, `get_decoder` returns the text model, which includes the head.
     return decoder if decoder.get_output_embeddings() is None else decoder.model

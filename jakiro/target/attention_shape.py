@@ -1,4 +1,4 @@
-"""Attention geometry (heads, KV heads, head size); the trunk inherits the target's."""
+"""Attention geometry (heads, KV heads, head size), which the trunk inherits from the target."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ _USUAL_BASE = 10_000.0
 
 
 class AttentionShape(Settings):
-    """Geometry of one grouped-query attention with rotary positions.
+    """Geometry of a grouped-query attention module with a rotary embedding.
 
     Attributes:
-        num_heads: query heads.
-        num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: size of one head, even.
-        rope_theta: wavelength base of the rotary embedding.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads, a divisor of `num_heads`.
+        head_dim: size of one head, an even number.
+        rope_theta: base (theta) of the rotary embedding.
     """
 
     num_heads: int = Field(ge=1)
@@ -37,7 +37,7 @@ def usual_shape(hidden_size: int) -> AttentionShape:
 
 
 def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> AttentionShape:
-    """Return the geometry of a target's last layer, or `usual_shape` if a trunk cannot have it.
+    """Return the geometry of a target's last layer, or `usual_shape` if no trunk can have it.
 
     Args:
         config: config of the target's text model.
@@ -57,9 +57,9 @@ def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> Attent
 
 
 def _rope_base(config: Any) -> float:
-    """Return the wavelength base of the last layer, or the usual base if the config has none."""
+    """Return the rotary base of the last layer, or the usual base if the config names none."""
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
-    if kinds and isinstance(parameters.get(kinds[-1]), Mapping):  # one rotation per kind of layer
+    if kinds and isinstance(parameters.get(kinds[-1]), Mapping):  # parameters per kind of layer
         parameters = parameters[kinds[-1]]
     return float(parameters.get("rope_theta") or _USUAL_BASE)

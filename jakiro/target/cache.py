@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-BUCKET = 64  # attention reads whole buckets of slots, so shapes change rarely
+BUCKET = 64  # attention reads slots in whole buckets, so that tensor shapes change rarely
 
 
 def bucketed(count: int) -> int:
-    """Return a number of slots, rounded up to whole buckets."""
+    """Return a number of slots, rounded up to a multiple of `BUCKET`."""
     return -(-count // BUCKET) * BUCKET
 
 
 def in_place(buffer: Tensor) -> Tensor:
     """Return the buffer, marked as having a fixed address, so that compiled code can write to it.
 
-    CUDA graphs would otherwise copy the buffer, or not be used at all.
+    Otherwise, a CUDA graph would copy the buffer, or no CUDA graph would be used.
     """
     if buffer.is_cuda:
         torch._dynamo.mark_static_address(buffer, guard=False)
@@ -32,7 +32,7 @@ def write_kv(
     kv: Float[Tensor, "batch heads tokens dim"],
     slots: Int[Tensor, "batch tokens"],
 ) -> None:
-    """Store keys or values of each sequence at its slots, in place.
+    """Store keys or values of each sequence at the given slots, in place.
 
     Args:
         buffer: cached keys or values.
@@ -47,11 +47,11 @@ def write_kv(
 
 
 def selected(buffer: Tensor, indices: Sequence[int], dim: int) -> Tensor:
-    """Return a view of the buffer that holds only some sequences, moved to its start in place.
+    """Move the given sequences to the start of the buffer, in place, and return a view of them.
 
     Args:
         buffer: tensor with one entry per sequence along `dim`.
-        indices: batch indices of the sequences to keep, ascending.
+        indices: batch indices of the sequences to keep, in ascending order.
         dim: dimension of the batch.
     """
     for destination, index in enumerate(indices):
@@ -65,7 +65,7 @@ def grown(buffer: Float[Tensor, "*batch slots dim"], capacity: int) -> Tensor:
 
     Args:
         buffer: cached keys, values or hidden states.
-        capacity: number of slots of the copy; at least that of the buffer.
+        capacity: number of slots of the copy, at least as many as in the buffer.
     """
     larger = buffer.new_zeros((*buffer.shape[:-2], capacity, buffer.shape[-1]))
     larger[..., : buffer.shape[-2], :] = buffer
@@ -81,12 +81,12 @@ class HeadShape(NamedTuple):
 
 
 class StateSource(NamedTuple):
-    """Target states that feed the drafter's memory, or its features.
+    """Target states that the drafter's memory or features are made from.
 
     Attributes:
         kind: "kv" for keys and values as cached, "hidden" for hidden states.
-        layers: indices of the layers or hidden states; hidden state 0 is the embedding, k is the
-            output of layer k, and the last is the feature after the final norm.
+        layers: indices of the layers or hidden states. Hidden state 0 is the embedding, hidden
+            state k is the output of layer k, and the last one is the feature after the final norm.
     """
 
     kind: Literal["kv", "hidden"]
@@ -99,10 +99,10 @@ class StateSource(NamedTuple):
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's view of a `SlotCache`: writes go to given slots, reads see a prefix of slots.
+    """One layer's view of a `SlotCache`, which writes to given slots and reads the first slots.
 
-    The slot of a committed token equals its position. Masks determine which slots are visible, so
-    there is no counter, nothing grows, and nothing is dropped when a window slides.
+    The slot of a committed token equals its position. Masks determine which slots a query attends
+    to. The layer therefore does not count tokens, grow, or drop tokens outside a sliding window.
 
     Args:
         keys: preallocated keys [batch, heads, slots, dim].
@@ -125,7 +125,7 @@ class SlotLayer(CacheLayerMixin):
 
         Args:
             slots: slots to write [batch, queries].
-            num_visible: number of slots, from 0, that the update returns.
+            num_visible: number of slots, starting from slot 0, that the update returns.
         """
         self.slots, self.num_visible = slots, num_visible
 
@@ -146,7 +146,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: storage exists from the start.
+        """Do nothing, because the buffers exist from the start.
 
         Args:
             key_states: ignored.
@@ -154,7 +154,7 @@ class SlotLayer(CacheLayerMixin):
         """
 
     def get_seq_length(self) -> int:
-        """Return 0: the engine keeps lengths per sequence, not per layer."""
+        """Return 0, because the engine keeps a length for each sequence instead."""
         return 0
 
     def get_max_length(self) -> int:
@@ -167,15 +167,17 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Slots of all layers, in one block of memory per head shape, and cached hidden states, if any.
+    """Key/value slots of all layers and, if requested, cached hidden states.
+
+    Layers of the same head shape share one block of memory for keys and one for values.
 
     Args:
         shapes: head shape of each layer.
         batch: number of sequences.
-        capacity: number of slots per sequence; rounded up to whole buckets.
+        capacity: number of slots per sequence; rounded up to a multiple of `BUCKET`.
         dtype: dtype of keys, values and hidden states.
         device: device of the blocks.
-        hidden_states: indices of the hidden states that are cached, too.
+        hidden_states: indices of the hidden states that are cached in addition to keys and values.
         hidden_size: width of a hidden state.
         first_layer: index, in the model that reads the cache, of the first layer in `shapes`.
     """
@@ -215,32 +217,32 @@ class SlotCache(Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """The number of bytes that one cached token takes in all layers."""
+        """The number of bytes that one cached token occupies in all layers together."""
         total = sum(block.numel() * block.element_size() for block in self._all_blocks)
         return total // (self._blocks[0].shape[1] * self.capacity)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Drop all sequences except those with these batch indices, which are ascending."""
+        """Drop all sequences except those at the given batch indices, in ascending order."""
         self._replace([selected(block, indices, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots, keeping the contents."""
+        """Enlarge the cache to at least `capacity` slots, keeping its contents."""
         if capacity > self.capacity:
             self.capacity = bucketed(capacity)
             self._replace([grown(block, self.capacity) for block in self._all_blocks])
 
     def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
-        """Prepare every layer for a forward.
+        """Prepare every layer for a forward pass.
 
         Args:
-            slots: slots that the forward writes.
-            num_visible: number of slots, from 0, that the forward reads.
+            slots: slots that the forward pass writes.
+            num_visible: number of slots, starting from slot 0, that the forward pass reads.
         """
         for layer in self.slot_layers:
             layer.set_slots(slots, num_visible)
 
     def visible_for(self, highest_slot: int) -> int:
-        """Return the bucketed number of slots that covers `highest_slot`."""
+        """Return the number of slots, in whole buckets, that includes `highest_slot`."""
         return min(bucketed(highest_slot + 1), self.capacity)
 
     def _views(self) -> dict[int, tuple[Tensor, Tensor]]:
@@ -280,10 +282,10 @@ class SlotCache(Cache):
         hidden: Sequence[Float[Tensor, "batch queries hidden"]],
         slots: Int[Tensor, "batch queries"],
     ) -> None:
-        """Store hidden states.
+        """Store hidden states at the given slots.
 
         Args:
-            hidden: the cached hidden states, in the order of `hidden_states`.
+            hidden: hidden states to store, in the order of `hidden_states`.
             slots: slot of each token.
         """
         for block, states in zip(self._hidden, hidden, strict=True):
@@ -292,11 +294,11 @@ class SlotCache(Cache):
     def state(
         self, slots: Int[Tensor, "batch tokens"], source: StateSource
     ) -> Float[Tensor, "batch tokens layers width"]:
-        """Return the target's state of some tokens.
+        """Return the target's state for the tokens at `slots`.
 
         Args:
             slots: slots of the tokens.
-            source: layers to read, and whether keys and values or hidden states.
+            source: layers to read, and the kind of state: keys and values, or hidden states.
         """
         if source.kind == "kv":
             return self.kv(slots, source.layers)
@@ -306,9 +308,9 @@ class SlotCache(Cache):
     def kv(
         self, slots: Int[Tensor, "batch tokens"], layers: tuple[int, ...]
     ) -> Float[Tensor, "batch tokens layers width"]:
-        """Return keys and values, concatenated and flattened to one vector per layer.
+        """Return keys and values, concatenated and flattened to one vector per token and layer.
 
-        Layers narrower than the widest layer are padded with zeros.
+        Vectors of layers that are narrower than the widest layer are padded with zeros.
 
         Args:
             slots: slots of the tokens.
@@ -327,7 +329,10 @@ class SlotCache(Cache):
 
 
 def _kv_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """Gather [layer, batch, head, slot, dim] at slots into [batch, token, layer, head * dim]."""
+    """Return the entries at `slots` of [layer, batch, head, slot, dim], ordered by token and layer.
+
+    The result has the shape [batch, token, layer, head * dim].
+    """
     is_all = layers == tuple(range(block.shape[0]))
     part = block if is_all else block[list(layers)]
     shape = (part.shape[0], -1, part.shape[2], -1, part.shape[4])
@@ -336,38 +341,38 @@ def _kv_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 
 class TargetState(NamedTuple):
-    """Raw target state of some tokens, layer by layer.
+    """Raw target state of a group of tokens, layer by layer.
 
     Attributes:
         memory: states that memory is made from; None if the drafter has no memory.
-        features: hidden states that features are made from; None if the drafter reads none.
+        features: hidden states that features are made from; None if the drafter reads no features.
     """
 
     memory: Float[Tensor, "batch tokens layers width"] | None
     features: Float[Tensor, "batch tokens states hidden"] | None
 
     def to(self, dtype: torch.dtype) -> "TargetState":
-        """Return the state in another dtype."""
+        """Return the state, converted to `dtype`."""
         return TargetState(*(None if part is None else part.to(dtype) for part in self))
 
 
 class StateSources(NamedTuple):
-    """Target states that a drafter's memory and features are made from; None for an unused part."""
+    """Target states that a drafter's memory and features are made from; None where not used."""
 
     memory: StateSource | None
     features: StateSource | None
 
     @property
     def hidden_states(self) -> tuple[int, ...]:
-        """The indices of the hidden states that a cache must hold, ascending."""
+        """The indices of the hidden states that a cache must hold, in ascending order."""
         several = [source.hidden_states for source in self if source is not None]
         return tuple(sorted({state for states in several for state in states}))
 
     def read(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TargetState:
-        """Return the target's state of some tokens.
+        """Return the target's state for the tokens at `slots`.
 
         Args:
-            cache: the target's cache, which holds `hidden_states`.
+            cache: the target's cache, which must hold `hidden_states`.
             slots: slots of the tokens.
         """
         parts = (None if source is None else cache.state(slots, source) for source in self)

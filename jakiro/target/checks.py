@@ -1,4 +1,4 @@
-"""Checks that a model can serve as a target."""
+"""Checks of whether a model can serve as a target."""
 
 import inspect
 from copy import copy
@@ -18,7 +18,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 
 def check_adapter(model: CausalLM) -> None:
-    """Refuse a PEFT adapter that is not inside the layers.
+    """Raise an error if the model has a PEFT adapter outside its layers.
 
     Raises:
         TargetNotSupported: the adapter adds virtual tokens.
@@ -26,10 +26,10 @@ def check_adapter(model: CausalLM) -> None:
     adapter = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         raise TargetNotSupported(
-            "the target's adapter adds virtual tokens, which only its own forward sees",
+            "the target's adapter adds virtual tokens, which only its own forward pass handles",
             expected="an adapter inside the layers, such as LoRA",
             got=adapter.peft_type.value,
-            remedy="use the target without the adapter, or train an adapter of another kind",
+            remedy="use the target without this adapter, or train an adapter of a supported kind",
         )
 
 
@@ -39,10 +39,11 @@ def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[
     Args:
         config: config of the target's text model.
         decoder: the target without its head.
-        token_ids: a few tokens to run it on.
+        token_ids: a few tokens to run the target on.
 
     Raises:
-        TargetNotSupported: a layer is of another kind, or ignores the config's window.
+        TargetNotSupported: a layer's kind is not supported, or the layers ignore the config's
+            window.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -52,16 +53,19 @@ def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[
         kinds = [SLIDING if window else FULL] * config.num_hidden_layers
     if unknown := sorted(set(kinds) - {FULL, SLIDING, CHUNKED}):
         raise TargetNotSupported(
-            "the target has layers that cannot branch over a draft tree",
+            "the target has layers that cannot process a draft tree",
             expected=f"layers of kind {FULL}, {SLIDING} or {CHUNKED}",
             got=", ".join(unknown),
-            remedy="use a target in which every layer attends over positions",
+            remedy="use a target in which every layer is one of these kinds of attention",
         )
     return tuple(kinds)
 
 
 def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
-    """Refuse a window that no layer applies, as `generate()` would drop tokens beyond it."""
+    """Raise an error if no layer applies the config's window.
+
+    With such a config, `generate()` would drop tokens that the layers still attend to.
+    """
     config = decoder.config
     wide = decoder(input_ids=token_ids, use_cache=False).last_hidden_state
     narrowed: Any = copy(config)
@@ -73,7 +77,7 @@ def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
         decoder.config = config
     if not wide.is_meta and torch.equal(wide, narrow):
         raise TargetNotSupported(
-            "the target's config names a sliding window that its layers do not apply",
+            "the target's config sets a sliding window that the target's layers do not apply",
             expected="a window that forward() and generate() both apply",
             got=type(decoder).__name__,
             remedy="set sliding_window to None in the target's config",
@@ -81,20 +85,20 @@ def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
 
 
 def check_positions(config: Any, decoder: nn.Module) -> None:
-    """Refuse a target whose forward does not use the positions that its caller passes.
+    """Raise an error if the target's `forward` does not use the positions that it is given.
 
     Args:
         config: config of the target's text model.
         decoder: the target without its head.
 
     Raises:
-        TargetNotSupported: positions follow from the cache or from the length read so far.
+        TargetNotSupported: positions are derived from the cache or from the current length.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     by_kind = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
     if "longrope" in {part.get("rope_type") for part in by_kind}:
         raise TargetNotSupported(
-            "the target's rotary factors depend on the length read so far",
+            "the target's rotary embedding depends on the current length of the sequence",
             expected="rotary embeddings that depend only on each token's own position",
             got="longrope",
             remedy="use a target without longrope",
@@ -103,8 +107,8 @@ def check_positions(config: Any, decoder: nn.Module) -> None:
     if not takes_positions or getattr(config, "alibi", False):
         raise TargetNotSupported(
             "the target derives positions from the order of its cache",
-            expected="a forward that takes each token's position as an argument",
-            got=f"{type(decoder).__name__}, with ALiBi or positions of its own",
+            expected="a target whose forward() takes each token's position as an argument",
+            got=f"{type(decoder).__name__}, which uses ALiBi or computes positions internally",
             remedy="use a target with rotary or learned positions",
         )
 
@@ -112,44 +116,46 @@ def check_positions(config: Any, decoder: nn.Module) -> None:
 def storing_layers(cache: DynamicCache, config: Any) -> list[object]:
     """Return the cache layers that store keys and values of their own.
 
+    In some models, the last layers reuse the keys and values of earlier layers.
+
     Args:
         cache: a cache that the target has written to.
-        config: config of the target's text model; the last layers may reuse those of others.
+        config: config of the target's text model.
     """
     reusing = getattr(config, "num_kv_shared_layers", None) or 0
     return list(cache.layers[: config.num_hidden_layers - reusing])
 
 
 def max_position_of(config: Any) -> int:
-    """Return the number of positions of a target.
+    """Return the number of positions that a target supports.
 
     Raises:
-        TargetNotSupported: the config does not name it.
+        TargetNotSupported: the config does not contain this number.
     """
     if not hasattr(config, "max_position_embeddings"):
         raise TargetNotSupported(
-            "the target's config does not name its last position",
-            expected="max_position_embeddings in its config",
+            "the target's config does not contain the number of positions",
+            expected="a config with max_position_embeddings",
             got=type(config).__name__,
             remedy="use a target with rotary or learned positions",
         )
     last = int(config.max_position_embeddings)
     if getattr(config, "attn_temperature_tuning", False):
-        # Llama 4 scales queries by their order in the cache; the scale is 1 before `floor_scale`.
+        # Llama 4 scales queries by their index in the cache. Below `floor_scale` the scale is 1.
         last = min(last, int(config.floor_scale) - 1)
     return last
 
 
 def head_shape_of(layer: object) -> HeadShape:
-    """Return the geometry of a cache layer.
+    """Return the geometry of a cache layer's keys and values.
 
     Raises:
-        TargetNotSupported: the layer stores no keys and values.
+        TargetNotSupported: the layer does not store keys and values.
     """
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
         raise TargetNotSupported(
-            "a layer of the target stores no keys and values",
+            "a layer of the target does not store keys and values",
             expected="key/value attention in every layer",
             got=type(layer).__name__,
             remedy="use a target without recurrent or linear-attention layers",
@@ -158,17 +164,17 @@ def head_shape_of(layer: object) -> HeadShape:
 
 
 def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
-    """Refuse a model whose logits the adapter does not reproduce up to rounding.
+    """Raise an error if the adapter does not reproduce a model's logits up to rounding.
 
     Args:
         got: the adapter's logits.
         expected: the model's own logits.
-        name: name of the model, for the message.
+        name: name of the model, for the error message.
 
     Raises:
         TargetNotSupported: the logits differ.
     """
-    if expected.is_meta:  # has only a shape
+    if expected.is_meta:  # a tensor with a shape but no values
         return
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
     same = got.shape == expected.shape
@@ -177,8 +183,8 @@ def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
     if not error <= tolerance * scale:  # also catches NaN
         raise TargetNotSupported(
             f"the adapter does not reproduce the logits of {name}",
-            expected=f"largest difference at most {tolerance * scale:.1e}",
+            expected=f"a largest difference of at most {tolerance * scale:.1e}",
             got=f"{error:.1e}",
-            remedy='load the target with attn_implementation="eager" and without quantised '
-            "activations, or report the family",
+            remedy='load the target with attn_implementation="eager" and without quantized '
+            "activations, or report this model family as unsupported",
         )

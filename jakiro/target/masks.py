@@ -1,4 +1,4 @@
-"""Attention masks: ancestry inside a draft tree, and visibility of cache slots."""
+"""Attention masks: ancestors in a draft tree, and the cache slots that a query may attend to."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,11 +10,11 @@ from jakiro.target.checks import CHUNKED, SLIDING
 def ancestor_matrix(
     parents: Int[Tensor, "batch nodes"], max_depth: int
 ) -> Bool[Tensor, "batch nodes nodes"]:
-    """Return a matrix whose row for each node is True at the nodes of its path, itself included.
+    """Return a matrix in which each node's row is True at its ancestors and at the node itself.
 
     Args:
         parents: index of each node's parent, or -1 for a node whose parent is not in the list.
-        max_depth: upper bound of the number of nodes on any path.
+        max_depth: upper bound on the number of nodes of any path.
     """
     count = parents.shape[1]
     if count == 1:
@@ -22,7 +22,7 @@ def ancestor_matrix(
     nodes = torch.arange(count, device=parents.device)
     reach = ((parents.unsqueeze(-1) == nodes) | (nodes[:, None] == nodes)).float()
     steps = 1
-    while steps < max_depth - 1:  # doubling: after k squarings paths of 2^k + 1 nodes are complete
+    while steps < max_depth - 1:  # after k squarings, paths of up to 2^k + 1 nodes are complete
         reach = (reach @ reach).clamp(max=1.0)
         steps *= 2
     return reach.bool()
@@ -31,7 +31,7 @@ def ancestor_matrix(
 def same_document(
     documents: Int[Tensor, "batch tokens"],
 ) -> Bool[Tensor, "batch tokens tokens"]:
-    """Return True for each pair of tokens of a packed sequence that share a document."""
+    """Return True for each pair of tokens in a packed sequence that are in the same document."""
     return documents[:, :, None] == documents[:, None, :]
 
 
@@ -43,14 +43,14 @@ def slot_mask(
 ) -> Bool[Tensor, "batch queries slots"]:
     """Return True for each slot that a query may attend to.
 
-    A query sees every committed slot (below its sequence's length) and those slots written since
-    then that `seen` marks.
+    A query attends to every committed slot (below its sequence's length) and, among the slots of
+    uncommitted nodes, to those that `seen` marks.
 
     Args:
         lengths: number of committed tokens per sequence; a committed token's slot is its position.
-        slots: slots of the nodes written since then.
-        seen: True where a query may see a node: its ancestors and itself.
-        num_slots: number of slots, from 0, that the mask covers.
+        slots: slots of the uncommitted nodes.
+        seen: True where a query may attend to an uncommitted node: at its ancestors and itself.
+        num_slots: number of slots, starting from slot 0, that the mask covers.
     """
     committed = torch.arange(num_slots, device=slots.device) < lengths[:, None]
     mask = committed[:, None, :].expand(-1, seen.shape[1], -1).clone()
@@ -61,14 +61,14 @@ Masks = Float[Tensor, "batch 1 queries slots"] | dict[str, Float[Tensor, "batch 
 
 
 class TargetMasks:
-    """Builds the attention masks of some layers of a target.
+    """Builds the attention masks of a target's layers, or of a subset of the layers.
 
     Args:
         layer_kinds: attention kind of each layer.
-        window: number of positions that a sliding layer sees, the query's own included; None if
-            the target has no window.
-        chunk: number of positions per block of a chunked layer, which sees only its own block;
-            None if the target has no chunks.
+        window: number of positions, including the query's own, that a query attends to in a layer
+            with sliding attention; None if the target has no window.
+        chunk: number of positions per block in a layer with chunked attention, where a query
+            attends only to its own block; None if the target has no chunks.
         like: tensor with the dtype and device of the masks.
     """
 
@@ -78,7 +78,7 @@ class TargetMasks:
         self.kinds = sorted(set(layer_kinds))
         self._reach = {SLIDING: window, CHUNKED: chunk}
         extremes = like.new_tensor([0.0, torch.finfo(like.dtype).min])
-        self._values = extremes.unbind()  # added to scores of visible and of hidden slots
+        self._values = extremes.unbind()  # added to the scores of visible and of hidden slots
 
     def __call__(
         self,
@@ -86,13 +86,13 @@ class TargetMasks:
         positions: Int[Tensor, "batch queries"],
         seen_positions: Int[Tensor, "batch slots"],
     ) -> Masks:
-        """Return the mask of the only kind of layer, or a mask for each kind.
+        """Return one mask if all layers are of the same kind, otherwise a mask for each kind.
 
         Args:
-            visible: True where a query may see a slot in a layer without window.
+            visible: True where a query may attend to a slot in a layer without a window.
             positions: absolute positions of the queries.
-            seen_positions: absolute position of the token in each slot; the slot of a draft node
-                differs from its position.
+            seen_positions: absolute position of the token in each slot. For a draft node, the
+                position can differ from the slot.
         """
         masks = {
             kind: self._additive(kind, visible, positions, seen_positions) for kind in self.kinds
@@ -113,14 +113,14 @@ def positions_in_slots(
     """Return the absolute position of the token in each slot.
 
     Args:
-        slots: slots of nodes of a draft tree.
-        positions: absolute positions of these nodes; that of any other token equals its slot.
-        num_slots: number of slots, from 0, to cover.
+        slots: slots of the nodes of a draft tree.
+        positions: absolute positions of the nodes; the position of any other token equals its slot.
+        num_slots: number of slots, starting from slot 0, to return positions for.
     """
     seen = torch.arange(num_slots, device=slots.device).expand(len(slots), -1)
     return seen.scatter(1, slots, positions)
 
 
 def _within(reach: int, kind: str, own: Tensor, seen: Tensor) -> Tensor:
-    """Return True for each slot within a query's window or chunk."""
+    """Return True for each slot whose position lies in a query's window or chunk."""
     return own // reach == seen // reach if kind == CHUNKED else own - seen < reach

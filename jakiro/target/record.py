@@ -1,4 +1,4 @@
-"""The record of a target that its drafters keep, and the check against a loaded target."""
+"""The record of a target that is stored in its drafters, and checks of a target against it."""
 
 import hashlib
 from typing import Any
@@ -18,19 +18,19 @@ _logger = get_logger(__name__)
 
 
 class TargetRecord(Settings):
-    """Facts that identify the target and tokenizer that a drafter was made for.
+    """Properties that identify the target and the tokenizer that a drafter was made for.
 
     Attributes:
         name_or_path: folder or hub id that the target was loaded from.
         hidden_size: width of embeddings and features.
         vocab_size: number of logits.
-        kv_widths: size of keys plus values of one token, for each layer.
-        fingerprint: hash of geometry and some weights, the same in every dtype.
-        num_hidden_states: number of hidden states (the embedding and one per layer); None if they
-            are not one vector of the hidden size per token.
+        kv_widths: for each layer, the total size of the key and the value vectors of one token.
+        fingerprint: hash of the geometry and of a sample of the weights, the same in every dtype.
+        num_hidden_states: number of hidden states (the embedding and one per layer); None if the
+            hidden states are not one vector of the hidden size per token.
         attention: geometry of the last layer's attention.
         tokenizer_fingerprint: hash of the vocabulary; None if no tokenizer was given.
-        template_fingerprint: hash of the chat template; None if there is none.
+        template_fingerprint: hash of the chat template; None if there is no chat template.
     """
 
     name_or_path: str
@@ -50,7 +50,7 @@ def record_target(
     """Return the record of a target, to be stored in its drafters.
 
     Args:
-        spec: facts about the target.
+        spec: properties of the target.
         name_or_path: folder or hub id that the target was loaded from.
         tokenizer: the target's tokenizer; None to leave it out of the record.
     """
@@ -73,15 +73,15 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return a hash of the chat template, or None if there is none."""
+    """Return a hash of the chat template, or None if the tokenizer has no chat template."""
     template = getattr(tokenizer, "chat_template", None)
     return None if template is None else fingerprint(template)
 
 
 def hash_weights(model: nn.Module) -> str:
-    """Return a hash of names, dtypes, shapes and bytes of all weights, including adapters.
+    """Return a hash of the names, dtypes, shapes and bytes of all weights, including adapters.
 
-    Unlike the fingerprint in a record, it changes with the dtype and with every weight.
+    Unlike the fingerprint in a record, this hash depends on the dtype and on every weight.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
@@ -91,11 +91,11 @@ def hash_weights(model: nn.Module) -> str:
 
 
 def check_target(record: TargetRecord, spec: TargetSpec) -> None:
-    """Refuse a target that differs from the record.
+    """Raise an error if the loaded target differs from the record.
 
     Args:
         record: target that the drafter was made for.
-        spec: facts about the loaded target.
+        spec: properties of the loaded target.
 
     Raises:
         TargetMismatch: a property differs; the message names the first such property.
@@ -109,15 +109,15 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
     ):
         if expected != got:
             raise TargetMismatch(
-                f"the drafter was made for another target ({name} differs)",
+                f"the drafter was made for a target other than the one loaded ({name} differs)",
                 expected=f"{expected} of {record.name_or_path}",
                 got=got,
-                remedy="load the target in the drafter's config, or train a drafter for yours",
+                remedy="load the target named in the drafter's config, or train a new drafter",
             )
 
 
 def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer with another vocabulary than the record's; warn of another chat template.
+    """Raise an error if the vocabulary differs from the record; warn if the chat template differs.
 
     Args:
         record: target that the drafter was made for.
@@ -129,10 +129,10 @@ def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) ->
     got: Any = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint not in (None, got):
         raise TargetMismatch(
-            "the drafter was trained with another tokenizer",
+            "the drafter was trained with a tokenizer other than the one loaded",
             expected=f"the tokenizer of {record.name_or_path}",
-            got=f"{len(tokenizer)} tokens with another vocabulary hash",
+            got=f"{len(tokenizer)} tokens with a different vocabulary hash",
             remedy="load the tokenizer from the target's own folder",
         )
     if record.template_fingerprint not in (None, template_fingerprint(tokenizer)):
-        _logger.warning("the drafter was trained with another chat template")
+        _logger.warning("the drafter was trained with a chat template other than the tokenizer's")

@@ -1,4 +1,4 @@
-"""The target's last layers, run by themselves for target layer inference (arXiv 2410.03804)."""
+"""The target's last layers, run separately for target layer inference (arXiv 2410.03804)."""
 
 from copy import copy
 from typing import Any
@@ -18,11 +18,11 @@ TailKV = tuple[Float[Tensor, "batch heads tokens dim"], ...]  # layer by layer: 
 class TargetTail:
     """The last layers and final norm of a frozen target, run on predicted input states.
 
-    The caller keeps their keys and values: those of the target for verified tokens, and those
+    The caller stores the layers' keys and values: the target's own for verified tokens, and those
     computed from predicted states for drafted tokens.
 
     Args:
-        target: adapter of the target; the layers share its weights.
+        target: adapter of the target; the tail shares the target's weights.
         num_layers: number of layers.
 
     Raises:
@@ -40,7 +40,7 @@ class TargetTail:
         self._check()
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
-        """Return an empty cache of these layers.
+        """Return an empty cache for the keys and values of the tail layers.
 
         Args:
             batch: number of sequences.
@@ -56,7 +56,7 @@ class TargetTail:
         )
 
     def kv(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TailKV:
-        """Return the target's own keys and values of these layers for some tokens.
+        """Return the keys and values that the target cached in the tail layers for given tokens.
 
         Args:
             cache: cache of the whole target.
@@ -70,7 +70,7 @@ class TargetTail:
         )
 
     def store(self, cache: SlotCache, kv: TailKV, slots: Int[Tensor, "batch tokens"]) -> None:
-        """Store keys and values of some tokens.
+        """Store the keys and values of given tokens in a cache of the tail layers.
 
         Args:
             cache: cache from `new_cache`.
@@ -89,14 +89,14 @@ class TargetTail:
         seen_positions: Int[Tensor, "batch slots"],
         cache: Cache,
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return the features that these layers compute from states at the input of the first.
+        """Return the features that the tail layers compute from the given hidden states.
 
         Args:
-            states: hidden states of the queries, as input of the first layer.
+            states: hidden states of the queries, as input of the first tail layer.
             positions: absolute positions of the queries.
-            visible: True where a query may see an entry of the cache.
+            visible: True where a query may attend to an entry of the cache.
             seen_positions: absolute position of the token in each entry of the cache.
-            cache: cache for the queries' keys and values, with the slots already set.
+            cache: cache for the queries' keys and values, whose slots must already be set.
         """
         output = self._decoder(
             inputs_embeds=states.to(self.target.dtype),
@@ -110,7 +110,7 @@ class TargetTail:
 
     @torch.no_grad()
     def _check(self) -> None:
-        if self.target.device.type == "meta":  # tensors have only shapes
+        if self.target.device.type == "meta":  # tensors have shapes but no values
             return
         token_ids = torch.arange(4, device=self.target.device)[None]
         output = self.target.model(input_ids=token_ids, output_hidden_states=True, use_cache=False)
@@ -130,7 +130,9 @@ class TargetTail:
 
 
 class JoinedCache(Cache):
-    """Cache that starts with given keys and values; forwards append theirs, with gradients.
+    """Cache that starts with given keys and values, to which each forward pass appends its own.
+
+    Gradients flow through all keys and values.
 
     Args:
         kv: keys and values of each layer.
@@ -155,20 +157,20 @@ class _JoinedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append keys and values and return all of them; nothing is overwritten."""
+        """Append the given keys and values, and return all of the layer's keys and values."""
         self.keys = torch.cat((self.keys.to(key_states.dtype), key_states), dim=2)
         self.values = torch.cat((self.values.to(value_states.dtype), value_states), dim=2)
         return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the first keys and values are given."""
+        """Do nothing, because the first keys and values are given at construction."""
 
     def get_seq_length(self) -> int:
-        """Return 0: each forward gets positions as an argument."""
+        """Return 0, because each forward pass receives positions as an argument."""
         return 0
 
     def get_max_length(self) -> int:
-        """Return -1: there is no limit."""
+        """Return -1, which means that the length is unlimited."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -177,12 +179,12 @@ class _JoinedLayer(CacheLayerMixin):
 
 
 def _last_layers(target: TargetAdapter, num_layers: int) -> Any:
-    """Return a copy of the target's decoder with only its last layers, sharing the weights."""
+    """Return a copy of the target's decoder that has only the last layers and shares weights."""
     layers: Any = getattr(target.decoder, "layers", None)
     spec = target.spec
     whole = isinstance(layers, nn.ModuleList) and len(layers) == spec.num_layers
     if not whole or spec.num_hidden_states != spec.num_layers + 1:
-        raise _unsupported(target, "layers that cannot be taken apart")
+        raise _unsupported(target, "layers that cannot be separated")
     shortened = copy(target.decoder)
     shortened._modules = {**target.decoder._modules, "layers": layers[-num_layers:]}
     config: Any = copy(target.decoder.config)
@@ -195,7 +197,7 @@ def _last_layers(target: TargetAdapter, num_layers: int) -> Any:
 
 def _unsupported(target: TargetAdapter, got: str) -> TargetNotSupported:
     return TargetNotSupported(
-        "the target's last layers cannot be run by themselves",
+        "the target's last layers cannot be run separately from its other layers",
         expected="a decoder whose last layers and norm compute its features from a hidden state",
         got=f"{type(target.model).__name__}: {got}",
         remedy="set drafter.tail_layers to 0",

@@ -10,17 +10,18 @@ from jakiro.errors import ConfigError
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file so that a reader sees the old content or the new, never a part.
+    """Replace a file atomically, so that a reader finds either the old content or the new content.
 
     Args:
         path: file to replace, in an existing folder.
         content: new content; text is encoded as UTF-8.
 
     Raises:
-        OSError: the folder is missing or not writable, or the disk is full; `path` is unchanged.
+        OSError: the folder is missing or not writable, or the disk is full; then `path` is
+            unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    # The replacement is atomic because both names are in one file system.
+    # The replacement is atomic because both paths are on the same file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -33,11 +34,11 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Rename a finished folder, after everything in it has reached the disk.
+    """Rename a finished folder once all its contents are on disk.
 
     Args:
         partial: finished folder under its temporary name.
-        final: new name on the same file system, unused or that of an empty folder.
+        final: new path on the same file system, which must not exist or be an empty folder.
 
     Raises:
         OSError: the disk is full, or the name is taken; `partial` keeps its name.
@@ -49,12 +50,12 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
-    """Refuse a path for a new file if a file has it already, or if its folder is missing.
+    """Raise an error if the path of a new file exists already, or if its folder is missing.
 
     Args:
         path: path of the new file.
-        content: name of the content in error messages.
-        option: option that gave the path, for error messages.
+        content: description of the content, for error messages.
+        option: command-line option that sets the path, for error messages.
 
     Raises:
         ConfigError: the file exists, or its folder does not.
@@ -63,22 +64,23 @@ def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
         raise ConfigError(
             f"cannot write {content} to {path}",
             expected="a new file in an existing folder",
-            got="a file that exists" if path.exists() else "no such folder",
+            got="a file that already exists" if path.exists() else "no such folder",
             remedy=f"choose another name for {option}",
         )
 
 
 def fingerprint(*parts: object) -> str:
-    """Return a SHA-256 in hexadecimal that is the same for equal parts on every machine.
+    """Return a hexadecimal SHA-256 hash, which is the same on every machine for the same parts.
 
-    The order of mappings does not matter, and lists equal tuples.
+    The order of the keys in a mapping does not affect the hash, and a list has the same hash as a
+    tuple.
 
     Args:
-        *parts: bytes, or data that JSON can hold; the boundaries between parts matter.
+        *parts: bytes or JSON-serializable data; the division into parts affects the hash.
 
     Raises:
-        TypeError: a part is neither bytes nor data that JSON can hold.
-        ValueError: a part holds a number that is not finite.
+        TypeError: a part is neither bytes nor JSON-serializable.
+        ValueError: a part contains a number that is not finite.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -114,7 +116,7 @@ def ensure_writable_folder(path: Path) -> Path:
 
 
 def _bring_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is safe against a power cut."""
+    """Wait until a file, or a folder's list of entries, has been written to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Logging for people: one handler on standard error, used by the first process alone."""
+"""Logging to standard error, from the first process only."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ def get_logger(name: str) -> logging.Logger:
     """Return a logger below `jakiro` that writes to standard error on rank 0 only.
 
     Args:
-        name: `__name__` of the module; a name outside `jakiro` is put below it.
+        name: `__name__` of the module; a name outside `jakiro` gets the prefix `jakiro.`.
     """
     _configure_root()
     is_below_root = name == _ROOT or name.startswith(f"{_ROOT}.")
@@ -25,7 +25,7 @@ def get_logger(name: str) -> logging.Logger:
 
 @cache
 def _configure_root() -> None:
-    # The console looks up standard error for each record, so redirections keep working.
+    # The console looks up standard error for each record, so that redirections keep working.
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
     handler.addFilter(_is_first_process)
     root = logging.getLogger(_ROOT)
@@ -35,13 +35,13 @@ def _configure_root() -> None:
 
 
 def _is_first_process(_record: logging.LogRecord) -> bool:
-    # Read for each record, because a launcher may set the rank after the first import.
+    # The rank is read for each record, because a launcher may set it after the first import.
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hide libraries' progress bars and hints, which would break up our own."""
+    """Hide the progress bars and hints of transformers, which would disrupt Jakiro's own output."""
     from transformers.utils import logging as transformers_logging  # takes seconds to import
 
     verbosity = transformers_logging.get_verbosity()
@@ -52,5 +52,5 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if has_bars:  # otherwise a caller has hidden them, too
+        if has_bars:  # otherwise, the caller had already hidden the progress bars
             transformers_logging.enable_progress_bar()

@@ -1,7 +1,7 @@
-"""Causal language models, their tokenizers and configs from folders or the hub.
+"""Loading of causal language models, their tokenizers and their configs.
 
-Everything that loads a target or a small model does it here, so that names of dtypes and devices
-mean the same everywhere and a model that cannot be loaded is always reported in the same words.
+All code that loads a target or a small model uses these functions, so that the names of dtypes and
+devices have the same meaning everywhere and loading errors are always worded in the same way.
 """
 
 import os
@@ -23,7 +23,7 @@ from jakiro.errors import CheckpointError, ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 Kind = Literal["cpu", "cuda"]
 
-# The short names are those of training's settings, the long ones those of transformers.
+# The training settings use the short names; transformers uses the long names.
 TORCH_DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -49,14 +49,14 @@ def load_causal_lm(
 
     Args:
         name_or_path: folder or hub id of the model, or of PEFT adapters for one.
-        what: name of the model in error messages.
-        dtype: dtype of the weights, by a name of `TORCH_DTYPES` or "auto" for the dtype that they
-            were saved in; None for transformers' default.
-        device: device of the weights; None for the CPU, or for what `device_map` says.
+        what: description of the model in error messages.
+        dtype: dtype of the weights, as a torch dtype, a name from `TORCH_DTYPES`, or "auto" for the
+            dtype in which the weights were saved; None for transformers' default.
+        device: device of the weights; None for the CPU, or for the devices that `device_map` names.
         attn_implementation: implementation of attention, such as "sdpa" or "eager"; None for
             transformers' default.
-        remedy: last part of the error message.
-        **load: other arguments of `AutoModelForCausalLM.from_pretrained`.
+        remedy: advice at the end of the error message.
+        **load: further arguments of `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
         CheckpointError: the model cannot be loaded.
@@ -78,12 +78,12 @@ def load_tokenizer(
     *,
     remedy: str = _CHECK_THE_PATH,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder or of the hub.
+    """Return the tokenizer from a folder or from the hub.
 
     Args:
         name_or_path: folder or hub id of the tokenizer.
-        what: name of the tokenizer in error messages.
-        remedy: last part of the error message.
+        what: description of the tokenizer in error messages.
+        remedy: advice at the end of the error message.
 
     Raises:
         CheckpointError: the tokenizer cannot be loaded.
@@ -95,7 +95,7 @@ def load_tokenizer(
 
 
 def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer in a folder or in the hub's cache on this machine, or None."""
+    """Return the tokenizer from a folder or the local hub cache, or None if neither has it."""
     try:
         return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True)
     except (OSError, ValueError):
@@ -112,11 +112,11 @@ def load_config(
 
     Args:
         name_or_path: folder or hub id of the model or of the adapters.
-        what: name of the config in error messages.
-        remedy: last part of the error message.
+        what: description of the config in error messages.
+        remedy: advice at the end of the error message.
 
     Raises:
-        CheckpointError: there is no config, or it cannot be read.
+        CheckpointError: the config does not exist or cannot be read.
     """
     from peft import PeftConfig  # takes seconds to import
     from transformers.utils.peft_utils import find_adapter_config_file
@@ -134,7 +134,7 @@ def choose_device(device: Device) -> torch.device:
     """Return this process's device; "auto" prefers a GPU.
 
     Raises:
-        ConfigError: a GPU is asked for where torch finds none.
+        ConfigError: a GPU is requested, but torch finds none.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -149,7 +149,7 @@ def choose_device(device: Device) -> torch.device:
 
 
 def missing_gpu() -> str:
-    """Return a description of this torch where it can use no GPU."""
+    """Return a description of the torch installation, for errors about a missing GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__}, which was built without CUDA"
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Provenance of a result: the command, the code, the versions, and the machine."""
+"""Provenance of a result: the command, the code version, the library versions, and the machine."""
 
 import json
 import os
@@ -19,11 +19,11 @@ _SECONDS_FOR_GIT = 10
 
 
 def provenance() -> dict[str, Any]:
-    """Return the facts that are needed to repeat this run, as data that JSON can hold.
+    """Return the information that is needed to repeat this run, as JSON-serializable data.
 
     Returns:
         `argv`, `time` (UTC, ISO 8601), `git` (`sha` and `is_dirty`; None outside a checkout),
-        `versions` (of Python and of the main libraries), `platform` and `num_cpus`.
+        `versions` (of Python and the main libraries), `platform` and `num_cpus`.
     """
     return {
         "argv": sys.argv,
@@ -51,7 +51,8 @@ def write_provenance(folder: Path, resolved_settings: Settings) -> None:
 
 
 def _versions() -> dict[str, str | None]:
-    # From the metadata, because importing torch for its version alone would take seconds.
+    # Versions are read from the metadata, because importing torch just for its version takes
+    # seconds.
     return {name: _version(name) for name in _DISTRIBUTIONS}
 
 
@@ -63,7 +64,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
-    # An installed copy may lie inside another project's checkout, which does not count.
+    # An installed copy may lie inside the checkout of another project, whose state is irrelevant.
     if not (folder / ".git").exists():
         return None
     try:

@@ -15,7 +15,7 @@ _BASE_KEY = "extends"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses repeated keys instead of silently using the last value."""
+    """YAML loader that rejects repeated keys instead of silently using the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML that is read back as it was: a next-line character is escaped, not folded."""
+    """YAML dumper that escapes next-line characters, so that text is read back unchanged."""
 
 
 def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -41,10 +41,10 @@ _Dumper.add_representer(str, _text_node)
 
 
 def read_layered_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, merged into that of the file that its `extends` key names.
+    """Return the mapping in a YAML file, merged over the mapping of the file that it extends.
 
-    The path under `extends` is relative to the file with the key. Mappings are merged key by key;
-    any other value replaces the value of the extended file.
+    The key `extends` names the extended file by a path relative to the file with the key. Mappings
+    are merged key by key; any other value replaces the value in the extended file.
 
     Raises:
         ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself.
@@ -69,11 +69,12 @@ def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both mappings as one, merged key by key.
+    """Return one mapping that merges both mappings key by key.
 
     Args:
         below: mapping of default values.
-        above: mapping whose values replace those of `below`, except that mappings are merged.
+        above: mapping whose values replace those of `below`, except that nested mappings are
+            merged.
     """
     merged = dict(below)
     for key, value in above.items():
@@ -92,7 +93,7 @@ def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             f"{path} extends itself",
             expected="a chain of files without a loop",
             got=" -> ".join(map(str, chain)),
-            remedy=f"remove `{_BASE_KEY}` from one of them",
+            remedy=f"remove `{_BASE_KEY}` from one of these files",
         )
     layer = _read_mapping(path, extending)
     base = layer.pop(_BASE_KEY, None)
@@ -103,7 +104,7 @@ def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             f"`{_BASE_KEY}` in {path} is not a path",
             expected="a single path",
             got=base,
-            remedy="let the files extend one another in a chain",
+            remedy="name a single file, which may itself extend another file",
         )
     return merge(_read_layers(path.parent / base, chain), layer)
 
@@ -121,7 +122,10 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is not YAML", expected="valid YAML", got=error, remedy="correct the file there"
+            f"{path} is not YAML",
+            expected="valid YAML",
+            got=error,
+            remedy="correct the file at the position that the error names",
         ) from error
     return _require_mapping({} if content is None else content, path)
 
@@ -130,10 +134,10 @@ def _require_mapping(content: object, path: Path) -> dict[str, Any]:
     if isinstance(content, dict) and all(isinstance(key, str) for key in content):
         return content
     raise ConfigError(
-        f"{path} holds no settings",
+        f"{path} contains no settings",
         expected="a mapping whose keys are text",
         got=type(content).__name__,
-        remedy="write `key: value` lines",
+        remedy="write the settings as `key: value` lines",
     )
 
 
@@ -145,16 +149,16 @@ def _parse_override(override: str) -> dict[str, Any]:
             "an override is malformed",
             expected="key.path=value",
             got=repr(override),
-            remedy="write it as in trunk.num_layers=2",
+            remedy="write the override in a form such as trunk.num_layers=2",
         )
     try:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(
             f"the value of the override {dotted.strip()!r} is not YAML",
-            expected="a value as in a settings file",
+            expected="a value in the same form as in a settings file",
             got=repr(text),
-            remedy="quote the value",
+            remedy="put the value in quotes",
         ) from error
     for key in reversed(keys):
         value = {key: value}
@@ -165,7 +169,7 @@ Location = Sequence[int | str]
 
 
 class Settings(BaseModel):
-    """Base class of settings, whose values cannot change and whose unknown keys are errors."""
+    """Base class of settings: values cannot be changed, and unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
@@ -182,11 +186,13 @@ def load_settings(
 
     Args:
         settings_class: class of the settings.
-        path: YAML file; its key `extends` may name a file with default values, relative to it.
-        overrides: `key.path=value` with the value in YAML; later overrides win.
+        path: YAML file, whose key `extends` may name a file with default values by a path relative
+            to this file.
+        overrides: `key.path=value` with the value in YAML; later overrides replace earlier ones.
 
     Raises:
-        ConfigError: a file or an override is unreadable, a key unknown, or a value does not fit.
+        ConfigError: a file or an override cannot be read, a key is unknown or missing, or a value
+            is invalid.
     """
     values = apply_overrides(read_layered_yaml(path), overrides)
     return validate_settings(settings_class, values, source=str(path))
@@ -209,7 +215,7 @@ def validate_settings(
             option that sets it.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value does not fit.
+        ConfigError: a key is unknown or missing, or a value is invalid.
     """
     try:
         return settings_class.model_validate(values)
@@ -218,7 +224,7 @@ def validate_settings(
 
 
 def dump_settings(settings: Settings) -> str:
-    """Return the settings as YAML that `load_settings` reads back to equal ones."""
+    """Return the settings as YAML, from which `load_settings` restores equal settings."""
     values = settings.model_dump(mode="json")
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
@@ -228,7 +234,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
     Args:
         values: nested mappings.
-        prefix: beginning of all names.
+        prefix: prefix of all names.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -243,7 +249,10 @@ def _explain(
     source: str,
     name_of: Callable[[str], str],
 ) -> ConfigError:
-    """Report the first problem in the caller's terms; an unknown key may cause the others."""
+    """Return an error that describes one problem in the caller's terms.
+
+    An unknown key is described first, because it may have caused the other problems.
+    """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -251,14 +260,14 @@ def _explain(
         return _unknown_key(settings_class, first, source, others)
     expected = first["msg"].removeprefix("Value error, ")
     key = name_of(_dotted(first["loc"])) if first["loc"] else ""
-    if not key:  # a check across several keys, whose message names them
+    if not key:  # the problem concerns several keys, which the message names
         message = f"{source} has settings that do not fit together"
-        return ConfigError(message, expected=expected, remedy="change one of them")
+        return ConfigError(message, expected=expected, remedy="change one of these settings")
     return ConfigError(
         f"{source} has an unusable value for {key!r}{others}",
         expected=expected,
-        got="nothing" if first["type"] == "missing" else repr(first["input"]),
-        remedy=f"set {key!r} to such a value",
+        got="no value" if first["type"] == "missing" else repr(first["input"]),
+        remedy=f"set {key!r} to a valid value",
     )
 
 
@@ -285,7 +294,7 @@ def _known_keys(settings_class: type[BaseModel], parents: Location) -> set[str]:
             if part in model.model_fields
             for child in _models_in(model.model_fields[str(part)].annotation)
         }
-        models = below or models  # an index or the tag of a union has no keys of its own
+        models = below or models  # a list index or the tag of a union has no keys of its own
     return {name for model in models for name in model.model_fields}
 
 

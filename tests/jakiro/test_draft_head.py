@@ -95,7 +95,7 @@ def test_a_drafter_of_all_tokens_has_no_table(tmp_path: Path) -> None:
 def test_a_damaged_table_is_refused(tmp_path: Path, ids: list[int]) -> None:
     _saved(tmp_path)
     _replace(tmp_path, torch.tensor(ids))
-    with pytest.raises(CheckpointError, match=r"table of drafted tokens .* ids from 0 to 60"):
+    with pytest.raises(CheckpointError, match=r"draft_ids.* is damaged.* ids from 0 to 60"):
         JakiroDrafter.from_pretrained(tmp_path)
 
 

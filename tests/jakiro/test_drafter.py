@@ -105,7 +105,7 @@ def test_a_record_that_lacks_a_fact_of_its_target_is_refused(
 ) -> None:
     config = tiny_drafter(target).config
     del config.target[name]
-    with pytest.raises(ConfigError, match=rf"incomplete.*with {name}.*train the drafter again"):
+    with pytest.raises(ConfigError, match=rf"incomplete.*fields {name}.*train the drafter again"):
         JakiroDrafter(config)
 
 

@@ -23,12 +23,12 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers can be set only with trunk.kind"),
-        ({"trunk": MOA | {"ttt_steps": 2}}, "ttt_steps can be set only with trunk.kind"),
-        ({"trunk": MOA | {"input_norms": False}}, "input_norms can be set only with trunk.kind"),
+        ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers can be set only if trunk.kind is"),
+        ({"trunk": MOA | {"ttt_steps": 2}}, "ttt_steps can be set only if trunk.kind is"),
+        ({"trunk": MOA | {"input_norms": False}}, "input_norms can be set only if trunk.kind is"),
         (
             {"trunk": MOA | {"input_norms": False, "fusion_layers": [1]}},
-            "fusion_layers, input_norms can be set only with",
+            "fusion_layers, input_norms can be set only if",
         ),
         (
             {"trunk": {"num_heads": 3, "num_kv_heads": 2}},
@@ -39,10 +39,10 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         (SUMMED | {"tail_layers": 3}, "'tail_layers'"),
         (
             {"tail_layers": 1},
-            "tail_layers needs experts.combine sum and schedule.parallel_levels 0",
+            "tail_layers requires experts.combine=sum and schedule.parallel_levels=0",
         ),
-        (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine sum"),
-        (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels 0"),
+        (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine=sum"),
+        (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels=0"),
         ({"experts": {"num_experts": 3}}, r"'experts\.num_experts'"),
         ({"schedule": {"parallel_levels": 4}}, r"'schedule\.parallel_levels'"),
         ({"draft_vocab_size": 0}, "'draft_vocab_size'"),
@@ -88,7 +88,7 @@ def test_settings_beyond_the_target_are_refused(
 def test_a_tail_leaves_at_least_one_layer_before_it(tail_layers: int) -> None:
     small = TargetAdapter(tiny_llama(num_hidden_layers=tail_layers))
     settings = tiny_settings(**TAIL, tail_layers=tail_layers)
-    with pytest.raises(ConfigError, match=f"fewer than its {tail_layers} layers"):
+    with pytest.raises(ConfigError, match=f"fewer than the target's {tail_layers} layers"):
         config_for(settings, record_target(small.spec, "tiny"))
     larger = TargetAdapter(tiny_llama(num_hidden_layers=tail_layers + 1))
     config = config_for(settings, record_target(larger.spec, "tiny"))
@@ -102,7 +102,7 @@ def test_a_target_without_hidden_states_is_refused_with_possible_settings(
     record: TargetRecord, settings: DrafterSettings
 ) -> None:
     other = record.model_copy(update={"num_hidden_states": None})
-    with pytest.raises(ConfigError, match=r"trunk\.kind moa, .* and drafter\.tail_layers 0"):
+    with pytest.raises(ConfigError, match=r"trunk\.kind=moa, .* and drafter\.tail_layers=0"):
         config_for(settings, other)
 
 

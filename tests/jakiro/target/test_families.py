@@ -114,7 +114,7 @@ def test_packed_documents_are_isolated_within_windows(family: str) -> None:
 
 
 def test_a_window_that_no_layer_applies_is_refused() -> None:
-    with pytest.raises(TargetNotSupported, match="window that its layers do not apply"):
+    with pytest.raises(TargetNotSupported, match="window that the target's layers do not apply"):
         TargetAdapter(tiny_llama(sliding_window=WINDOW))
 
 
@@ -253,5 +253,5 @@ def test_a_target_with_quantised_weights_is_decoded_exactly() -> None:
 
 
 def test_inputs_quantised_with_one_scale_for_all_tokens_of_a_forward_are_refused() -> None:
-    with pytest.raises(TargetNotSupported, match="quantised activations"):
+    with pytest.raises(TargetNotSupported, match="quantized activations"):
         TargetAdapter(_quantised(tiny_llama(), quantise_inputs=True))

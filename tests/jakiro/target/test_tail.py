@@ -22,12 +22,12 @@ REVERSED = ["full_attention", "sliding_attention"] * 2
 
 OFTEN = ["mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral", "llama4"]
 REFUSED = {
-    "gpt2": "layers that cannot be taken apart",
-    "gptj": "layers that cannot be taken apart",
-    "falcon": "layers that cannot be taken apart",
-    "opt, projected": "layers that cannot be taken apart",
-    "gemma3n": "layers that cannot be taken apart",
-    "gemma4, shared rows": "layers that cannot be taken apart",
+    "gpt2": "layers that cannot be separated",
+    "gptj": "layers that cannot be separated",
+    "falcon": "layers that cannot be separated",
+    "opt, projected": "layers that cannot be separated",
+    "gemma3n": "layers that cannot be separated",
+    "gemma4, shared rows": "layers that cannot be separated",
     "gemma4, heads of two widths": "without providing `input_ids`",  # embeds per layer
     "granite": "features that differ by",  # also scales its input
     "opt": "features that differ by",  # adds positions to its input
