@@ -71,7 +71,7 @@ class _DraftDistribution:
         return (self.probs * (self.ids == token[:, None])).sum(dim=-1)
 
     def remove(self, token: Tensor, where: Tensor) -> None:
-        """Remove a token from the distributions selected by `where`, and renormalise them."""
+        """Remove a token from the distributions selected by `where`, and renormalize them."""
         rest = self.probs * (self.ids != token[:, None])
         self.probs = torch.where(where[:, None], _renormalised(rest, rest), self.probs)
 

@@ -9,7 +9,7 @@ from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
 
-PREFILL_CHUNK = 512  # prompt tokens per target forward
+PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
 
 
 class Context:
@@ -117,7 +117,7 @@ class Context:
 
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens; if caches grow, they at least double."""
+        """Make room for sequences of up to `capacity` tokens; growing caches at least double."""
         needed = capacity + self._margin
         if needed > self.cache.capacity:
             room = max(needed, 2 * self.cache.capacity)

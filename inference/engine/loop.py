@@ -137,7 +137,7 @@ class DecodeRun:
 
     @torch.inference_mode()
     def _step(self) -> list[DecodeStep]:
-        """Draft trees, verify them in one target forward, and emit what is accepted."""
+        """Draft trees, verify them in one forward pass of the target, and emit accepted tokens."""
         started = time.perf_counter()
         self.num_steps += 1
         with self._clock("draft"):

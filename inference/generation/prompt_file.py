@@ -67,8 +67,8 @@ def read_prompts(
     """Return the prompts of a file in their order, repeated ones included (see `distinct`).
 
     A file whose name ends in .jsonl or .json has one object per line, with exactly one of the keys
-    `prompt` (a text, a list of token ids, or a chat), `turns` (user messages, asked one after the
-    other) and `messages` (a chat to be answered). The key `category` is optional and "all" by
+    `prompt` (a text, a list of token ids, or a chat), `turns` (the user messages of all turns,
+    in order) and `messages` (a chat to be answered). The key `category` is optional and "all" by
     default. Other keys are ignored. Any other file has one text per line. Empty lines are skipped.
 
     Args:

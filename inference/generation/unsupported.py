@@ -125,7 +125,7 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
 
 
 def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
-    """Raise an error if a processor works for a single sequence only, and there are several.
+    """Raise an error if a processor cannot process several sequences, and there are several.
 
     Args:
         num_sequences: number of sequences in the batch.

@@ -88,7 +88,7 @@ def verify_losslessness(
     tolerated.
 
     Args:
-        decoder: decoder to verify, whose target alone is the reference.
+        decoder: decoder to verify against its target.
         prompts: texts, lists of chat messages, or token ids.
         settings: settings of the verification; None for the defaults.
         on_check: callback after each check; None for no callback.
