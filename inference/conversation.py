@@ -1,4 +1,4 @@
-"""A dialogue whose earlier turns are not read again."""
+"""Conversations: dialogues in which the target does not read earlier turns again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from jakiro.errors import PromptError
 class Conversation:
     """The caches of target and drafter between the turns of a dialogue.
 
-    The prompt of each turn is complete. The part that it shares with the previous turns is not read
-    again, and the output equals that without a conversation. Threads must not share a conversation.
+    The prompt of each turn is complete. Its beginning, which the previous turns share, is not read
+    again. The output is the same as without a conversation. Threads must not share a conversation.
 
     Example:
         with Conversation() as conversation:
@@ -37,7 +37,7 @@ class Conversation:
 
     @property
     def num_cached(self) -> int:
-        """The number of tokens that the next turn does not read if its prompt begins with them."""
+        """The number of cached tokens, which are not read again at the start of a prompt."""
         return len(self._cached)
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Conversation:
 
     @contextmanager
     def turn(self, request: Request, **run: Any) -> Iterator[DecodeRun]:
-        """Decode a request with the cached tokens, and cache its own.
+        """Decode a request with the cached tokens, and cache the tokens of the request.
 
         Args:
             request: request with a complete prompt.
@@ -63,8 +63,8 @@ class Conversation:
         if self._context.target is not target or self._context.drafter is not drafter:
             raise PromptError(
                 "the conversation was started with another decoder",
-                expected="all turns with the same one",
-                got="another target or drafter",
+                expected="the same decoder in all turns",
+                got="a decoder with another target or drafter",
                 remedy="close() the conversation, or start a new one",
             )
         self._context.rollback(self._num_shared(request.token_ids))
@@ -77,7 +77,7 @@ class Conversation:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
 
     def _num_shared(self, prompt: list[int]) -> int:
-        """Return how many cached tokens the prompt begins with; its last token is always read."""
+        """Return how many cached tokens the prompt, except its last token, begins with."""
         pairs = zip(self._cached, prompt[:-1], strict=False)
         differing = (index for index, (cached, token) in enumerate(pairs) if cached != token)
         return next(differing, min(len(self._cached), len(prompt) - 1))

@@ -43,34 +43,36 @@ from jakiro.utils.pretrained import local_tokenizer
 
 
 class SpeculativeDecoder:
-    """Lossless speculative decoding: the same output as the target alone, in fewer forward passes.
+    """Lossless speculative decoding: the output of the target alone, in fewer forward passes.
 
     Greedy output equals the target's greedy output; sampled output has the target's processed
-    distribution. The decoder holds no state of requests, so threads may share it. It puts the
-    target into evaluation mode, and moves a trained drafter to the target's device and dtype.
+    distribution. The decoder keeps no state of requests, so threads may share a decoder. It puts
+    the target into evaluation mode, and moves a trained drafter to the target's device and dtype.
 
     A decoder is also a decoding method of transformers:
     `target.generate(..., custom_generate=decoder)`.
 
-    The caches of a request are allocated once, for its prompt, all its new tokens and one tree, at
-    `bytes_per_token` each. They are freed when the request ends or its stream is closed.
+    The caches of a request are allocated once, with room for its prompt, all its new tokens and one
+    tree. Each token takes `bytes_per_token`. The caches are freed when the request ends or its
+    stream is closed.
 
     Args:
         target: decoder-only Hugging Face causal LM, whose weights are never changed.
         drafter: drafter trained for the target, or any other `Drafter`, such as `AdedDrafter`,
             `LookupDrafter` or `SmallLMDrafter`; None for autoregressive decoding.
-        tokenizer: tokenizer for text prompts and text output; None for the one of the target that
-            the drafter names, if it is available locally.
-        tree: trees of a trained drafter: one shape, or a plan for greedy decoding and sampling;
-            None for those of the drafter's schedule. With "auto", every decoding step uses the tree
-            that pays best on this machine, or none (see `inference.autotune.online`).
+        tokenizer: tokenizer for text prompts and text output; None for the tokenizer of the target
+            that the drafter names, if it is available locally.
+        tree: shape of a trained drafter's trees, or a plan with one shape for greedy decoding and
+            one for sampling; None for trees with the levels of the drafter's training. With "auto",
+            every decoding step uses the tree that is fastest on this machine, or no tree (see
+            `inference.autotune.online`).
         compiled: whether to compile decoding steps and the drafter with `torch.compile`; the first
             steps then take long.
 
     Raises:
-        TargetMismatch: drafter or tokenizer belong to another target.
+        TargetMismatch: the drafter or the tokenizer belongs to another target.
         TargetNotSupported: the target cannot verify a tree.
-        ConfigError: the drafter cannot draft such trees.
+        ConfigError: the drafter cannot draft trees of the given shape.
 
     Example:
         decoder = SpeculativeDecoder(target, LookupDrafter(), tokenizer)
@@ -95,7 +97,7 @@ class SpeculativeDecoder:
         record = None
         if isinstance(drafter, JakiroDrafter):
             self.drafter = self._trained(drafter, tree, compiled)
-            # The recorded tau holds for the trees of the evaluation only.
+            # The recorded tau is valid for the trees of the evaluation only.
             record = drafter.config.record if tree is None else None
         elif drafter is not None:
             _refuse_tree(tree)
@@ -117,10 +119,10 @@ class SpeculativeDecoder:
 
         Args:
             drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup` or
-                `lm=MODEL` (a smaller model), which need no training but a target; or two that share
-                trees, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
+                `lm=MODEL` (a smaller model), which need no training, but require `target`; or two
+                drafters that share trees, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
             target: folder or hub name of the target; None for the one in the drafter's config.
-            tree: as for the class; also the trees of the trained drafter of a pair.
+            tree: as for the class; for two drafters, the trees of the trained one.
             compiled: as for the class.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
@@ -128,14 +130,14 @@ class SpeculativeDecoder:
         Raises:
             CheckpointError: drafter or target cannot be loaded.
             ConfigError: the drafter names no target, and none is given.
-            TargetMismatch: the target or its tokenizer is not the one of the drafter.
+            TargetMismatch: the drafter belongs to another target or tokenizer.
         """
         parts = load_parts(drafter, target, tree, compiled=compiled, **load)
         return cls(parts.target, parts.drafter, parts.tokenizer, parts.tree, compiled=compiled)
 
     @property
     def plan(self) -> TreePlan | None:
-        """The trees of a trained drafter; None without one, or if they vary from step to step."""
+        """The trees of a trained drafter; None for other drafters, or if trees vary by step."""
         if isinstance(self.drafter, TrainedDrafter) and not isinstance(self.policy, AutoTree):
             return self.drafter.plan
         return None
@@ -165,16 +167,17 @@ class SpeculativeDecoder:
             prompt: text, chat messages, or token ids.
             temperature: 0 for greedy decoding, above 0 for sampling; None for the target's own
                 generation config.
-            seed: key of all random numbers: the same seed gives the same output. None for a seed
-                from torch's generator. If a drafter or `tree="auto"` learns from requests, the
-                random numbers also depend on how many requests came before. The same requests in
-                the same order then give the same output after every `reset()`; but not with
+            seed: seed of all random numbers; the same seed gives the same output. None for a seed
+                from torch's generator. If the drafter learns from requests, or with `tree="auto"`,
+                the random numbers also depend on the number of earlier requests. The same requests
+                in the same order then give the same output after every `reset()`, except with
                 `tree="auto"`, which depends on measured times.
             log_probs: whether to return the new tokens' log-probabilities under the target's
                 processed distribution.
-            streamer: streamer that gets the prompt's ids, then new tokens as they are emitted.
-            conversation: conversation that the prompt continues; what it shares with earlier turns
-                is not read again.
+            streamer: streamer that gets the prompt's ids, then new tokens as they are emitted; None
+                to stream nothing.
+            conversation: conversation that the prompt continues, so that the beginning that it
+                shares with earlier turns is not read again; None for a single prompt.
             **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...) and other
                 arguments of `target.generate()`, with the same defaults.
 
@@ -202,15 +205,15 @@ class SpeculativeDecoder:
     ) -> list[GenerateOutput]:
         """Return the continuations of several prompts, decoded together.
 
-        Each prompt gets the output of a batch of one (adaptive drafters: the same distribution, not
-        always the same tokens). Finished sequences leave the batch.
+        The output for each prompt is the same as in a batch of one. With an adaptive drafter, only
+        the distribution of the output is the same. Finished sequences leave the batch.
 
         Args:
             prompts: texts, messages or lists of ids of any lengths; or a padded tensor.
-            attention_mask: 0 for padding of the tensor, else 1; None if there is no padding.
+            attention_mask: 1 for tokens and 0 for padding; None if there is no padding.
             temperature: as for `generate`.
-            seed: as for `generate`; each prompt has its own random numbers. Or a seed for each
-                prompt, which then gets the random numbers of a batch of one.
+            seed: as for `generate`, with different random numbers for each prompt; or one seed for
+                each prompt, which gives the random numbers of a batch of one.
             log_probs: as for `generate`.
             **generation: as for `generate`.
 
@@ -219,7 +222,9 @@ class SpeculativeDecoder:
             NumericalError: the target's logits are not finite.
         """
         if isinstance(prompts, str):
-            raise PromptError("generate_batch() got a single prompt", remedy="use generate()")
+            raise PromptError(
+                "generate_batch() got a single prompt", remedy="use generate(), or pass a list"
+            )
         several: Sequence[Prompt]
         if isinstance(prompts, Tensor):
             several = list(unpadded(prompts, attention_mask))
@@ -251,7 +256,7 @@ class SpeculativeDecoder:
         """
         requests, _ = self._requests([prompt], temperature, seed, generation)
         if self.tokenizer is None:
-            raise PromptError("streaming text needs a tokenizer", remedy="pass tokenizer=")
+            raise PromptError("streaming text requires a tokenizer", remedy="pass tokenizer=")
         return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
     def steps(
@@ -287,14 +292,14 @@ class SpeculativeDecoder:
     ) -> Int[Tensor, "batch tokens"] | GenerateDecoderOnlyOutput:
         """Decode the prompts of `target.generate(..., custom_generate=decoder)`.
 
-        `generate()` does not pass its own `streamer` on to a decoding method; use
+        `generate()` does not pass its `streamer` argument on to a decoding method; instead, use
         `custom_generate=functools.partial(decoder, streamer=streamer)`.
 
         Raises:
-            PromptError: the config asks for another way of decoding, such as beams.
+            PromptError: the config requests another decoding method, such as beam search.
             TargetMismatch: the model is not the decoder's target.
         """
-        # The mask is no named argument, because generate() would pass it twice.
+        # The mask is not a named argument, because generate() would pass it twice.
         mask = inputs.pop("attention_mask", None)
         handover = Handover(
             model, input_ids, mask, logits_processor, stopping_criteria, generation_config
@@ -316,10 +321,10 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> DecodeRun:
-        """Return a run over prompts that has not begun yet; arguments as for `generate_batch`.
+        """Return a run over prompts, which begins when it is iterated over.
 
-        Iteration over the run yields its decoding steps; counts and times so far can be read at any
-        time.
+        Iteration yields the decoding steps. The counts and times up to now can be read at any time.
+        Arguments are as for `generate_batch`.
 
         Args:
             prompts: texts, messages or lists of ids of any lengths.
@@ -331,10 +336,11 @@ class SpeculativeDecoder:
         return self._run(requests, options_for(config, False))
 
     def reset(self) -> None:
-        """Forget what was learned from earlier requests about trees and texts.
+        """Discard what was learned from earlier requests about trees and texts.
 
-        An adaptive drafter then gives the same requests with the same seeds the same tokens, unless
-        requests are still being decoded: it learns from those, and numbers new ones after them.
+        With an adaptive drafter, the same requests with the same seeds give the same tokens after
+        every reset, unless other requests are still being decoded. In that case the drafter learns
+        from those requests, and new requests are numbered after them.
         """
         self.policy.reset()
         if isinstance(self.drafter, AdaptiveDrafter):
@@ -376,7 +382,7 @@ class SpeculativeDecoder:
         return self._numbered(requests), config
 
     def _numbered(self, requests: list[Request]) -> list[Request]:
-        """Return requests with random numbers of their own, if earlier requests were learned."""
+        """Return the requests, numbered if the drafter or the policy learns from requests."""
         counter = request_counter_of(self.drafter) or self.policy.request_counter
         if counter is None:
             return requests
@@ -421,7 +427,7 @@ def _refuse_tree(tree: Trees | None) -> None:
     if tree is not None:
         raise ConfigError(
             "tree= applies to trained drafters only",
-            expected="no tree= with this drafter",
+            expected="no tree= for this drafter",
             got=tree,
-            remedy="set num_nodes and depth in the drafter's own settings",
+            remedy="leave out tree=, and set num_nodes and depth in the drafter's settings",
         )

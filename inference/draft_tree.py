@@ -1,6 +1,6 @@
 """Draft trees: candidate continuations of one root, with the distributions of sampled candidates.
 
-The root is the last emitted token, which the target has not read yet; it is no node of the tree.
+The root is the last emitted token, which the target has not read yet; it is not a node of the tree.
 Parents come before their children. Here is a tree of five nodes; the target continues with
 "cat sat down":
 
@@ -17,9 +17,9 @@ Five types describe a tree on its way from the drafter to the report:
     Candidates --to_tree-------^                       `--> ExampleTree (report only)
 
 A drafter that predicts distributions grows one `TreeLevel` per depth (`inference.trees.builder`); a
-drafter that looks continuations up returns `Candidates` (`inference.drafters.candidates`). Both
-become a `DraftTree`, tensors of a whole batch on the device. Acceptance reads it there, or as one
-`SequenceTree` per sequence on the host.
+drafter that looks up continuations returns `Candidates` (`inference.drafters.candidates`). Both are
+converted into a `DraftTree`, which holds the tensors of a whole batch on the device. Candidates are
+accepted there, or from one `SequenceTree` per sequence on the host.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 NUM_FIELDS = 7  # integers per candidate that are copied to the host
-ROOT = -1  # the parent of first-level nodes: the last emitted token, not read by the target yet
+ROOT = -1  # the parent of first-level nodes: the last emitted token, which the target has not read
 
 
 class CandidateKind(IntEnum):
-    """The way a candidate was selected, which decides the rule of its acceptance."""
+    """The way a candidate was selected, which determines its acceptance rule."""
 
     DETERMINISTIC = 0  # selected without sampling: accepted as a point mass
     SAMPLED = 1  # sampled without replacement: accepted by recursive rejection sampling
@@ -43,11 +43,11 @@ class CandidateKind(IntEnum):
 
 @dataclass(frozen=True)
 class SparseDistribution:
-    """The m most likely tokens of draft distributions, renormalised; children are sampled from it.
+    """Draft distributions over their m most likely tokens, which children are sampled from.
 
     Attributes:
         ids: token ids.
-        probs: their probabilities.
+        probs: probabilities of these tokens, renormalized.
     """
 
     ids: Int[Tensor, "batch parents m"]
@@ -63,14 +63,14 @@ class DraftTree:
     depth: Int[Tensor, "batch nodes"]  # at least 1
     score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
     kind: Int[Tensor, "batch nodes"]  # CandidateKind
-    rank: Int[Tensor, "batch nodes"]  # sampled: order among siblings; else: by score in the tree
-    proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that favoured the candidate most
+    rank: Int[Tensor, "batch nodes"]  # sampling order among siblings, or rank by score in the tree
+    proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that preferred the candidate most
     is_valid: Bool[Tensor, "batch nodes"]  # False for padding
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
     max_siblings: int  # largest number of candidates under one parent
     step_id: int = 0
-    # below ROOT (index 0) and below node n (index n + 1); zero where nothing was sampled
+    # distributions below ROOT (index 0) and node n (index n + 1); zero where nothing was sampled
     draft_probs: SparseDistribution | None = None
 
     @property
@@ -115,11 +115,11 @@ class DraftTree:
     ) -> tuple[list["SequenceTree"], list[list[int]]]:
         """Return each sequence's tree on the host, and each sequence's integers of `extra`.
 
-        A decoding step copies from the device only here: other integers that the host needs travel
-        along.
+        This is the only copy from the device in a decoding step. It therefore includes any other
+        integers that the host needs.
 
         Args:
-            extra: any integers of each sequence; None for none.
+            extra: further integers of each sequence; None if there are none.
         """
         fields = [self.token_ids, self.parent, self.depth, self.kind, self.rank, self.proposer_id]
         fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
@@ -151,8 +151,8 @@ class SequenceTree:
     sampled: dict[int, list[int]]  # parent -> sampled children in the order of sampling
     deterministic: dict[int, list[int]]  # parent -> deterministic children
     children: dict[int, list[int]]  # parent -> all children
-    draft_probs: SparseDistribution | None = None  # of the whole batch
-    index: int = 0  # in the batch
+    draft_probs: SparseDistribution | None = None  # distributions of the whole batch
+    index: int = 0  # batch index of the sequence
 
     @classmethod
     def build(
@@ -179,7 +179,7 @@ class SequenceTree:
         return cls(token_ids, parent, depth, rank, proposer_id, *kinds, draft_probs, index)
 
     def draft_distribution(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
-        """Return ids and probabilities that sampled children of `parent` were sampled from.
+        """Return the ids and probabilities that children of `parent` were sampled from.
 
         Raises:
             ValueError: the tree has sampled candidates but no draft distributions.
@@ -191,7 +191,7 @@ class SequenceTree:
         ]
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the nodes along a path of tokens from the root, as far as the tree has them."""
+        """Return the nodes along a path of tokens from the root, as far as the tree contains it."""
         nodes: list[int] = []
         for token in token_ids:
             siblings = self.children.get(nodes[-1] if nodes else ROOT, ())

@@ -1,4 +1,4 @@
-"""Loads a drafter together with the target and the tokenizer that it was trained for."""
+"""Loading of a drafter together with its target and the target's tokenizer."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -45,21 +45,21 @@ def load_parts(
     compiled: bool = False,
     **load: Any,
 ) -> Parts:
-    """Return target, drafter, tokenizer, and the trees that the decoder gets.
+    """Load the parts of a decoder: target, drafter, tokenizer and trees.
 
     Args:
         drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`;
             or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
         target: folder or hub name of the target; None for the one in the drafter's config.
-        tree: trees of a trained drafter, which are applied here to that of a pair; None for those
-            of its schedule.
+        tree: trees of a trained drafter; None for trees with the levels of its training. In a pair,
+            the trained drafter gets them here, so the returned `tree` is None.
         compiled: whether to compile the trained drafter of a pair.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
-        CheckpointError: one of them cannot be loaded.
+        CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
         ConfigError: the drafter names no target, and none is given.
-        TargetMismatch: a table of trigrams or a small model has another tokenizer.
+        TargetMismatch: a trigram table or a small model has another tokenizer than the target.
     """
     name = str(drafter)
     pair = PairName.parse(name)
@@ -72,9 +72,9 @@ def load_parts(
         parts = Parts(model, loaded, tokenizer, tree)
     elif target is None:
         raise ConfigError(
-            f"the drafter {first} serves any target and names none",
+            f"the drafter {first} works with any target, so a target must be given",
             expected="a target",
-            got="none",
+            got="no target",
             remedy="pass target=, or --target on the command line",
         )
     else:
@@ -83,11 +83,11 @@ def load_parts(
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Return a loaded target with a drafter for it; names and errors as for `load_parts`.
+    """Return the parts of a decoder for a loaded target; names and errors as for `load_parts`.
 
     Args:
         drafter: name of the drafter.
-        target: target, on the device that it is used on.
+        target: loaded target, on its final device.
         tokenizer: tokenizer of the target.
     """
     if (pair := PairName.parse(drafter)) is not None:
@@ -108,15 +108,15 @@ def combined_drafter(
     *,
     compiled: bool = False,
 ) -> CombinedDrafter:
-    """Return a drafter whose trees a model and a drafter of text share.
+    """Return a drafter that combines a model with a training-free drafter in shared trees.
 
     Args:
         first: trained drafter or small language model.
-        second: drafter of text.
-        target: target of both.
+        second: training-free drafter.
+        target: target of both drafters.
         tokenizer: tokenizer of the target; None if it is unknown.
-        settings: division of a tree; None for the defaults.
-        tree: trees of a trained drafter; None for those of its schedule.
+        settings: settings of the division of a tree; None for the defaults.
+        tree: trees of a trained drafter; None for trees with the levels of its training.
         compiled: whether to compile a trained drafter.
 
     Raises:
@@ -125,10 +125,10 @@ def combined_drafter(
     """
     if tree == "auto":
         raise ConfigError(
-            "two drafters that share a tree divide it by themselves",
-            expected="a tree of fixed shape, or none",
+            'tree="auto" is not supported for two drafters that share trees',
+            expected="a fixed tree shape, or no tree=",
             got='tree="auto"',
-            remedy="leave out tree=, or use the trained drafter alone",
+            remedy="leave out tree=, or use the trained drafter without the second drafter",
         )
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())
@@ -137,7 +137,7 @@ def combined_drafter(
 
 
 def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
-    """Return the parts with a drafter of text beside the model that drafts."""
+    """Return the parts with a second, training-free drafter that shares the trees."""
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
     second = build_beside(pair.beside, target, tokenizer)
@@ -148,7 +148,7 @@ def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    remedy = "pass target= with its present folder or hub name"
+    remedy = "pass target= with the current folder or hub name of the target"
     return (
         load_causal_lm(name_or_path, remedy=remedy, **load),
         load_tokenizer(name_or_path, "the tokenizer of the target", remedy=remedy),

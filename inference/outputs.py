@@ -1,4 +1,4 @@
-"""Outputs of a generation, also in the form of transformers."""
+"""Outputs of a generation, and their conversion to the form of transformers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +19,16 @@ from inference.engine.stats import DecodeStats
 class GenerateOutput:
     """The output for one prompt.
 
-    Sequences that were decoded together have counts of their own, but share the seconds in `stats`.
+    If several sequences were decoded together, the seconds in `stats` are those of the batch, and
+    the counts are those of the sequence.
     """
 
     sequences: Int[Tensor, "1 tokens"]  # prompt and continuation
     new_token_ids: list[int]
-    depths: list[int]  # of each new token in its draft tree; 0: the target's own
-    text: str | None  # of the continuation; None without a tokenizer
+    depths: list[int]  # depth of each new token in its draft tree; 0 for the target's own
+    text: str | None  # text of the continuation; None if there is no tokenizer
     stats: DecodeStats
-    log_probs: list[float] | None = None  # under the target's processed distribution
+    log_probs: list[float] | None = None  # of new tokens under the target's processed distribution
     scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each new token
     logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # raw logits of each new token
 
@@ -40,7 +41,7 @@ def outputs_of(
     Args:
         run: finished run.
         steps: all decoding steps that it yielded.
-        texts: text of each request's new tokens; None without a tokenizer.
+        texts: text of each request's new tokens; None if there is no tokenizer.
     """
     by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
     for step in steps:
@@ -79,12 +80,12 @@ def in_transformers_form(
     pad_token_id: int,
     as_dict: bool,
 ) -> Int[Tensor, "batch tokens"] | GenerateDecoderOnlyOutput:
-    """Return outputs as `generate()` returns them.
+    """Return the outputs in the form that `generate()` of transformers returns.
 
     Args:
         outputs: output of each prompt.
         input_ids: prompts with their original padding.
-        pad_token_id: token that fills sequences that ended before others.
+        pad_token_id: id of the token that fills up the shorter sequences.
         as_dict: whether `return_dict_in_generate` was requested; scores after the end of a sequence
             are 0.
     """
@@ -106,7 +107,7 @@ def in_transformers_form(
 def _by_step(
     vectors: Sequence[tuple[Tensor, ...] | None],
 ) -> tuple[Float[Tensor, "batch vocab"], ...] | None:
-    """Return for each new token the vectors of all sequences."""
+    """Return the vectors of all sequences for each new token."""
     given = [own for own in vectors if own is not None]
     if not given:
         return None

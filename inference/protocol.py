@@ -20,11 +20,11 @@ class Budget(NamedTuple):
     """Limits of one draft tree."""
 
     num_nodes: int
-    depth: int | None = None  # longest path; None: the drafter decides
+    depth: int | None = None  # largest depth; None to leave it to the drafter
 
 
 class EncodedMemory(NamedTuple):
-    """A drafter's own tensors of verified tokens, such as keys and values; all padded alike."""
+    """A drafter's tensors of verified tokens, such as keys and values; all of the same length."""
 
     tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
     encoder_version: str
@@ -34,7 +34,7 @@ class Committed(NamedTuple):
     """Tokens that became final: verified tokens, whose cache entries exist, and the new root.
 
     The root of sequence b is at position `base_length[b]`, right after its `num_verified[b]`
-    verified tokens. These are aligned to the left of `token_ids`; the rest is padding.
+    verified tokens. In `token_ids`, the verified tokens come first, followed by padding.
     """
 
     base_length: tuple[int, ...]
@@ -52,7 +52,7 @@ class VerifyResult:
     base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence, as far as they were emitted
     num_accepted: list[int]
-    next_token: list[int]  # last emitted token; a draft token where a sequence ended early
+    next_token: list[int]  # last emitted token; a draft token if a sequence ended early
     finished: list[bool]
     # (batch index, visited node) -> the target's processed distribution after that node
     target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
@@ -83,9 +83,9 @@ class RequestCounter:
             return ticket
 
     def reset(self) -> None:
-        """Start at 0 again after the learned knowledge was discarded.
+        """Restart at 0 after the learned knowledge was discarded.
 
-        The numbers continue if requests are still active, because the drafter learns from those.
+        The numbers continue if requests are still active, because the drafter learns from them.
         """
         with self._lock:
             self.num_resets += 1
@@ -99,7 +99,7 @@ class RequestCounter:
 
 
 class RequestTicket:
-    """The number of a request, or of a batch of requests, for as long as a drafter learns from it.
+    """The number of a request, or of a batch of requests, while a drafter learns from it.
 
     Args:
         counter: counter that issued the ticket.
@@ -118,14 +118,14 @@ class RequestTicket:
 class DraftSession(ABC):
     """The drafting state of sequences that are decoded together.
 
-    At each `propose`, the session has taken in all verified tokens: for every sequence, the length
-    of the session equals the number of cached tokens and the position of the root.
+    When `propose` is called, the session has processed all verified tokens: the length of every
+    sequence in the session equals its number of cached tokens and the position of its root.
     """
 
     @property
     @abstractmethod
     def lengths(self) -> tuple[int, ...]:
-        """The number of verified tokens taken in so far, per sequence."""
+        """The number of verified tokens processed so far, per sequence."""
 
     @property
     def is_sampled(self) -> bool:
@@ -134,10 +134,10 @@ class DraftSession(ABC):
 
     @abstractmethod
     def advance(self, committed: Committed) -> None:
-        """Take in tokens that became final; repeating the last call changes nothing.
+        """Process tokens that became final; repeating the last call has no effect.
 
         Raises:
-            ValueError: tokens are missing between the session and `committed`.
+            ValueError: tokens between the end of the session and `committed` are missing.
         """
 
     @abstractmethod
@@ -158,7 +158,7 @@ class DraftSession(ABC):
         """Keep only the sequences at these batch indices, given in ascending order."""
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request, which may sample differently."""
+        """Use the sampling options of another request."""
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
@@ -185,14 +185,14 @@ class AdaptiveSession(DraftSession):
 
 
 class Drafter(ABC):
-    """Weights or tables that sessions share; has no state of single requests.
+    """Weights or tables that sessions share, without the state of any request.
 
     Attributes:
-        needs: what `Committed` must contain: {"memory"} or nothing.
+        needs: optional fields that `Committed` must contain: {"memory"} or the empty set.
         hidden_states: indices of the target's hidden states that the cache keeps for
             `encode_memory`.
-        version: identifies the encoder of memory, so that memory of another one is refused.
-        bytes_per_token: bytes that a session takes for each token of a sequence.
+        version: identifier of the memory encoder; memory of another encoder is rejected.
+        bytes_per_token: number of bytes that a session takes for each token of a sequence.
     """
 
     needs: frozenset[str] = frozenset()
@@ -208,7 +208,7 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The largest depth of a tree."""
 
     @abstractmethod
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
@@ -225,27 +225,27 @@ class Drafter(ABC):
     ) -> EncodedMemory:
         """Return the memory of tokens that the target has read.
 
-        The engine calls it only if `needs` contains "memory".
+        The engine calls this method only if `needs` contains "memory".
 
         Args:
-            output: output of the target's forward over the tokens.
-            queries: query indices of the tokens in that forward; None for all.
+            output: output of the target's forward pass over the tokens.
+            queries: query indices of the tokens in that forward pass; None for all queries.
 
         Raises:
             RuntimeError: the drafter has no memory.
         """
-        raise RuntimeError(f"{type(self).__name__} reads tokens alone and has no memory")
+        raise RuntimeError(f"{type(self).__name__} reads only tokens and has no memory")
 
 
 class AdaptiveDrafter(Drafter):
     """A drafter that learns from requests; its sessions are `AdaptiveSession`s.
 
     The learned knowledge depends on the random numbers that accepted or rejected candidates.
-    Requests are therefore numbered, and each has its own random numbers: with those of an earlier
-    request, its distribution would depend on the drafts.
+    Requests are therefore numbered, and each request has its own random numbers. If a request used
+    those of an earlier request, its output distribution would depend on the drafts.
 
     Attributes:
-        request_counter: numbers the requests; None if nothing is kept for later requests.
+        request_counter: counter of the requests; None if nothing is kept for later requests.
     """
 
     def __init__(self) -> None:
@@ -259,5 +259,5 @@ class AdaptiveDrafter(Drafter):
 
 
 def request_counter_of(drafter: Drafter | None) -> RequestCounter | None:
-    """Return the counter of a drafter that learns from requests for later ones, or None."""
+    """Return the counter of a drafter that learns from requests; None for other drafters."""
     return drafter.request_counter if isinstance(drafter, AdaptiveDrafter) else None

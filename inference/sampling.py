@@ -1,4 +1,4 @@
-"""Sampling options, processed distributions of target and drafter, and keyed random numbers."""
+"""Sampling options, processed distributions of target and drafter, and seeded random numbers."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,8 +22,8 @@ from transformers import (
 from inference.draft_tree import SequenceTree
 from jakiro.errors import NumericalError
 
-# These processors never read the tokens before a distribution, so they may process many
-# distributions at once, and draft distributions, too. Subclasses of them may read anything.
+# These processors never read the preceding tokens, so they may process many distributions at once,
+# including draft distributions. Subclasses are excluded, because they may read the tokens.
 PREFIX_FREE = frozenset(
     {
         EpsilonLogitsWarper,
@@ -46,12 +46,12 @@ class Sampling:
     processors: LogitsProcessorList
     do_sample: bool
     seed: int = 0
-    batch_index: int = 0  # with the seed, the key of all random numbers
-    request_index: int = 0  # among the requests that a drafter learned from; 0 if it learns nothing
+    batch_index: int = 0  # determines the random numbers, like the seed
+    request_index: int = 0  # number of the request if a drafter learns from requests, otherwise 0
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the next token is simply the largest raw logit."""
+        """Whether the next token is simply the token with the largest raw logit."""
         return not self.do_sample and not self.processors
 
     @property
@@ -62,7 +62,7 @@ class Sampling:
     def processed_probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return probabilities after prefix-free processors, in float32 or better.
 
-        In greedy decoding they are point masses.
+        In greedy decoding, the probabilities are point masses.
         """
         no_prefix = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
         scores: Tensor = self.processors(no_prefix, widened(logits))  # type: ignore[arg-type]
@@ -75,11 +75,11 @@ class Sampling:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=-1, keepdim=True), 1.0)
 
     def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return draft distributions after the prefix-free processors of the target, renormalised.
+        """Return draft distributions after the target's prefix-free processors, renormalized.
 
-        In greedy decoding they are returned unchanged, because they only rank candidates. A
-        distribution that is not finite, which some processors refuse, gets probability 0 for every
-        token.
+        In greedy decoding, `log_probs` are returned unchanged, because they only rank candidates.
+        Some processors reject distributions that are not finite. Every token of such a distribution
+        gets probability 0.
         """
         warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
         if not self.do_sample or not warpers:
@@ -92,23 +92,23 @@ class Sampling:
         return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
     def uniforms(self, step_id: int, count: int) -> Float[Tensor, " count"]:
-        """Return random numbers in [0, 1) on the CPU, keyed as the generator.
+        """Return random numbers in [0, 1) on the CPU, from `generator(step_id)`.
 
         Args:
             step_id: number of the decoding step.
-            count: how many numbers.
+            count: number of random numbers.
         """
         return torch.rand(count, dtype=torch.float64, generator=self.generator(step_id))
 
     def generator(self, step_id: int, purpose: int = 0) -> torch.Generator:
-        """Return a CPU generator keyed by (seed, batch index, request index, step, purpose).
+        """Return a CPU generator seeded by (seed, batch index, request index, step, purpose).
 
         Args:
             step_id: number of the decoding step.
-            purpose: 0 for acceptance; other streams of the same step have other numbers.
+            purpose: number of a stream of random numbers in the same step; 0 for acceptance.
         """
         key = ((self.seed * 1_000_003 + self.batch_index) * 1_000_003 + step_id) * 7 + purpose
-        if self.request_index:  # hashed, so that no key equals that of another seed, index or step
+        if self.request_index:  # hashed, so that other seeds, indices or steps have other keys
             hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
@@ -120,13 +120,13 @@ def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
 
 
 class ProcessedDistribution:
-    """The target's processed distribution after each node, with that node's path as its prefix.
+    """The target's processed distribution after each node, given the path to that node.
 
     Args:
         logits: raw target logits after the root (index 0) and after node n (index n + 1).
         emitted: all tokens up to and including the root; more may be appended later.
         tree: tree of the sequence.
-        sampling: processors; in greedy decoding, each distribution is a point mass.
+        sampling: sampling options; in greedy decoding, each distribution is a point mass.
     """
 
     def __init__(
@@ -180,12 +180,12 @@ class ProcessedDistribution:
 
 
 def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
-    """Refuse a distribution without any finite entry, and name the cause: target or processors.
+    """Raise an error if the largest value is not finite, and name the cause: target or processors.
 
     Args:
         values: probabilities or processed logits; only the largest must be finite.
         logits: the target's raw logits that they were computed from.
-        position: position of the token that they are for.
+        position: position of the token that the values are for.
 
     Raises:
         NumericalError: the largest value is not a finite number.
@@ -203,5 +203,5 @@ def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int)
         f"the logits processors leave no token for position {position}",
         expected="at least one token with a finite score",
         got="none",
-        remedy="loosen the processors or constraints",
+        remedy="relax the processors or constraints",
     )

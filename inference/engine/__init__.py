@@ -1,1 +1,1 @@
-"""The decoding loop: propose, verify, accept, commit."""
+"""The decoding loop: propose, verify, accept and commit."""

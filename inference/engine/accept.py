@@ -1,13 +1,15 @@
-"""Lossless acceptance of one sequence's tree: the specification, which the batched code follows.
+"""Lossless acceptance of one sequence's tree: the specification that the batched code follows.
 
-Each kind of candidate has its own rule. Both are exact, also when mixed under one parent. Here p is
-the target's processed distribution at the parent, and q is the draft distribution there:
+Each kind of candidate has its own rule. Both rules are exact, even if both kinds of candidates have
+the same parent. Here p is the target's processed distribution at the parent, and q is the draft
+distribution there:
 
-- Sampled candidates, in the order of sampling, by recursive rejection sampling without replacement
-  (arXiv 2402.14160; the idea of several candidates is from 2305.09781): accept c with probability
-  min(1, p(c) / q(c)); otherwise set p to norm(max(p - q, 0)), remove c from q, and renormalise q.
-- Deterministic candidates as point masses: accept c with probability p(c); otherwise remove c from
-  p and renormalise p.
+- Sampled candidates are checked in the order of sampling, by recursive rejection sampling without
+  replacement (arXiv 2402.14160; the idea of several candidates is from 2305.09781): accept c with
+  probability min(1, p(c) / q(c)); otherwise set p to norm(max(p - q, 0)), remove c from q, and
+  renormalize q.
+- Deterministic candidates are treated as point masses: accept c with probability p(c); otherwise
+  remove c from p and renormalize p.
 
 If all candidates are rejected, p is the residual distribution, from which the next token is
 sampled.
@@ -32,7 +34,7 @@ class CandidateCheck(NamedTuple):
     Attributes:
         node: node of the candidate.
         accept_prob: probability of accepting it.
-        residual: residual distribution if it is rejected.
+        residual: residual distribution if the candidate is rejected.
     """
 
     node: int
@@ -54,9 +56,9 @@ def accept_path(
 
     Args:
         tree: tree of one sequence.
-        target_probs: returns the target's processed distribution after a node (or ROOT); called for
-            visited nodes only.
-        decide: returns True with the given probability.
+        target_probs: function that returns the target's processed distribution after a node (or
+            ROOT); it is called for visited nodes only.
+        decide: function that returns True with the given probability.
     """
     node = ROOT
     path: list[int] = []
@@ -77,13 +79,13 @@ def candidate_checks(
 ) -> Iterator[CandidateCheck]:
     """Yield the checks of the candidates under `parent` in the order that exactness requires.
 
-    Sampled candidates come first. A deterministic candidate with the token of a rejected sampled
-    one has probability 0 by then, so it is never accepted.
+    Sampled candidates come first. If a sampled candidate is rejected, a deterministic candidate
+    with the same token then has probability 0, so it is never accepted.
 
     Args:
         tree: tree of one sequence.
         parent: a node, or ROOT.
-        target_probs: the target's processed distribution after `parent`, normalised.
+        target_probs: the target's processed distribution after `parent`, normalized.
     """
     residual = target_probs
     for rule in (_recursive_rejection, _point_mass):
@@ -99,8 +101,8 @@ def accept_greedy_path(
 
     Args:
         tree: tree of one sequence.
-        best_token: returns the target's most likely token after a node (or ROOT); called for
-            visited nodes only.
+        best_token: function that returns the target's most likely token after a node (or ROOT); it
+            is called for visited nodes only.
     """
     node = ROOT
     path: list[int] = []
@@ -139,7 +141,7 @@ def _recursive_rejection(
     for node in siblings:
         is_token = ids == tree.token_ids[node]
         draft_prob = float((draft_probs * is_token).sum())
-        if not (is_distribution and draft_prob > 0):  # NaN is not above 0 either
+        if not (is_distribution and draft_prob > 0):  # also an error if NaN
             raise DraftError(
                 f"sampled candidate {node} has probability zero in its own draft_probs",
                 expected="siblings sampled without replacement from draft_probs",
@@ -149,7 +151,7 @@ def _recursive_rejection(
         target_prob = float(residual[tree.token_ids[node]])
         excess = residual.index_add(0, ids, -draft_probs).clamp(min=0)
         residual = _renormalised(excess, otherwise=residual)
-        # In this order of arguments, NaN stays NaN and accepts nothing.
+        # With the arguments in this order, NaN stays NaN and is never accepted.
         yield CandidateCheck(node, min(target_prob / draft_prob, 1.0), residual)
         rest = draft_probs * ~is_token
         draft_probs = _renormalised(rest, otherwise=rest)
@@ -166,6 +168,6 @@ def _point_mass(tree: SequenceTree, parent: int, residual: Tensor) -> Iterator[C
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return weights / sum; `otherwise` if the sum is 0, which has probability 0."""
+    """Return weights / sum; `otherwise` if the sum is 0, an event of probability 0."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise

@@ -1,8 +1,8 @@
-"""Acceptance of a batch of trees on the device, without synchronisation.
+"""Acceptance of a batch of trees on the device, without synchronization.
 
-With the same rules, the same order of checks and the same random numbers, it decides as
-`accept.accept_path` does, up to the rounding of sums. It requires processors that read no prefix,
-so that the distributions of one node of each sequence are processed together.
+The rules, the order of checks and the random numbers are those of `accept.accept_path`, so the same
+candidates are accepted, up to the rounding of sums. Processors must not read the prefix, because
+the distributions of several sequences, at one node each, are processed together.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"
 class AcceptedPaths(NamedTuple):
     """The accepted path of every tree, and the next token."""
 
-    path: Int[Tensor, "batch depth"]  # accepted nodes, then ROOT
+    path: Int[Tensor, "batch depth"]  # accepted nodes, padded with ROOT
     next_token: Int[Tensor, " batch"]
-    is_sound: Bool[Tensor, " batch"]  # distributions were finite, sampled drafts were possible
+    is_sound: Bool[Tensor, " batch"]  # finite distributions, and no impossible drafts
 
 
 def accept_paths(
@@ -33,10 +33,10 @@ def accept_paths(
 
     Args:
         tree: trees of all sequences.
-        target_probs: returns the target's processed distributions after one node (or ROOT) of each
-            sequence.
-        uniforms: random numbers in [0, 1), one more than there are nodes; used in the order of the
-            checks, then for the next token.
+        target_probs: function that returns the target's processed distributions after one node (or
+            ROOT) of each sequence.
+        uniforms: random numbers in [0, 1), one more than there are nodes. They are used in the
+            order of the checks, and then for the next token.
     """
     descent = _Descent(tree, target_probs, uniforms)
     path = [descent.descend() for _ in range(tree.max_depth)]
@@ -46,7 +46,7 @@ def accept_paths(
 
 
 class _Check(NamedTuple):
-    """One candidate of each sequence that has another one to check."""
+    """The next candidate to check in each sequence, if there is one."""
 
     node: Int[Tensor, " batch"]
     token: Int[Tensor, " batch"]
@@ -56,7 +56,7 @@ class _Check(NamedTuple):
 
 @dataclass
 class _DraftDistribution:
-    """The draft distribution at each sequence's node, without the rejected candidates."""
+    """The draft distribution at each sequence's current node, without rejected candidates."""
 
     ids: Int[Tensor, "batch m"]
     probs: Float[Tensor, "batch m"]
@@ -71,7 +71,7 @@ class _DraftDistribution:
         return (self.probs * (self.ids == token[:, None])).sum(dim=-1)
 
     def remove(self, token: Tensor, where: Tensor) -> None:
-        """Remove a token from the distributions selected by `where`, and renormalise them."""
+        """Remove a token from the distributions selected by `where`, and renormalize them."""
         rest = self.probs * (self.ids != token[:, None])
         self.probs = torch.where(where[:, None], _renormalised(rest, rest), self.probs)
 
@@ -90,16 +90,16 @@ class _Descent:
         self.is_sound = self.is_active
         self.children = _children(tree)
         self.residual = target_probs(self.at)
-        # The caller refuses ids outside the vocabulary after the copy to the host.
+        # The caller rejects ids outside the vocabulary after the copy to the host.
         self.token_ids = tree.token_ids.clamp(0, self.residual.shape[1] - 1)
         self._check(self.residual)
 
     def uniform(self) -> Float[Tensor, " batch"]:
-        """Return the next unused number of each sequence."""
+        """Return the next unused random number of each sequence."""
         return self.uniforms[self.every, self.num_used]
 
     def descend(self) -> Int[Tensor, " batch"]:
-        """Check the children of each sequence's node; return the accepted ones, or ROOT."""
+        """Check the children of each sequence's node; return the accepted child or ROOT."""
         if self._is_over():
             return torch.full_like(self.at, ROOT)
         candidates = self.children[self.every, self.at + 1]
@@ -118,12 +118,12 @@ class _Descent:
         return accepted_node
 
     def _decide(self, check: _Check, draft: _DraftDistribution | None) -> Bool[Tensor, " batch"]:
-        """Accept some of the candidates, and update the residual distributions of the others."""
+        """Return which candidates are accepted, and update the residual distributions."""
         probability = self.residual[self.every, check.token].double()
         after = self.residual.scatter(1, check.token[:, None], 0.0)
         if draft is not None:
             drafted = draft.probability(check.token).double()
-            is_possible = draft.is_distribution & (drafted > 0)  # NaN is not above 0 either
+            is_possible = draft.is_distribution & (drafted > 0)  # False for NaN
             self.is_sound = self.is_sound & (is_possible | ~(check.is_checked & check.is_sampled))
             probability = torch.where(check.is_sampled, probability / drafted, probability)
             excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
@@ -157,12 +157,12 @@ class _Descent:
         self.is_sound = self.is_sound & (probs.sum(dim=-1).isfinite() | ~self.is_active)
 
     def _is_over(self) -> bool:
-        """Whether all sequences are done; False on devices that would have to synchronise."""
+        """Whether all sequences are done; always False if the check would need synchronization."""
         return self.every.device.type == "cpu" and not bool(self.is_active.any())
 
 
 def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
-    """Return the valid children of ROOT (index 0) and of node n (index n + 1), in checking order.
+    """Return the valid children of ROOT (index 0) and of node n (index n + 1), as checked.
 
     Sampled children come first, in the order of sampling; the table is padded with ROOT.
     """
@@ -174,7 +174,7 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
     is_earlier = (
         are_siblings & tree.is_valid[:, None, :] & (order_key[:, None, :] < order_key[:, :, None])
     )
-    # An additional column, which is cut off again, takes the invalid nodes.
+    # The last column receives the invalid nodes, and is removed at the end.
     order = torch.where(tree.is_valid, is_earlier.sum(dim=-1), tree.max_siblings)
     cells = (tree.parent + 1) * (tree.max_siblings + 1) + order
     table.scatter_(1, cells, nodes.expand(batch, -1))
@@ -192,6 +192,6 @@ def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return weights / sum; `otherwise` if the sum is 0, which has probability 0."""
+    """Return weights / sum; `otherwise` if the sum is 0, an event of probability 0."""
     total = weights.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

@@ -21,7 +21,7 @@ class AcceptResult(NamedTuple):
     tree: SequenceTree
     path: list[int]  # accepted nodes, from the first level down
     next_token: int  # bonus or recovered token, from the target itself
-    distribution: ProcessedDistribution  # of the target after each node
+    distribution: ProcessedDistribution  # the target's, after each node
 
     @property
     def visited(self) -> list[int]:
@@ -41,8 +41,7 @@ def accept_trees(
         tree: trees of all sequences.
         logits: the target's logits after the root and after each node.
         sequences: sequences being decoded.
-        step_id: number of the decoding step; with seed and batch index, the key of the random
-            numbers.
+        step_id: number of the decoding step, on which the random numbers depend.
 
     Raises:
         NumericalError: a distribution of the target at a visited node is not finite.
@@ -118,7 +117,7 @@ def _together(
 def _one_by_one(
     tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
 ) -> list[AcceptResult]:
-    """Return outcomes with processors that read each node's own path."""
+    """Return the outcomes for processors that may read the path to a node."""
     trees, _ = tree.to_host()
     distributions = _distributions(trees, logits, sequences)
     pairs = zip(trees, distributions, strict=True)
@@ -159,7 +158,7 @@ def _check_tokens(tree: SequenceTree, vocab: int) -> None:
 
 
 def _explain(result: AcceptResult) -> None:
-    """Raise the error that makes an outcome worthless."""
+    """Raise the error that explains why an outcome is invalid."""
     for node in result.visited:
         result.distribution.best(node)
     raise DraftError(

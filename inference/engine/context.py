@@ -9,16 +9,16 @@ from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
 
-PREFILL_CHUNK = 512  # prompt tokens per target forward
+PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
 
 
 class Context:
-    """The cache and the session of some sequences, and their lengths.
+    """The target's cache and the drafter's session for a batch, and the lengths of the sequences.
 
-    Of each sequence, cached = emitted - root: all tokens but the last are in the target's cache,
-    and the last one is the root of the next tree. The session may lag behind the cache: it takes in
-    final tokens when it has to draft, all at once. Decoding without drafts therefore costs it
-    nothing.
+    All tokens of a sequence except the last are in the target's cache, and the last token is the
+    root of the next tree. The session may lag behind the cache, because it processes final tokens
+    only before it drafts, all of them together. Decoding without drafts therefore needs no work of
+    the session.
 
     Args:
         target: frozen target.
@@ -28,7 +28,7 @@ class Context:
         capacity: number of tokens of the longest sequence, without drafts.
     """
 
-    # In inference mode from the start; for other tensors, compiled steps would be compiled again.
+    # The caches are created in inference mode, because otherwise steps would be compiled twice.
     @torch.inference_mode()
     def __init__(
         self,
@@ -46,17 +46,17 @@ class Context:
         self.session: DraftSession | None = None
         if drafter is not None:
             self.session = drafter.new_session(sampling, capacity + self._margin, batch)
-        self.lengths = [0] * batch  # cached tokens of each sequence
+        self.lengths = [0] * batch  # number of cached tokens of each sequence
 
     def read(
         self, token_ids: Sequence[Sequence[int]], offset: int, count: int
     ) -> tuple[StepOutput, list[int]]:
-        """Read up to `count` tokens of each sequence, `offset` after its cached ones.
+        """Read up to `count` tokens of each sequence, `offset` tokens after the cached ones.
 
         Args:
             token_ids: all tokens of each sequence.
-            offset: number of tokens after the cached ones that were read before.
-            count: number of tokens to read of the longest sequence; others are padded.
+            offset: number of tokens after the cached tokens that were already read.
+            count: number of tokens to read of the longest sequence; shorter sequences are padded.
 
         Returns:
             The target's output, and the number of tokens read of each sequence.
@@ -87,7 +87,7 @@ class Context:
         return self.session.propose(budget, generators)
 
     def catch_up(self, token_ids: Sequence[list[int]]) -> None:
-        """Let the session take in all cached tokens that it does not have yet."""
+        """Let the session process all cached tokens that it has not processed yet."""
         assert self.session is not None
         while (starts := self.session.lengths) != tuple(self.lengths):
             ends = [
@@ -97,7 +97,7 @@ class Context:
             self.session.advance(self._committed(token_ids, starts, ends))
 
     def commit(self, sources: Sequence[Sequence[int]]) -> None:
-        """Make tokens that were read permanent: `sources` are their slots, for each sequence."""
+        """Make the tokens at the slots `sources` of each sequence permanent."""
         self._move(sources)
         pairs = zip(self.lengths, sources, strict=True)
         self.lengths = [length + len(slots) for length, slots in pairs]
@@ -117,7 +117,7 @@ class Context:
 
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens; caches that grow at least double."""
+        """Make room for sequences of up to `capacity` tokens; growing caches at least double."""
         needed = capacity + self._margin
         if needed > self.cache.capacity:
             room = max(needed, 2 * self.cache.capacity)
@@ -138,7 +138,7 @@ class Context:
         slots = lengths[:, None] + torch.arange(ids.shape[1], device=device)
         end, limit = max(starts) + ids.shape[1], self.target.spec.max_position
         positions = slots
-        if end > min(limit, self.cache.capacity):  # only padding goes beyond
+        if end > min(limit, self.cache.capacity):  # only padding exceeds the end
             positions = slots.clamp(max=limit - 1)
             slots = slots.clamp(max=self.cache.capacity - 1)
         return StepInput(
@@ -171,7 +171,7 @@ class Context:
         )
 
     def _move(self, sources: Sequence[Sequence[int]]) -> None:
-        """Move cached tokens to the slots equal to their positions, if necessary."""
+        """Move cached tokens to the slots that equal their positions, if necessary."""
         pairs = list(zip(self.lengths, sources, strict=True))
         if all(list(slots) == list(range(start, start + len(slots))) for start, slots in pairs):
             return

@@ -23,7 +23,7 @@ def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | No
     """Return the requested details, or None if there are none.
 
     Args:
-        config: generation config, which may ask for scores and logits.
+        config: generation config, which may request scores and logits.
         log_probs: whether log-probabilities are requested.
     """
     options = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
@@ -32,7 +32,7 @@ def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | No
 
 @dataclass(frozen=True)
 class TokenDetails:
-    """Details of the tokens of one decoding step; lists are empty if not requested."""
+    """Details of the tokens of one decoding step; a detail that was not requested is empty."""
 
     log_probs: list[float]  # under the target's processed distribution
     scores: list[Float[Tensor, " vocab"]]  # processed logits

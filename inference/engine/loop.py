@@ -1,4 +1,4 @@
-"""The decode loop: prefill, then draft, verify, accept, commit until every request is complete."""
+"""The decode loop: prefill, then draft, verify, accept and commit until requests are complete."""
 
 import time
 from collections import defaultdict
@@ -20,7 +20,7 @@ from inference.protocol import AdaptiveSession, Drafter, VerifyResult
 from jakiro.target.adapter import StepInput, TargetAdapter
 
 BONUS = 0  # depth of a bonus or recovered token, which comes from the target itself
-DRAFTING = 1  # purpose of random numbers for sampled trees, which acceptance does not share
+DRAFTING = 1  # stream of random numbers for sampled trees; acceptance uses another one
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class DecodeStep:
     token_ids: list[int]
     depths: list[int]  # depth of each token in the draft tree, or BONUS
     finished: bool
-    index: int = 0  # of the request in the run
-    details: TokenDetails | None = None  # if they were requested
+    index: int = 0  # index of the request in the run
+    details: TokenDetails | None = None  # None if no details were requested
 
 
 class DecodeRun:
@@ -40,11 +40,12 @@ class DecodeRun:
     Args:
         target: frozen target.
         drafter: drafter of the trees; None for autoregressive decoding.
-        requests: a request or several.
-        policy: when and how much to draft; None for always, as much as the drafter allows.
-        context: context of an earlier chat turn of a single request, which stays open; None for a
-            new one.
-        record: details to return of each token; None for none.
+        requests: one request or several requests.
+        policy: policy that decides when and how much to draft; None to draft in every step, as much
+            as the drafter allows.
+        context: context of an earlier chat turn, for a single request, which is not closed at the
+            end of the run; None for a new context.
+        record: details to return for each token; None to return none.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class DecodeRun:
         capacity = max(request.max_length for request in several)
         self.target = target
         self.sequences = [SequenceState.of(index, request) for index, request in enumerate(several)]
-        self.live = list(self.sequences)  # not complete yet
+        self.live = list(self.sequences)  # sequences that are not complete yet
         self.policy = (policy or AlwaysDraft(drafter)).new_run(sampling, len(several))
         self.record = record
         self.is_context_lent = context is not None
@@ -99,13 +100,13 @@ class DecodeRun:
             self.close()
 
     def finish(self) -> "DecodeRun":
-        """Decode to the end and return the run, for its tokens and statistics."""
+        """Decode to the end, and return the run with its tokens and statistics."""
         for _ in self:
             pass
         return self
 
     def close(self) -> None:
-        """Free the caches, unless the context was passed in; tokens and statistics stay."""
+        """Free the caches, unless the context was passed in; keep the tokens and statistics."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -136,7 +137,7 @@ class DecodeRun:
 
     @torch.inference_mode()
     def _step(self) -> list[DecodeStep]:
-        """Draft trees, verify them in one target forward, and emit what is accepted."""
+        """Draft trees, verify them in one forward pass of the target, and emit accepted tokens."""
         started = time.perf_counter()
         self.num_steps += 1
         with self._clock("draft"):
@@ -186,7 +187,7 @@ class DecodeRun:
         )
 
     def _advance(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
-        """Emit accepted tokens, make them permanent, and drop complete sequences."""
+        """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
         pairs = list(zip(self.live, results, strict=True))
         steps = [self._emit(state, result) for state, result in pairs]
         if self.num_steps:
@@ -260,7 +261,7 @@ class DecodeRun:
         session.on_verified(verified)
 
     def _notify_finished(self, steps: list[DecodeStep]) -> None:
-        """Let an adaptive session learn from complete sequences, whose last tokens it lacks."""
+        """Let an adaptive session learn from complete sequences, including the last tokens."""
         session = self.context.session
         if not isinstance(session, AdaptiveSession):
             return

@@ -1,4 +1,4 @@
-"""Decides before each decoding step whether to draft, and how much."""
+"""Policies that decide before each decoding step whether and how much to draft."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from inference.sampling import Sampling
 
 @runtime_checkable
 class StepPolicy(Protocol):
-    """The decisions of one run."""
+    """The policy of one run."""
 
     def next_budget(self) -> Budget | None:
         """Return the limits of the next trees, or None for a step without drafts."""
@@ -31,7 +31,7 @@ class StepPolicy(Protocol):
 
 @runtime_checkable
 class DraftPolicy(Protocol):
-    """The policy of a decoder, which all its runs share."""
+    """The policy of a decoder, shared by all its runs."""
 
     @property
     def request_counter(self) -> RequestCounter | None:
@@ -48,7 +48,7 @@ class DraftPolicy(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what was learned from earlier runs."""
+        """Discard what was learned from earlier runs."""
         ...
 
 
@@ -56,7 +56,7 @@ class AlwaysDraft:
     """Drafts at every decoding step, as much as the drafter allows.
 
     Args:
-        drafter: drafter of the trees; None for no drafts.
+        drafter: drafter of the trees; None to decode without drafts.
     """
 
     request_counter: RequestCounter | None = None
@@ -65,7 +65,7 @@ class AlwaysDraft:
         self.budget = None if drafter is None else Budget(drafter.max_nodes)
 
     def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
-        """Return itself, because nothing is learned.
+        """Return the policy itself, because nothing is learned.
 
         Args:
             sampling: options by which tokens are selected.
@@ -77,7 +77,7 @@ class AlwaysDraft:
         """Do nothing, because nothing was learned."""
 
     def next_budget(self) -> Budget | None:
-        """Return the drafter's own limits."""
+        """Return the limits of the drafter; None if there is no drafter."""
         return self.budget
 
     def learn(

@@ -15,19 +15,19 @@ from inference.engine.stats import DecodeStats
 from inference.protocol import RequestTicket
 from inference.sampling import Sampling
 
-# Subclasses of these are excluded, because they may decide differently.
+# Subclasses of these criteria are excluded, because they may behave differently.
 HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
 
 
 class StopRule:
-    """Decides after each token whether a sequence is complete, so that none becomes too long.
+    """Decides after each token whether a sequence is complete.
 
     Limits of length and time, and end-of-sequence tokens, are checked on the host; any other
     criterion is called with the tokens so far.
 
     Args:
         criteria: stopping criteria, as prepared by `generate()`.
-        device: device of the tokens that other criteria get.
+        device: device of the tokens that other criteria are called with.
     """
 
     def __init__(self, criteria: StoppingCriteriaList, device: torch.device) -> None:
@@ -70,15 +70,15 @@ class Request:
     token_ids: list[int]  # the prompt, without padding
     sampling: Sampling
     stop: StopRule
-    max_length: int  # prompt included
-    ticket: RequestTicket | None = None  # if a drafter or policy learns from it
+    max_length: int  # including the prompt
+    ticket: RequestTicket | None = None  # None if nothing is learned from the request
 
 
 @dataclass
 class SequenceState:
     """The state of a sequence that is being decoded."""
 
-    index: int  # of the request in the run
+    index: int  # index of the request in the run
     request: Request
     token_ids: list[int]  # prompt and emitted tokens; the last one is the root
     stats: DecodeStats = field(default_factory=DecodeStats)

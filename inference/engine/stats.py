@@ -1,4 +1,4 @@
-"""Statistics of decoding, such as tau, defined once."""
+"""Statistics of decoding, such as tau."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -9,21 +9,23 @@ from dataclasses import dataclass, field
 class DecodeStats:
     """Counts and seconds of one request, or of several requests together.
 
-    The first token comes from prefill and counts in no rate. `seconds` has the keys prefill, draft,
-    verify, commit and total.
+    The first token comes from prefill and is not included in any rate. `seconds` has the keys
+    prefill, draft, verify, commit and total.
     """
 
-    prefilled: int = 1  # tokens from prefill: one of each request
-    emitted: int = 0  # emitted tokens, those from prefill included
-    target_forwards: int = 0  # decoding steps after prefill
-    accepted: Counter[int] = field(default_factory=Counter)  # depth -> emitted drafts
-    reached: Counter[int] = field(default_factory=Counter)  # depth -> steps with candidates there
+    prefilled: int = 1  # number of tokens from prefill: one for each request
+    emitted: int = 0  # number of emitted tokens, including those from prefill
+    target_forwards: int = 0  # number of decoding steps after prefill
+    accepted: Counter[int] = field(default_factory=Counter)  # depth -> number of emitted drafts
+    reached: Counter[int] = field(
+        default_factory=Counter
+    )  # depth -> number of steps with candidates
     proposed_by_proposer: Counter[int] = field(default_factory=Counter)
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def count_reached(self, depths: Iterable[int]) -> None:
-        """Count visited nodes at these depths that have candidates below them."""
+        """Count the visited nodes at these depths, which all have candidates below them."""
         self.reached.update(depth + 1 for depth in depths)
 
     @property
@@ -38,23 +40,23 @@ class DecodeStats:
 
     @property
     def conditional_acceptance_rate(self) -> list[float]:
-        """The share of steps that accepted a draft at depth d, of those with candidates there."""
+        """The share of steps that accepted a draft, of those with candidates, for each depth."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
-        """The share of all steps that accepted a draft at depth d."""
+        """The share of all steps that accepted a draft, for each depth."""
         steps = max(self.target_forwards, 1)
         return [self.accepted[depth] / steps for depth in sorted(self.reached)]
 
     def acceptance_of(self, proposer: int) -> float | None:
-        """Return the accepted share of a proposer's candidates; None if it had none."""
+        """Return the accepted share of a proposer's candidates; None if there were none."""
         proposed = self.proposed_by_proposer[proposer]
         return self.accepted_by_proposer[proposer] / proposed if proposed else None
 
     @property
     def tokens_per_second(self) -> float:
-        """The tokens after prefill, per second of decoding."""
+        """The number of tokens after prefill per second of decoding."""
         decoding = self.seconds["total"] - self.seconds["prefill"]
         return self.decoded / decoding if decoding > 0 else 0.0
 

@@ -1,1 +1,1 @@
-"""Prompts, generation configs, streaming and `custom_generate`: the side facing transformers."""
+"""Prompts, generation configs, streaming and `custom_generate`: the interface to transformers."""

@@ -31,7 +31,7 @@ from jakiro.target.checks import CausalLM
 
 T = TypeVar("T")
 
-# Arguments that generate() always passes on, and that the decode loop replaces by its own.
+# Arguments that generate() always passes, and that the decode loop replaces with its own values.
 _EXPECTED = frozenset(
     {"logits_to_keep", "past_key_values", "position_ids", "synced_gpus", "use_cache"}
 )
@@ -44,9 +44,9 @@ class Handover:
     Attributes:
         model: model whose `generate()` was called.
         input_ids: token ids of the prompts.
-        attention_mask: 0 where `input_ids` is padding; None without padding.
-        processors: logits processors, the caller's own included.
-        criteria: stopping criteria, the caller's own included.
+        attention_mask: 0 where `input_ids` is padding; None if there is no padding.
+        processors: logits processors, including those of the caller.
+        criteria: stopping criteria, including those of the caller.
         config: generation config with all defaults filled in.
     """
 
@@ -59,7 +59,7 @@ class Handover:
 
     @property
     def pad_token_id(self) -> int:
-        """The token id that fills up sequences that end early."""
+        """The id of the token that fills up sequences that end early."""
         pad: Any = self.config.pad_token_id
         if pad is None:
             eos: Any = self.config.eos_token_id
@@ -73,12 +73,12 @@ class Handover:
 
         Args:
             target: the decoder's target.
-            seed: key of every random number; None for a random one.
-            inputs: other inputs of the model, by name.
+            seed: seed of all random numbers; None for a random seed.
+            inputs: other inputs of the model by name.
 
         Raises:
-            PromptError: another input or the config is not supported, or a prompt holds ids that
-                have an embedding but no logit.
+            PromptError: the config or one of the other inputs is not supported, or a prompt
+                contains ids that have an embedding but no logit.
             TargetMismatch: the model is not the decoder's target.
         """
         self._check(target, inputs)
@@ -97,9 +97,9 @@ class Handover:
     def _prepared(self, prompts: list[list[int]]) -> list[PreparedPrompt]:
         """Return each prompt with its processors and criteria.
 
-        Processors and criteria that count tokens would count padding, and some depend on the batch
-        index. With such processors every prompt is prepared again, alone, with the processors and
-        criteria that the caller passed.
+        Processors and criteria that count tokens would count padding as well, and some depend on
+        the batch index. In these cases, every prompt is prepared again by itself, with the
+        processors and criteria that the caller passed.
         """
         is_padded = any(len(prompt) != self.input_ids.shape[1] for prompt in prompts)
         are_alike = len(prompts) == 1 or all(
@@ -111,7 +111,7 @@ class Handover:
         config = copy(self.config)
         config.max_new_tokens = int(self.config.max_length) - self.input_ids.shape[1]
         config.max_length = None
-        config.num_return_sequences = 1  # the batch holds all of them already
+        config.num_return_sequences = 1  # the batch already contains all sequences
         built = capture(self.model, self.input_ids, self.attention_mask, generation_config=config)
         given: dict[str, Any] = {
             "logits_processor": LogitsProcessorList(_others(self.processors, built.processors)),
@@ -120,23 +120,23 @@ class Handover:
         return [prepare(self.model, ids, generation_config=config, **given) for ids in prompts]
 
     def _check_positions(self, positions: Tensor | None, prompts: list[list[int]]) -> None:
-        """Refuse positions that do not count each prompt's own tokens."""
+        """Raise an error if positions do not count the tokens of each prompt."""
         if positions is None:
             return
         expanded = positions.expand(len(prompts), -1).tolist()
         for prompt, own in zip(prompts, expanded, strict=True):
             if sorted(own)[-len(prompt) :] != list(range(len(prompt))):
                 raise PromptError(
-                    "position_ids are not supported",
+                    "these position_ids are not supported",
                     expected="positions that count each prompt's tokens from 0",
                     got=own,
-                    remedy="leave them out",
+                    remedy="leave position_ids out",
                 )
 
     def _check(self, target: TargetAdapter, inputs: Mapping[str, Any]) -> None:
         if self.model.get_input_embeddings() is not target.model.get_input_embeddings():
             raise TargetMismatch(
-                "generate() was called on another model than the decoder's target",
+                "generate() was called on a model other than the decoder's target",
                 expected=type(target.model).__name__,
                 got=type(self.model).__name__,
                 remedy="call generate() of the model that the decoder was made with",
@@ -146,15 +146,15 @@ class Handover:
             others.add("synced_gpus")
         if others:
             raise PromptError(
-                "inputs that are not supported",
-                expected="input_ids and attention_mask",
+                "some inputs are not supported",
+                expected="only input_ids and attention_mask",
                 got=", ".join(sorted(others)),
-                remedy="leave them out",
+                remedy="leave these inputs out",
             )
 
 
 def _others(passed: Iterable[T], built: Iterable[T]) -> list[T]:
-    """Return the caller's own: those passed on that were not built from the config."""
+    """Return the items of the caller: those in `passed` that were not built from the config."""
     left = Counter(map(_description, built))
     others = []
     for item in passed:

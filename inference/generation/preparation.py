@@ -33,8 +33,8 @@ class PreparedPrompt:
     """The arguments that `generate()` passes to a decoding method.
 
     Attributes:
-        input_ids: token ids of the prompts; all sequences of a batch where `generate()` was called
-            with a batch.
+        input_ids: token ids of the prompt, or of all prompts if `generate()` was called with a
+            batch.
         processors: logits processors.
         criteria: stopping criteria.
         config: generation config with all defaults filled in.
@@ -49,13 +49,13 @@ class PreparedPrompt:
         """Return the request for one of the prompts, which must have no padding.
 
         Args:
-            seed: key of every random number of the request.
+            seed: seed of all random numbers of the request.
             max_position: number of positions that the target has.
             index: batch index of the prompt.
 
         Raises:
-            PromptError: the config asks for another kind of decoding, or prompt and continuation
-                exceed the context.
+            PromptError: the config requests another decoding method, or the prompt and its
+                continuation exceed the context.
         """
         refuse_other_decoding(self.config, self.processors)
         check_length(self.input_ids.shape[1], int(self.config.max_length), max_position, index)
@@ -79,19 +79,18 @@ def prepare_requests(
 ) -> tuple[list[Request], GenerationConfig]:
     """Return a request for each prompt, and the generation config that the requests share.
 
-    Arguments of the caller are checked here and nowhere else. Every prompt is prepared alone, so
-    that processors and criteria that count tokens never count padding: they are those of the same
-    prompt decoded alone.
+    Arguments of the caller are checked only here. Every prompt is prepared by itself, as in a batch
+    of one, so that processors and criteria that count tokens never count padding.
 
     Args:
         model: the target.
         prompts: token ids of every prompt.
-        generation: arguments of `generate()`, such as max_new_tokens or top_p; None for none.
-        temperature: 0 for greedy decoding, a positive number for sampling; None leaves both to
-            `generation` and to the target's generation config.
-        seed: key of every random number, or one key per prompt; None for a random one.
+        generation: arguments of `generate()`, such as max_new_tokens or top_p; None to pass none.
+        temperature: 0 for greedy decoding, a positive number for sampling; None to leave this
+            to `generation` and the target's generation config.
+        seed: seed of all random numbers, or one seed per prompt; None for a random seed.
         max_position: number of positions that the target has.
-        tokenizer: tokenizer that finds stop strings; None if there are none.
+        tokenizer: tokenizer for finding stop strings; None if there are no stop strings.
 
     Raises:
         PromptError: an argument is out of range, unknown, or not supported.
@@ -117,26 +116,26 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **generation: Any,
 ) -> PreparedPrompt:
-    """Return what `model.generate(token_ids, **generation)` would decode.
+    """Return the arguments with which `model.generate(token_ids, **generation)` would decode.
 
     Processors, stopping criteria and defaults are prepared by transformers' own `generate()`, so
-    that it and our loop decode the same distribution.
+    that `generate()` and our loop select tokens from the same distribution.
 
     Args:
         model: the target.
         token_ids: token ids of the prompt.
-        tokenizer: tokenizer that finds stop strings; None if there are none.
+        tokenizer: tokenizer for finding stop strings; None if there are no stop strings.
         **generation: arguments of `generate()`.
 
     Raises:
-        PromptError: `generate()` refuses an argument, or several sequences are asked for.
+        PromptError: `generate()` rejects an argument, or several sequences are requested.
     """
     ids = torch.tensor([list(token_ids)], device=model.device)
     arguments = _with_stop_strings(_with_padding(model, generation), tokenizer)
     try:
         prepared = capture(model, ids, torch.ones_like(ids), **arguments)
     except (ImportError, TypeError, ValueError) as error:
-        raise PromptError("generate() refuses the arguments", got=error) from error
+        raise PromptError("generate() rejects the arguments", got=error) from error
     if (count := prepared.config.num_return_sequences) not in (1, None):
         raise PromptError(
             "num_return_sequences is not supported here",
@@ -155,7 +154,8 @@ def capture(
     Args:
         model: the target.
         input_ids: token ids of all prompts, padded, shape [batch, prompt].
-        attention_mask: 0 where `input_ids` is padding, shape [batch, prompt]; None without padding.
+        attention_mask: 0 where `input_ids` is padding, shape [batch, prompt]; None if there is no
+            padding.
         **generation: arguments of `generate()`.
     """
     generate: Any = model.generate
@@ -166,7 +166,7 @@ def capture(
 
 
 def share_processors(requests: list[Request]) -> list[Request]:
-    """Let requests share processors that depend on no prefix, so that they run on all at once."""
+    """Let requests share processors that read no prefix, so that one call processes all."""
     first = requests[0].sampling
     if not first.is_prefix_free:
         return requests
@@ -182,10 +182,10 @@ def random_seed() -> int:
 
 
 def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:
-    """Give each request the random stream that it would have alone with its seed."""
+    """Give each request the random numbers of a batch of one with its seed."""
     if len(seeds) != len(requests):
         raise PromptError(
-            "there must be one seed, or one per prompt",
+            "the number of seeds does not fit the number of prompts",
             expected=f"one seed, or {len(requests)}",
             got=f"{len(seeds)} seeds",
         )
@@ -218,7 +218,7 @@ def _decision(temperature: float | None) -> dict[str, Any]:
 
 
 def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]:
-    """Name a pad token if there is none: one sequence needs no padding, but `generate()` warns."""
+    """Set a pad token if there is none, which only prevents a warning of `generate()`."""
     defaults = model.generation_config
     given = generation.get("generation_config") or defaults
     if given is None or "pad_token_id" in generation or given.pad_token_id is not None:
@@ -231,7 +231,7 @@ def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]
 def _with_stop_strings(
     generation: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
-    """Turn stop strings into a criterion: `generate()` drops the tokenizer of a custom method."""
+    """Replace stop strings by a criterion, because a custom method gets no tokenizer."""
     config = generation.get("generation_config")
     strings = generation.get("stop_strings") or getattr(config, "stop_strings", None)
     if not strings:

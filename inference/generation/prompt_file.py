@@ -1,4 +1,4 @@
-"""Files of prompts: texts, token ids, chats, and dialogues of several chat turns."""
+"""Prompt files: texts, token ids, chats, and dialogues of several chat turns."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ class BenchPrompt:
         first: prompt of the first chat turn, in a form that `encode_prompt` accepts.
         later_turns: user messages that follow the answers, one per answer; if there are any,
             `first` is a chat.
-        category: name of the group of prompts that figures are also reported for.
+        category: name of a group of prompts; figures are reported for each group as well.
         identity: hash of the content, without the category.
     """
 
@@ -66,16 +66,16 @@ def read_prompts(
 ) -> list[BenchPrompt]:
     """Return the prompts of a file in their order, repeated ones included (see `distinct`).
 
-    A name that ends in .jsonl or .json means one object per line, with exactly one of the keys
-    `prompt` (a text, a list of token ids, or a chat), `turns` (user messages, asked one after the
-    other) and `messages` (a chat to be answered). The key `category` is optional and "all" by
+    A file whose name ends in .jsonl or .json has one object per line, with exactly one of the keys
+    `prompt` (a text, a list of token ids, or a chat), `turns` (the user messages of all turns,
+    in order) and `messages` (a chat to be answered). The key `category` is optional and "all" by
     default. Other keys are ignored. Any other file has one text per line. Empty lines are skipped.
 
     Args:
         path: the file.
-        max_prompts: number of prompts to read from the beginning of the file; None for all.
-        training_records: whether records of training data are prompts, too: the key `text` is read
-            as `prompt`, and a chat is cut before answers of the assistant at its end.
+        max_prompts: largest number of prompts to read from the file; None for all.
+        training_records: whether to accept records of training data as well. Their key `text` is
+            read as `prompt`, and answers of the assistant at the end of a chat are removed.
 
     Raises:
         PromptError: the file is missing, unreadable or empty, or a line is malformed.
@@ -87,7 +87,8 @@ def read_prompts(
 def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
     """Return the prompts without repetitions of the same content.
 
-    Intervals over prompts assume that prompts are independent, and repetitions are not.
+    Confidence intervals over prompts assume independent prompts, and repetitions are not
+    independent.
     """
     firsts: dict[str, BenchPrompt] = {}
     for prompt in prompts:
@@ -96,7 +97,7 @@ def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
 
 
 def prompt_of(first: Prompt, category: str = "all") -> BenchPrompt:
-    """Return a prompt of a single chat turn that comes from no file.
+    """Return a prompt of a single chat turn that does not come from a file.
 
     Args:
         first: the prompt.
@@ -106,9 +107,9 @@ def prompt_of(first: Prompt, category: str = "all") -> BenchPrompt:
 
 
 class PromptLine(NamedTuple):
-    """The content of one line of a file of prompts."""
+    """The content of one line of a prompt file."""
 
-    location: str  # file and line
+    location: str  # path of the file, and number of the line
     fields: dict[str, Any]
 
     def unusable(self, expected: str, got: object = None) -> PromptError:
@@ -116,13 +117,13 @@ class PromptLine(NamedTuple):
 
         Args:
             expected: content that the line should have.
-            got: content that it has instead; None for the whole line.
+            got: content that was found instead; None for the whole line.
         """
         return _unusable(self.location, expected, self.fields if got is None else got)
 
 
 def read_prompt_lines(path: Path) -> list[PromptLine]:
-    """Return the lines of a file of prompts without the empty ones.
+    """Return the lines of a prompt file, without empty lines.
 
     The lines of a .jsonl or .json file are objects. Any other line is a text and is returned as an
     object with the single key `prompt`.
@@ -139,23 +140,23 @@ def read_prompt_lines(path: Path) -> list[PromptLine]:
         raise PromptError(
             f"{path} holds no prompts",
             expected="one prompt per line",
-            got="an empty file, or empty lines only",
-            remedy="check the name of the file of prompts",
+            got="an empty file, or only empty lines",
+            remedy="check the name of the prompt file",
         )
     return lines
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield location and text of each line that is not empty."""
+    """Yield the location and the text of each line that is not empty."""
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = error.strerror if isinstance(error, OSError) else error
         raise PromptError(
             f"cannot read the prompts in {path}",
-            expected="a file of UTF-8 text",
+            expected="a UTF-8 text file",
             got=got,
-            remedy="check the name of the file of prompts",
+            remedy="check the name of the prompt file",
         ) from error
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
@@ -170,7 +171,7 @@ def _parsed(text: str, location: str) -> PromptLine:
             f"{location} is not JSON",
             expected="one object per line",
             got=error,
-            remedy="end the file's name in .txt if its lines are plain text",
+            remedy="rename the file to .txt if its lines are plain text",
         ) from error
     if not isinstance(fields, dict):
         raise _unusable(location, "one object per line", fields)
@@ -195,7 +196,7 @@ def _prompt_in(line: PromptLine) -> BenchPrompt:
 
 
 def _without_answer(line: PromptLine) -> PromptLine:
-    """Return a record of training data as a prompt: its texts, or a chat without its answer."""
+    """Return a record of training data as a prompt: its text, or its chat without the answer."""
     fields = dict(line.fields)
     if "text" in fields:
         fields.setdefault("prompt", fields.pop("text"))
@@ -217,7 +218,7 @@ def _unusable(location: str, expected: str, got: object) -> PromptError:
 
 
 def _built(first: Prompt, later_turns: tuple[str, ...], category: str) -> BenchPrompt:
-    # ASCII escapes, because a text may hold half of a surrogate pair, which UTF-8 cannot encode.
+    # ASCII escapes are needed, because UTF-8 cannot encode half of a surrogate pair in a text.
     content = json.dumps([first, later_turns], sort_keys=True)
     identity = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
     return BenchPrompt(first, later_turns, category, identity)
@@ -263,7 +264,7 @@ def _is_question(value: Any) -> bool:
     return _is_chat(value) and value[-1]["role"] != "assistant"
 
 
-_CHAT = '[{"role", "content"}, ...], the last one not by the assistant'
+_CHAT = 'a list of {"role", "content"} objects, the last one not by the assistant'
 _FORMS = {
     "prompt": _Form(f"a text, a list of token ids, or {_CHAT}", _is_prompt),
     "turns": _Form("a list of texts, one for each message of the user", _is_list_of_texts),

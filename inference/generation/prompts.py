@@ -24,7 +24,7 @@ def encode_prompt(
         vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
-        PromptError: the prompt is empty, holds several prompts or ids outside the target's
+        PromptError: the prompt is empty, contains several prompts or ids outside the target's
             vocabulary, or needs a tokenizer or chat template that is missing.
     """
     if isinstance(prompt, Tensor):
@@ -41,7 +41,7 @@ def encode_prompt(
         ids = [index(token) for token in ids]
     except TypeError as error:
         raise PromptError(
-            "unusable prompt",
+            "the prompt cannot be used",
             expected="a text, chat messages, or a list of token ids",
             got=f"a list of {type(ids[0]).__name__}",
             remedy="use generate_batch for several prompts",
@@ -51,7 +51,7 @@ def encode_prompt(
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse a prompt with ids outside the target's vocabulary.
+    """Raise an error if a prompt contains ids outside the target's vocabulary.
 
     Args:
         ids: token ids of the prompt.
@@ -62,7 +62,7 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """
     if wrong := [token for token in ids if not 0 <= token < vocab_size]:
         raise PromptError(
-            "the prompt holds ids outside the target's vocabulary",
+            "the prompt contains ids outside the target's vocabulary",
             expected=f"ids from 0 to {vocab_size - 1}",
             got=wrong[0],
             remedy="encode the prompt with the target's own tokenizer",
@@ -72,15 +72,15 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 def unpadded(
     input_ids: Int[Tensor, "batch width"], attention_mask: Int[Tensor, "batch width"] | None
 ) -> list[list[int]]:
-    """Return the sequences of a batch without their padding, on either side.
+    """Return the sequences of a batch without the padding on either side.
 
     Args:
         input_ids: token ids of the batch.
-        attention_mask: 0 where `input_ids` is padding; None without padding.
+        attention_mask: 0 where `input_ids` is padding; None if there is no padding.
 
     Raises:
-        PromptError: the mask has another shape, or the tokens of a sequence that it keeps are none
-            or not consecutive.
+        PromptError: the shapes of mask and `input_ids` differ, or the mask of a sequence keeps no
+            tokens, or tokens that are not consecutive.
     """
     sequences = input_ids.tolist()
     if attention_mask is None:
@@ -98,7 +98,7 @@ def unpadded(
 
 
 def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer, or refuse its absence.
+    """Return the tokenizer, or raise an error if there is none.
 
     Raises:
         PromptError: the tokenizer is None.
@@ -117,7 +117,7 @@ def _single(prompt: Tensor) -> list[int]:
     batch = prompt.reshape(1, -1) if prompt.dim() < 2 else prompt
     if batch.shape[0] != 1 or batch.is_floating_point():
         raise PromptError(
-            "one prompt at a time",
+            "this method decodes one prompt at a time",
             expected="integer ids of shape [1, tokens]",
             got=f"{batch.dtype} of shape {list(batch.shape)}",
             remedy="use generate_batch for several prompts",
@@ -130,9 +130,9 @@ def _without_padding(ids: list[int], mask: Sequence[int], index: int) -> list[in
     seen = [position for position, is_seen in enumerate(mask) if is_seen]
     if not seen or seen[-1] - seen[0] + 1 != len(seen):
         raise PromptError(
-            f"unusable attention mask of prompt {index}",
-            expected="ones over consecutive tokens, zeros over padding before or after them",
-            got="no token" if not seen else "a gap",
+            f"cannot use the attention mask of prompt {index}",
+            expected="ones for consecutive tokens, and zeros for padding before or after them",
+            got="only zeros" if not seen else "zeros between ones",
         )
     return ids[seen[0] : seen[-1] + 1]
 
@@ -143,9 +143,9 @@ def _templated(
     if tokenizer.chat_template is None:
         raise PromptError(
             "the tokenizer has no chat template",
-            expected="a tokenizer with a template, or plain text",
+            expected="a tokenizer with a chat template, or a plain text",
             got="chat messages",
-            remedy="set tokenizer.chat_template or pass the text itself",
+            remedy="set tokenizer.chat_template, or pass the prompt as a text",
         )
     apply: Any = tokenizer.apply_chat_template
     encoded = apply(messages, add_generation_prompt=True, return_dict=True)

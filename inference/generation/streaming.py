@@ -1,4 +1,4 @@
-"""Streams tokens as soon as they are final: as text of whole code points, or to a streamer."""
+"""Streaming of final tokens, either as text of complete code points or to a streamer."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,11 +11,11 @@ from inference.engine.loop import DecodeRun, DecodeStep
 from inference.generation.prompts import needed
 from jakiro.errors import PromptError
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete code point decodes to
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded form of an incomplete code point
 
 
 class TextStream:
-    """Text of a growing sequence, without code points that later tokens may complete.
+    """The text of a growing sequence, without code points that later tokens may complete.
 
     Args:
         tokenizer: the target's tokenizer.
@@ -24,7 +24,7 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._ids: list[int] = []
-        self._num_shown = 0  # characters already returned
+        self._num_shown = 0  # number of characters already returned
 
     def push(self, token_ids: list[int]) -> str:
         """Return the text that the new tokens complete, which may be empty."""
@@ -60,7 +60,7 @@ class TextPrinter(BaseStreamer):
         self._is_prompt = True
 
     def put(self, value: Tensor) -> None:
-        """Take the ids of the prompt in the first call, and new ids in later calls."""
+        """Skip the prompt's ids in the first call, and write the text of new ids in later calls."""
         if not self._is_prompt:
             self._write(self._stream.push(value.tolist()))
         self._is_prompt = False
@@ -74,8 +74,8 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
     """Yield a run's decoding steps, and pass their tokens to a streamer.
 
     Args:
-        run: the run, which has not begun yet.
-        streamer: streamer of the caller; None for none.
+        run: run that has not begun yet.
+        streamer: streamer of the caller; None to stream nothing.
 
     Raises:
         PromptError: there is a streamer, and the run has several sequences.
@@ -85,7 +85,7 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
         return
     if len(run.sequences) > 1:
         raise PromptError(
-            "a streamer takes one sequence", expected="one prompt", got=len(run.sequences)
+            "a streamer supports only one sequence", expected="one prompt", got=len(run.sequences)
         )
     streamer.put(torch.tensor([run.token_ids]))
     for steps in run:
@@ -95,11 +95,11 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
 
 
 def pieces(steps: Iterator[DecodeStep], stream: TextStream) -> Iterator[str]:
-    """Yield the text of decoding steps as soon as it is final.
+    """Yield the text of decoding steps as soon as the text is final.
 
     Args:
         steps: decoding steps of a single sequence.
-        stream: stream that turns their tokens into text.
+        stream: stream that decodes the tokens of the steps.
     """
     for step in steps:
         if piece := stream.push(step.token_ids):

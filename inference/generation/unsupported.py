@@ -1,4 +1,4 @@
-"""Refusals of unsupported arguments, by name and before any work."""
+"""Checks that reject unsupported arguments by name before anything is decoded."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from jakiro.errors import PromptError
 
-# Arguments of generate() that ask for another kind of decoding or another input.
+# Arguments of generate() that request another decoding method or another kind of input.
 REFUSED = frozenset(
     {
         "assistant_model",
@@ -26,7 +26,7 @@ REFUSED = frozenset(
         "tokenizer",
     }
 )
-# Fields of its config that do so, with the values that switch them off.
+# Fields of its config that request another decoding method, with the values that disable them.
 _OFF: dict[str, tuple[Any, ...]] = {
     "num_beams": (1, None),
     "num_beam_groups": (1, None),
@@ -59,35 +59,39 @@ _STATEFUL = frozenset(
 
 
 def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -> None:
-    """Refuse arguments that are unusable or not supported.
+    """Raise an error if an argument is unusable or not supported.
 
     Args:
-        temperature: temperature that the caller asked for; None if none.
-        generation: other arguments, by name.
+        temperature: temperature that the caller requested; None if the caller gave none.
+        generation: other arguments by name.
 
     Raises:
-        PromptError: an argument is refused; the message names it.
+        PromptError: an argument cannot be used; the message names the argument.
     """
     if temperature is not None and not _is_temperature(temperature):
         raise PromptError(
-            "unusable temperature", expected="0 (greedy) or a positive number", got=temperature
+            "this temperature cannot be used",
+            expected="0 (greedy) or a positive number",
+            got=temperature,
         )
     if temperature is not None and "do_sample" in generation:
         raise PromptError(
-            "temperature and do_sample set the same thing",
-            expected="one of them",
+            "temperature and do_sample cannot be combined",
+            expected="only one of the two arguments",
             got=f"temperature={temperature} and do_sample={generation['do_sample']}",
             remedy="leave do_sample out",
         )
     new_tokens = generation.get("max_new_tokens")
     if new_tokens is not None and not (isinstance(new_tokens, int) and new_tokens >= 1):
-        raise PromptError("unusable max_new_tokens", expected="at least 1", got=new_tokens)
+        raise PromptError(
+            "this max_new_tokens cannot be used", expected="at least 1", got=new_tokens
+        )
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(
-            "arguments that are not supported",
-            expected="a prompt, and fields of GenerationConfig",
+            "some arguments are not supported",
+            expected="only a prompt and fields of GenerationConfig",
             got=", ".join(refused),
-            remedy="leave them out",
+            remedy="leave these arguments out",
         )
 
 
@@ -96,14 +100,14 @@ def _is_temperature(value: object) -> bool:
 
 
 def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:
-    """Refuse configs that need another decode loop, and processors that keep a state.
+    """Raise an error if a config requires another decode loop, or a processor keeps a state.
 
     Args:
         config: generation config with all defaults filled in.
         processors: logits processors.
 
     Raises:
-        PromptError: the config or a processor is refused; the message names it.
+        PromptError: a field of the config or a processor is not supported; the message names it.
     """
     for name, off in _OFF.items():
         if (value := getattr(config, name, None)) not in off:
@@ -113,7 +117,7 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
     for name in (type(processor).__name__ for processor in processors):
         if name in _STATEFUL:
             raise PromptError(
-                f"{name} is not supported: it keeps a state between tokens",
+                f"{name} is not supported, because it keeps a state between tokens",
                 expected="processors that depend only on the tokens so far",
                 got=name,
                 remedy="leave it out",
@@ -121,7 +125,7 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
 
 
 def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
-    """Refuse processors that work for a single sequence only.
+    """Raise an error if a processor cannot process several sequences, and there are several.
 
     Args:
         num_sequences: number of sequences in the batch.
@@ -141,13 +145,13 @@ def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
 
 
 def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> None:
-    """Refuse a prompt that does not fit into the target's context with its new tokens.
+    """Raise an error if a prompt and its new tokens do not fit into the target's context.
 
     Args:
-        prompt: tokens of the prompt.
-        total: tokens of the prompt and of its longest continuation.
+        prompt: number of tokens of the prompt.
+        total: number of tokens of the prompt and its longest continuation.
         max_position: number of positions that the target has.
-        index: number of the prompt in the error message.
+        index: number of the prompt, for the error message.
 
     Raises:
         PromptError: the tokens exceed the context; the message gives both lengths.

@@ -23,8 +23,8 @@ def check_greedy(
 ) -> GreedyCheck:
     """Compare greedy continuations token by token.
 
-    After a first difference two continuations have nothing in common, so only the first difference
-    is checked, by the target's own logits of the two tokens.
+    After their first difference, two continuations cannot be compared any further. Only the first
+    difference is therefore checked, by the target's logits of the two tokens.
 
     Args:
         decoder: decoder to verify.
@@ -32,7 +32,7 @@ def check_greedy(
         max_new_tokens: largest number of new tokens of each prompt.
 
     Raises:
-        PromptError: a prompt cannot be continued by so many tokens.
+        PromptError: a prompt cannot be continued by `max_new_tokens` tokens.
     """
     differences: list[GreedyDifference] = []
     tokens = drafted = 0
@@ -80,20 +80,21 @@ def verify_losslessness(
     settings: VerifySettings | None = None,
     on_check: Callable[[Check], None] | None = None,
 ) -> VerifyReport:
-    """Return a report on whether a decoder's output is that of its target, greedy and sampled.
+    """Return a report on whether a decoder's greedy and sampled output is that of its target.
 
-    In half precision the order of summation in a batch moves logits, the target's own included, so
-    greedy near-ties and tokens at the cut of top-p are counted separately; distributions are
-    compared exactly in any precision. Single precision tolerates no difference.
+    In half precision, the order of summation in a batch changes logits, even if the target decodes
+    alone. Greedy near-ties and tokens at the threshold of top-p are therefore counted separately.
+    Distributions are compared exactly in any precision. In single precision, no difference is
+    tolerated.
 
     Args:
-        decoder: decoder to verify, whose target alone is the reference.
+        decoder: decoder to verify against its target.
         prompts: texts, lists of chat messages, or token ids.
         settings: settings of the verification; None for the defaults.
         on_check: callback after each check; None for no callback.
 
     Raises:
-        PromptError: there is no prompt, or a prompt cannot be used or continued as asked.
+        PromptError: there is no prompt, or a prompt cannot be used or continued as required.
     """
     settings = settings or VerifySettings()
     if not prompts:

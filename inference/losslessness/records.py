@@ -7,16 +7,16 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from jakiro.utils.settings import Settings
 
 FALSE_ALARM = 0.001  # probability that a correct decoder fails a test of its distribution
-DISTRIBUTION_TESTS = 2  # tests of each prompt's distribution
+DISTRIBUTION_TESTS = 2  # number of tests of each prompt's distribution
 
 
 class VerifySettings(Settings):
-    """Amount of text to generate and sampling options; None is the target's own default."""
+    """Settings of a verification; None for top_p or top_k means the target's own value."""
 
     max_new_tokens: int = Field(64, ge=1)  # largest length of a greedy continuation
     num_prompts: int | None = Field(None, ge=1)  # number of prompts to use; None for all
-    samples: int = Field(2000, ge=50)  # continuations sampled from each prompt
-    sampled_prompts: int = Field(1, ge=0)  # number of prompts, from the first, to sample from
+    samples: int = Field(2000, ge=50)  # number of continuations to sample for each prompt
+    sampled_prompts: int = Field(1, ge=0)  # number of prompts, from the first, to sample for
     sample_length: int | None = Field(None, ge=2)  # None for the draft tree's depth plus 2
     temperature: float = Field(1.0, gt=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -31,13 +31,13 @@ class VerifySettings(Settings):
 
 
 class _Result(BaseModel):
-    """Base of results: `str()` is a line of figures, `details` are further lines."""
+    """Base of results: `str()` returns a line of figures, and `details` has further lines."""
 
     model_config = ConfigDict(frozen=True)
 
     @property
     def details(self) -> tuple[str, ...]:
-        """The lines that list what the figures count."""
+        """The lines that list the counted items one by one."""
         return ()
 
 
@@ -46,7 +46,7 @@ class GreedyDifference(_Result):
 
     prompt: int  # counted from 1
     position: int  # among the new tokens, counted from 1
-    target_token: int | None  # None: the target's continuation had ended
+    target_token: int | None  # None if the target's continuation had ended
     decoder_token: int | None
     gap: float | None  # between the target's logits of the two tokens
     rounding: float  # largest effect of rounding on them; 0 in single precision
@@ -72,8 +72,8 @@ class GreedyCheck(_Result):
 
     name: Literal["greedy equality"] = "greedy equality"
     prompts: int
-    tokens: int  # equal tokens, up to each first difference
-    drafted: int  # tokens of the decoder that are accepted drafts
+    tokens: int  # number of equal tokens up to the first difference of each prompt
+    drafted: int  # number of the decoder's tokens that are accepted drafts
     differences: tuple[GreedyDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -100,8 +100,8 @@ class DistributionCheck(_Result):
 
     name: Literal["sequence distribution", "token ranks"]
     prompt: int
-    counted: int  # sequences, or tokens after the first of each sequence
-    drafted: int  # accepted drafts in all sequences
+    counted: int  # number of sequences, or of tokens after the first of each sequence
+    drafted: int  # number of accepted drafts in all sequences
     cells: int
     statistic: float
     p_value: float
@@ -129,7 +129,7 @@ class SupportCheck(_Result):
     prompt: int
     tokens: int
     impossible: int
-    at_the_cut: int  # tokens excluded by less than the dtype's rounding
+    at_the_cut: int  # number of tokens excluded by less than the dtype's rounding
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -148,7 +148,7 @@ Check = GreedyCheck | DistributionCheck | SupportCheck
 
 
 class VerifyReport(_Result):
-    """All checks of a decoder, with target and settings."""
+    """The results of all checks of a decoder, with its target and the settings."""
 
     target: str
     dtype: str
@@ -168,4 +168,4 @@ class VerifyReport(_Result):
         counted = f"{passed} of {len(self.checks)} checks passed"
         if self.passed or self.dtype in ("float32", "float64"):
             return counted
-        return f"{counted}; rounding in {self.dtype} may be the cause: verify again in float32"
+        return f"{counted}; rounding in {self.dtype} may be the cause, so verify again in float32"

@@ -14,7 +14,7 @@ from jakiro.target.checks import CausalLM
 
 Tokens = tuple[int, ...]
 
-PREFIX_BATCH = 32  # prefixes in a batch of the target
+PREFIX_BATCH = 32  # number of prefixes in a batch
 NEAR_TIE_ULPS = 4  # largest effect of rounding on a logit in half precision, in ulps
 
 
@@ -43,7 +43,7 @@ class Reference:
         return tuple(output.sequences[0, len(self.prompt_ids) :].tolist())
 
     def greedy_scores(self, prefix: Tokens) -> Float[Tensor, " vocab"]:
-        """Return the logits that greedy decoding compares after a prefix, from a single forward."""
+        """Return the logits that greedy decoding compares after a prefix, from one forward pass."""
         output = self._generate([prefix], 1, do_sample=False)
         return output.scores[0][0]
 
@@ -89,7 +89,7 @@ class Reference:
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
-            pad_token_id=0,  # avoids a warning; nothing is padded, for all lengths are equal
+            pad_token_id=0,  # avoids a warning; nothing is padded, because all lengths are equal
             output_scores=True,
             return_dict_in_generate=True,
             **arguments,
@@ -97,7 +97,7 @@ class Reference:
 
 
 class _Lift(LogitsProcessor):
-    """Raises the logits of a token and of all tokens that are not likelier, before any cut."""
+    """Raises the logits of a token and of all tokens that are not more likely than this token."""
 
     def __init__(self, token: int, amount: float) -> None:
         self.token = token
@@ -108,14 +108,14 @@ class _Lift(LogitsProcessor):
 
 
 def rounding(dtype: torch.dtype, logits: Sequence[float]) -> float:
-    """Return the largest effect of rounding on the largest of some logits; 0 in single precision.
+    """Return the largest effect of rounding on the largest logit; 0 in single precision.
 
-    The order of summation depends on the shape of a batch. In half precision this moves logits by
-    units in the last place, so that the order of closer tokens is arbitrary.
+    The order of summation depends on the shape of a batch. In half precision, this changes logits
+    by units in the last place, so that the order of tokens with closer logits is arbitrary.
 
     Args:
         dtype: dtype of the target.
-        logits: logits, the largest of which counts.
+        logits: logits, of which the largest absolute value is used.
     """
     if torch.finfo(dtype).bits > 16:
         return 0.0

@@ -1,18 +1,18 @@
-"""Tests sampled continuations against the target's exact processed distribution.
+"""Tests of sampled continuations against the target's exact processed distribution.
 
-The first token comes from prefill, thus from the target alone. Drafting can distort the tokens
-after it: accepted or recovered tokens of the first tree, the bonus token, and later decoding steps.
-There are three checks:
+The first token comes from prefill, and therefore from the target alone. Drafting can distort the
+tokens after it: accepted or recovered tokens of the first tree, the bonus token, and the tokens of
+later decoding steps. There are three checks:
 
-- *sequence distribution*: counts of whole continuations in cells of the exact joint distribution.
-  This check sees any fault in likely continuations; a flat distribution leaves many tokens without
-  a cell of their own.
-- *token ranks*: each token becomes the probability of all likelier tokens under the target, given
-  the tokens before it, plus a uniform part of its own probability. Under the target's distribution
-  these numbers are independent and uniform (Rosenblatt's transform), so the tokens of all
-  continuations enter a single test. This check sees a preference for likelier or unlikelier tokens,
-  the usual effect of faulty acceptance, whatever the size of the vocabulary.
-- *impossible tokens*: no token may occur that top-k, top-p or another processor excludes.
+- *sequence distribution*: whole continuations are counted in cells of the exact joint distribution.
+  This check detects any error in likely continuations. If the distribution is flat, however, many
+  tokens have no cell of their own.
+- *token ranks*: each token is replaced by a number: the probability of all more likely tokens under
+  the target, given the preceding tokens, plus a uniform part of the token's own probability. Under
+  the target's distribution, these numbers are independent and uniform (Rosenblatt's transform), so
+  a single test includes the tokens of all continuations. This check detects a preference for more
+  or less likely tokens, the usual effect of faulty acceptance, in vocabularies of any size.
+- *impossible tokens*: tokens that top-k, top-p or another processor excludes must not occur.
 """
 
 from collections import Counter, defaultdict
@@ -28,8 +28,8 @@ from inference.losslessness.records import DistributionCheck, SupportCheck, Veri
 from inference.losslessness.reference import Reference, Tokens
 
 MIN_EXPECTED = 5.0  # smallest expected count of a cell; smaller cells are joined
-REST = -1  # instead of a token id: any token without a cell of its own
-OTHER: Tokens = (REST, REST)  # joint cell of all rests with a small expected count
+REST = -1  # stands for any token without a cell of its own
+OTHER: Tokens = (REST, REST)  # joint cell of all rest cells with a small expected count
 
 
 class ChiSquare(NamedTuple):
@@ -43,9 +43,9 @@ class ChiSquare(NamedTuple):
 class SequenceCells:
     """A partition of all continuations into cells of known probability.
 
-    Each likely sequence is a cell; the unlikely tokens after a likely prefix form another cell;
-    unlikely rests are joined in the last cell. Distributions are needed after likely prefixes
-    alone, at most `samples / MIN_EXPECTED` for each length.
+    Each likely sequence is a cell. The unlikely tokens after a likely prefix form another cell, the
+    rest cell of this prefix. Unlikely rest cells are joined into one. Distributions are needed only
+    after likely prefixes, of which there are at most `samples / MIN_EXPECTED` for each length.
 
     Args:
         reference: exact distributions of the target.
@@ -71,7 +71,7 @@ class SequenceCells:
             growing = {key: value for key, value in likely.items() if key not in done}
 
     def _split(self, prefix: Tokens, expected: torch.Tensor) -> dict[Tokens, float]:
-        """Return the likely continuations of a prefix by a token; put the others into a cell."""
+        """Return the likely continuations of a prefix by one token; add the others to a cell."""
         tokens = (expected >= MIN_EXPECTED).nonzero()[:, 0]
         rest = float(expected.sum() - expected[tokens].sum())
         cell = (*prefix, REST) if rest >= MIN_EXPECTED else OTHER
@@ -88,7 +88,7 @@ class SequenceCells:
             if prefix not in self._likely:
                 rest = (*prefix[:-1], REST)
                 return rest if rest in self.expected else OTHER
-        return OTHER  # the continuation ended early, where the target would have continued
+        return OTHER  # the continuation ended early, but the target would have continued
 
     def compare(self, sequences: Iterable[Tokens]) -> ChiSquare:
         """Test whether the sequences were sampled from the target's distribution."""
@@ -141,7 +141,7 @@ class SampledContinuation(NamedTuple):
 def sample_continuations(
     decoder: SpeculativeDecoder, prompt_ids: list[int], settings: VerifySettings
 ) -> list[SampledContinuation]:
-    """Sample independent continuations by the decoder, each with a seed of its own.
+    """Sample independent continuations with the decoder, each with a different seed.
 
     Args:
         decoder: decoder to verify.
@@ -165,7 +165,7 @@ def sample_continuations(
 
 
 def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
-    """Return the length of a sample in tokens: by default root, tree levels and bonus token.
+    """Return the number of tokens of a sample: by default root, tree levels and bonus token.
 
     Args:
         decoder: decoder to verify.
@@ -193,7 +193,7 @@ def check_sampled(
         threshold: smallest p-value that passes.
 
     Raises:
-        PromptError: the prompt cannot be continued as the settings ask.
+        PromptError: the prompt cannot be continued as the settings require.
     """
     samples = sample_continuations(decoder, prompt_ids, settings)
     sequences = [sample.token_ids for sample in samples]
@@ -220,7 +220,7 @@ def check_sampled(
 class _RankedTokens(NamedTuple):
     """Ranks of the tokens of all continuations in the target's distributions."""
 
-    ranks: list[float]  # uniform in [0, 1) under the target; without the first tokens
+    ranks: list[float]  # uniform in [0, 1) under the target; without first tokens
     impossible: int
     at_the_cut: int
 
@@ -245,7 +245,7 @@ def _rank_tokens(reference: Reference, sequences: list[Tokens], seed: int) -> _R
 
 
 def _shares(probs: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
-    """Return the probability of all tokens ranked before a token, and the token's own."""
+    """Return the total probability of all tokens ranked before a token, and the token's own."""
     own = probs[token]
     ties_before = probs[:token][probs[:token] == own].sum()
     return float(probs[probs > own].sum() + ties_before), float(own)

@@ -1,6 +1,7 @@
 """Grows draft trees level by level from predicted distributions.
 
-One sequence, two children under each expanded node, two nodes expanded on each level:
+Here is an example with one sequence, two children under each expanded node, and two nodes expanded
+on each level:
 
     level 1    candidates       0      1             children of ROOT
                expanded         0      1             the frontier: token_ids, origin [0, 0]
@@ -8,7 +9,7 @@ One sequence, two children under each expanded node, two nodes expanded on each 
                expanded           3  4               the frontier: token_ids, origin [0, 1]
     level 3    candidates       6   7   8   9        origin [0, 0, 1, 1], parent [3, 3, 4, 4]
 
-A deterministic tree keeps the best candidates of all levels, a sampled tree keeps all of them.
+A deterministic tree keeps the best candidates of all levels. A sampled tree keeps all candidates.
 """
 
 from collections.abc import Sequence
@@ -24,18 +25,20 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribut
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
-DISTRIBUTION_SIZE = 256  # tokens kept of a draft distribution that children are sampled from
+DISTRIBUTION_SIZE = 256  # number of tokens of a distribution that children are sampled from
 
 
 class TreeLevel(NamedTuple):
-    """Nodes of one depth: all candidates there, or the frontier, whose children come next."""
+    """The nodes of one depth: all candidates, or the frontier of nodes that get children."""
 
     token_ids: Int[Tensor, "batch n"]
     origin: Int[Tensor, "batch n"]  # index of each node's parent in the frontier one level above
     proposer_id: Int[Tensor, "batch n"]
     score: Float[Tensor, "batch n"]  # cumulative draft log-probability
     parents: Int[Tensor, "batch f"]  # tree index of each node of the frontier above, or ROOT
-    draft_probs: SparseDistribution | None = None  # below each of these, if candidates are sampled
+    draft_probs: SparseDistribution | None = (
+        None  # distributions below `parents`; None if nothing is sampled
+    )
 
     @property
     def children(self) -> int:
@@ -48,7 +51,7 @@ class TreeLevel(NamedTuple):
         return self.parents.gather(1, self.origin)
 
     def best(self, count: int) -> tuple["TreeLevel", Int[Tensor, "batch f"]]:
-        """Return the frontier of the `count` best candidates, and their indices in the level."""
+        """Return a frontier of the `count` best candidates, and the indices of these candidates."""
         score, indices = self.score.topk(min(count, self.score.shape[1]), dim=1)
         frontier = self._replace(
             token_ids=self.token_ids.gather(1, indices),
@@ -64,7 +67,8 @@ def assemble(
 ) -> DraftTree:
     """Return the tree of all levels; parents come before their children.
 
-    A sampled tree has all candidates, a deterministic tree the best `shape.num_nodes` by score.
+    A sampled tree contains all candidates. A deterministic tree contains the `shape.num_nodes`
+    candidates with the highest scores.
 
     Args:
         levels: the candidates of each depth, from 1.
@@ -108,7 +112,7 @@ def _layout(
     """Return depth and order among siblings of all candidates.
 
     Args:
-        counts: number of candidates of each level, and how many of them are siblings.
+        counts: for each level, the number of candidates and the number of siblings under a parent.
         device: device of the result.
     """
     depth = [level for level, (size, _) in enumerate(counts, start=1) for _ in range(size)]
@@ -125,8 +129,8 @@ def _origins(expanded: int, children: int, device: torch.device) -> Int[Tensor, 
 def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Tensor, "batch kept"]]:
     """Return the indices of the `count` best candidates, ascending, and their ranks by score.
 
-    A parent is kept with any of its children: it comes before them and never scores below them, so
-    a stable order ranks it first, ties included.
+    The parent of a kept candidate is kept as well: the parent comes earlier in the tree and never
+    has a lower score, so a stable sort ranks it first even if the scores are equal.
     """
     ranked = score.sort(dim=1, descending=True, stable=True).indices[:, :count]
     kept = ranked.sort(dim=1)
@@ -134,7 +138,7 @@ def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Ten
 
 
 def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "batch 3 kept"]:
-    """Return the fields of the kept candidates, with the parents' indices among them."""
+    """Return the fields of the kept candidates, and their parents' indices among them."""
     new_index = torch.zeros_like(fields[:, 0])
     ascending = torch.arange(order.shape[1], device=order.device).expand_as(order)
     new_index.scatter_(1, order, ascending)
@@ -145,7 +149,7 @@ def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "
 
 
 def _recorded(levels: list[TreeLevel], num_nodes: int) -> SparseDistribution:
-    """Return the draft distributions below ROOT and all nodes; zero if nothing was sampled."""
+    """Return the draft distributions below ROOT and all nodes; zero where nothing was sampled."""
     first = levels[0].draft_probs
     assert first is not None
     shape = (first.ids.shape[0], num_nodes + 1, first.ids.shape[2])
@@ -163,25 +167,27 @@ class JointPredictor(Protocol):
     """A source of draft distributions: a drafter's pass over one tree, or a table in a test."""
 
     def joint(self, depth: int, frontier: TreeLevel | None) -> Float[Tensor, "batch f comp vocab"]:
-        """Return `log(w_e p_e(t))` of the candidates below each node of the frontier.
+        """Return `log(w_e p_e(t))` for every token t below each node of the frontier.
 
-        Here p_e is the draft distribution of expert e, and w_e its weight.
+        Here p_e is the draft distribution of expert e, and w_e is the weight of this expert.
 
         Args:
             depth: depth of the candidates, from 1.
-            frontier: their parents; None for the root.
+            frontier: parents of the candidates; None for the root.
         """
         ...
 
 
 @dataclass
 class TreeBuilder:
-    """Builds the trees of one decoding step; nothing grows where a distribution is not finite.
+    """Builds the trees of one decoding step.
+
+    If a draft distribution is not finite, no candidates grow from it.
 
     Args:
         shape: shape of the trees.
         sampling: options by which the target's tokens are selected; draft distributions are
-            processed alike.
+            processed in the same way.
         generators: random generators of sampled trees, one per sequence.
     """
 
@@ -203,7 +209,7 @@ class TreeBuilder:
         frontier: TreeLevel | None = None
         parents = torch.full_like(base_length, ROOT)[:, None]
         score = torch.zeros(parents.shape, device=parents.device)
-        num_nodes = 0  # of all levels so far
+        num_nodes = 0  # in all levels so far
         for depth in range(1, self.shape.depth + 1):
             joint = source.joint(depth, frontier)
             level = self._grow(joint, parents, score, self.shape.children)
@@ -217,7 +223,7 @@ class TreeBuilder:
 
     def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> TreeLevel:
         """Return the children of every parent: the most likely tokens, or sampled ones."""
-        # Two by two: several times faster than logsumexp over a short axis.
+        # Adding in pairs is several times faster than logsumexp over a short axis.
         log_probs = self._processed(reduce(torch.logaddexp, joint.unbind(dim=2)))
         draft_probs = _sparse(log_probs) if self.shape.sampled else None
         token_ids, child_log_probs = (
@@ -231,7 +237,7 @@ class TreeBuilder:
             token_ids=token_ids.flatten(1),
             origin=origin.expand(len(token_ids), -1),
             proposer_id=at_token.argmax(dim=2).flatten(1),
-            # Probabilities sum to 1 up to rounding; above 1 a child would outrank its parent.
+            # Rounding may raise a probability above 1; the child would then outrank its parent.
             score=(score[:, :, None] + child_log_probs.clamp(max=0)).flatten(1),
             parents=parents,
             draft_probs=draft_probs,
@@ -257,14 +263,14 @@ class TreeBuilder:
 
 
 def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens; they get probability 0 where a distribution is not finite."""
+    """Return the most likely tokens; if a distribution is not finite, they get probability 0."""
     best, token_ids = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
-    # NaN ranks first: where there is a NaN, or no token is possible, the first is not finite.
+    # NaN ranks first, so the first value is not finite if there is a NaN or no possible token.
     is_distribution = best[..., :1].isfinite()
     return token_ids, best.masked_fill(~is_distribution, -torch.inf)
 
 
 def _sparse(log_probs: Tensor) -> SparseDistribution:
     token_ids, best = _top(log_probs, DISTRIBUTION_SIZE)
-    # The softmax of nothing but -inf is NaN.
+    # If all values are -inf, their softmax is NaN.
     return SparseDistribution(token_ids, best.softmax(dim=-1).nan_to_num(nan=0.0))

@@ -1,4 +1,4 @@
-"""Shapes of draft trees, and their reduction to a budget."""
+"""Shapes of draft trees, and the reduction of shapes to a budget."""
 
 from functools import lru_cache
 
@@ -12,18 +12,18 @@ MAX_PASSES = 16  # largest number of drafter passes for one tree
 
 
 class TreeShape(Settings):
-    """The growth of a draft tree."""
+    """The options by which a draft tree grows."""
 
     autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number A of drafter passes
     parallel_levels: int = Field(1, ge=0)  # number P of further levels, read from the last pass
-    children: int = Field(3, ge=1)  # candidates under each expanded node
-    breadth: int = Field(2, ge=1)  # nodes expanded per level
+    children: int = Field(3, ge=1)  # number of candidates under each expanded node
+    breadth: int = Field(2, ge=1)  # number of expanded nodes per level
     num_nodes: int = Field(8, ge=1)  # deterministic trees keep the N best candidates
     sampled: bool = False  # sample candidates without replacement
 
     @property
     def depth(self) -> int:
-        """The longest path of the tree."""
+        """The number of levels of the tree."""
         return self.autoregressive_levels + self.parallel_levels
 
     @property
@@ -43,9 +43,9 @@ class TreeShape(Settings):
     def within(self, budget: Budget) -> "TreeShape | None":
         """Return the shape reduced to a budget; None if no tree fits.
 
-        Depth is reduced by passes first, then by parallel levels. A deterministic tree loses its
-        worst candidates. A sampled tree samples fewer, because no candidate may be removed after
-        sampling.
+        Passes are removed first, then parallel levels. A deterministic tree loses its worst
+        candidates. In a sampled tree, fewer candidates are sampled, because no candidate may be
+        removed after sampling.
         """
         return _cut(self, budget)
 
@@ -65,8 +65,8 @@ def _cut(shape: TreeShape, budget: Budget) -> TreeShape | None:
 def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
     """Return the widest sampled shape of this depth that fits; None if not even a chain fits.
 
-    Wide means many children under many nodes: with 60 nodes, trees of 4 children under each of 5
-    nodes are accepted far more often than trees of 6 under 3.
+    In a wide tree, many nodes have many children. If a tree has 60 nodes, far more candidates are
+    accepted with 4 children under each of 5 nodes than with 6 children under each of 3 nodes.
     """
     sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
     shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
@@ -79,7 +79,7 @@ def _width(shape: TreeShape) -> tuple[int, int, int]:
 
 
 class TreePlan(Settings):
-    """The trees of greedy decoding and of sampling.
+    """The tree shapes of greedy decoding and of sampling.
 
     When tokens are sampled, sampled candidates are accepted more often than deterministic ones.
     """
@@ -89,7 +89,7 @@ class TreePlan(Settings):
 
     @property
     def shapes(self) -> tuple[TreeShape, TreeShape]:
-        """Both trees."""
+        """Both shapes."""
         return self.greedy, self.sampling
 
     def shape(self, sampling: Sampling) -> TreeShape:
@@ -98,5 +98,5 @@ class TreePlan(Settings):
 
     @classmethod
     def of(cls, tree: "TreeShape | TreePlan") -> "TreePlan":
-        """Return the plan that uses a single shape throughout, or the plan itself."""
+        """Return a plan with the given shape for both, or the given plan itself."""
         return tree if isinstance(tree, TreePlan) else cls(greedy=tree, sampling=tree)

@@ -1,6 +1,7 @@
-"""The command line: reads options, calls the work, and reports a caller's mistake in one line.
+"""The command line: parses options, runs commands, and reports user errors in one line.
 
-Commands import their work inside their bodies, so that `jakiro --help` does not import torch.
+Commands import their dependencies inside their bodies, so that `jakiro --help` does not import
+torch.
 """
 
 import os
@@ -38,8 +39,8 @@ _COMMANDS = {
 }
 _GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 
-# GNU OpenMP's idle threads spin so long by default that, next to another busy process, each of many
-# small operations waits for a time slice. The variable is read when torch is imported.
+# By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
+# small operation waits for a time slice. The variable is read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 app = typer.Typer(name="jakiro", add_completion=False, pretty_exceptions_enable=False)
@@ -48,18 +49,19 @@ app = typer.Typer(name="jakiro", add_completion=False, pretty_exceptions_enable=
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its exit code.
 
-    It is 0 when the command is done, 1 if its answer is no, 2 on bad input, and 130 after an
+    The exit code is 0 on success, 1 if a check has failed, 2 on bad input, and 130 after an
     interruption.
 
     Args:
-        arguments: words after the name of the program; None for those of this process.
+        arguments: command-line arguments without the name of the program; None for those of this
+            process.
 
     Raises:
-        SystemExit: always, except for an error of the program itself.
+        SystemExit: always, unless an unexpected exception propagates.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # Removed here, so that `--debug` may stand before or after the name of the command.
+        # `--debug` is removed here, so that it may come before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
         code = app(words_of_command, prog_name="jakiro", standalone_mode=False)
     except (JakiroError, typer.TyperException) as error:
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exception(error)
         say(f"error: {_explain(error)}")
         code = EXIT_CODE_BAD_INPUT
-    if code == EXIT_CODE_INTERRUPTED:  # typer's own exit code for an interruption, too
+    if code == EXIT_CODE_INTERRUPTED:  # typer uses this code as well
         say("interrupted")
     sys.exit(code)
 
@@ -91,7 +93,7 @@ def _options(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
-    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show the tracebacks of errors.")] = False,
 ) -> None:
     """Lossless speculative decoding for Hugging Face causal LMs: the same output, faster."""
 

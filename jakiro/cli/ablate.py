@@ -16,27 +16,32 @@ _MEASURING = "Measurement"
 
 def ablate(
     context: Context,
-    base: Annotated[Path, typer.Option(metavar="FILE", help="Settings of a training run.")],
+    base: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML file of the settings of a training run.")
+    ],
     config: Annotated[
         list[Path],
-        typer.Option(metavar="FILE", help="Ablation: changes to the base; may be repeated."),
+        typer.Option(metavar="FILE", help="YAML file of changes to the base; may be repeated."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of runs and results.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for runs and results.")],
     more: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="More ablations, so that `--config configs/ablations/*.yaml` takes all files.",
+            help="Further files of changes, so that `--config configs/ablations/*.yaml` reads all "
+            "of them.",
         ),
     ] = None,
     overrides: options.Overrides = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to train every arm with.")] = 3,
     max_steps: Annotated[
         int | None, typer.Option(help="Shorten all runs to this number of steps.")
     ] = None,
     launcher: Annotated[
         Literal["inline", "deepspeed"],
-        typer.Option(help="Train in this process, or on all devices of this machine."),
+        typer.Option(
+            help="inline: train in this process; deepspeed: train on all devices of this machine."
+        ),
     ] = "inline",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate time and size; write nothing.")
@@ -45,9 +50,10 @@ def ablate(
         list[str] | None,
         typer.Option(
             metavar="ARM",
-            help="Train this arm and stop before measuring on test prompts; may be repeated. The "
-            "base is called base. Several processes can thus share the training; the same command "
-            "without this option measures and writes the results.",
+            help="Train only this arm, and stop before the measurement on test prompts; may be "
+            "repeated. The arm without changes is called base. Several processes can thus share "
+            "the training. Then run the same command without this option to measure all arms and "
+            "write the results.",
         ),
     ] = None,
     rerun: Annotated[str | None, typer.Option(metavar="ARM", help="Train this arm again.")] = None,
@@ -55,9 +61,10 @@ def ablate(
         str | None,
         typer.Option(
             metavar="KEY.PATH=VALUE,VALUE,...",
-            help="Train every arm with each value and the first seed, and continue with the value "
-            "that has the highest tau on dev prompts (geometric mean over temperatures); for "
-            "numbers that all arms share, such as optimizer.learning_rate.",
+            help="Train every arm with each of these values and the first seed. The arm then "
+            "continues with the value that reaches the highest tau on the dev prompts (geometric "
+            "mean over temperatures). Intended for numbers in the settings of all arms, such as "
+            "optimizer.learning_rate.",
             rich_help_panel=_SWEEP,
         ),
     ] = None,
@@ -65,19 +72,22 @@ def ablate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Prompts that select the value; no test prompt may be among them.",
+            help="Prompt file for selecting the value; must not contain a test prompt.",
             rich_help_panel=_SWEEP,
         ),
     ] = None,
     dev_num_prompts: Annotated[
         int | None,
-        typer.Option(help="By default as many as --num-prompts.", rich_help_panel=_SWEEP),
+        typer.Option(
+            help="Largest number of dev prompts; by default --num-prompts.", rich_help_panel=_SWEEP
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Prompt file of `jakiro bench`; by default the starts of validation data.",
+            help="Prompt file, as for `jakiro bench`; by default the beginnings of validation "
+            "documents are the prompts.",
             rich_help_panel=_MEASURING,
         ),
     ] = None,
@@ -85,40 +95,41 @@ def ablate(
         int, typer.Option(help="Largest number of prompts.", rich_help_panel=_MEASURING)
     ] = 40,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Tokens of the longest answer.", rich_help_panel=_MEASURING)
+        int, typer.Option(help="Largest number of new tokens.", rich_help_panel=_MEASURING)
     ] = 64,
     temperatures: Annotated[
         list[float] | None,
         typer.Option(
             "--temperature",
-            help="0 is greedy; may be repeated; by default 0 and 1.",
+            help="Temperature, 0 for greedy decoding; may be repeated; by default 0 and 1.",
             rich_help_panel=_MEASURING,
         ),
     ] = None,
     candidates: Annotated[
-        int, typer.Option(help="Nodes of a draft tree.", rich_help_panel=_MEASURING)
+        int, typer.Option(help="Number of nodes of a draft tree.", rich_help_panel=_MEASURING)
     ] = 8,
     trees: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OPTIONS",
-            help="Kind of trees that every arm is measured with instead; may be repeated. It has "
-            "the options of a drafter of `jakiro bench`: "
-            "tree=deterministic,candidates=60,levels=8, or candidates=costs (4 prompts then select "
-            "the trees and are not reported on). A sweep uses --candidates.",
+            help="Kind of trees to measure every arm with, instead of trees of --candidates nodes; "
+            "may be repeated. A kind consists of options of a drafter in `jakiro bench`, such as "
+            "tree=deterministic,candidates=60,levels=8. With candidates=costs, 4 prompts select "
+            "the trees and are not reported on. A sweep always uses --candidates.",
             rich_help_panel=_MEASURING,
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(help="Times that every prompt is decoded.", rich_help_panel=_MEASURING)
+        int,
+        typer.Option(help="Number of times to decode every prompt.", rich_help_panel=_MEASURING),
     ] = 1,
 ) -> None:
-    """Train variants of a drafter at equal size and show which differences are significant."""
+    """Train drafter variants of the same size, and show which differences are significant."""
     if dry_run and train_only:
         raise ConfigError(
-            "--dry-run trains nothing",
-            expected="either --dry-run or --train-only",
-            got="both",
+            "--dry-run cannot be combined with --train-only",
+            expected="only one of the two options",
+            got="both options",
             remedy="leave out one of them",
         )
     from training.data.report import report_once
@@ -136,6 +147,6 @@ def ablate(
             else:
                 study.complete(rerun=rerun)
     except KeyboardInterrupt:
-        without = ", without --rerun" if rerun else ""
-        say(f"the same command continues where this one stopped{without}")
+        without = " without --rerun" if rerun else ""
+        say(f"to continue the study, run the same command again{without}")
         raise

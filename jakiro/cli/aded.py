@@ -26,35 +26,35 @@ def build(
         list[str],
         typer.Option(
             metavar="PATH",
-            help="Text file, training data (.jsonl, .json, .parquet, or a data set of the hub), or "
-            "folder of such files; may be repeated.",
+            help="Text file, training data (.jsonl, .json, .parquet, or a dataset on the hub), or "
+            "a folder of such files; may be repeated.",
         ),
     ],
     tokenizer: Annotated[
         str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Table to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File of the table to write.")],
     max_bigrams: Annotated[
-        int, typer.Option(min=1, help="Most bigrams to keep, 104 bytes each.")
+        int, typer.Option(min=1, help="Largest number of bigrams to keep, each with 104 bytes.")
     ] = 2**18,
     successors: Annotated[
-        int, typer.Option(min=1, max=256, help="Most successors to keep per bigram.")
+        int, typer.Option(min=1, max=256, help="Largest number of successors to keep per bigram.")
     ] = 12,
 ) -> None:
-    """Count the trigrams of a corpus into a table that `aded=FILE` starts with."""
+    """Count the trigrams of a corpus, and store them as the initial table of `aded=FILE`."""
     from inference.drafters.aded.file import save_trigrams, vocabulary_size
     from inference.drafters.aded.index import check_vocabulary
     from jakiro.utils.pretrained import load_tokenizer
     from training.data.trigram_corpus import corpus_records, count_trigrams
 
-    writer(out, "--out", "the trigrams")  # refuses an unusable file before anything is counted
+    writer(out, "--out", "the trigrams")  # rejects an unusable path before counting
     loaded = load_tokenizer(tokenizer)
     check_vocabulary(vocabulary_size(loaded))
     with _progress() as track:
         counter = count_trigrams(loaded, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
-    say(f"{len(index.keys)} bigrams of {counter.num_tokens} tokens in {out}")
+    say(f"{len(index.keys)} bigrams of {counter.num_tokens} tokens are stored in {out}")
 
 
 @contextmanager

@@ -17,20 +17,23 @@ if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument, ComparisonSettings
     from inference.benchmark.run import Track
 
-_METHODS = """A decoding method; may be repeated. transformers: its generate(); transformers-lookup:
-with prompt lookup, the best of three settings; transformers-assisted=SMALL_LM: with a small model;
-autoregressive: our loop without a drafter; drafter=PATH: our loop with a drafter, with options
-after commas: tree=trained, tree=auto, tree=deterministic (the best candidates, also where tokens
-are sampled) or tree=sampled (candidates are sampled where tokens are, the default); candidates=N,
-also with levels=M passes of the drafter, or candidates=costs for the trees that pay best by
-measured costs, selected on the last 4 prompts of the file (interleaved by category), which then are
-not measured; lookup and aded: our loop with drafters that need no training, aded=TABLE with
-trigrams counted by `jakiro aded build`; lm=SMALL_LM: our loop with a small model that has the
-target's tokenizer; these three with candidates=N or settings=FILE.yaml after commas;
-aded+drafter=PATH, lookup+lm=SMALL_LM and so on: two drafters that share trees, with
-beside-settings=FILE.yaml of the first drafter and sharing-settings=FILE.yaml of how they share
-trees (CombinedSettings); merged-repeats=N: trees of lookup, aded or tree=deterministic continue
-where they repeat themselves, up to N candidates. ,name=NAME names a method."""
+_METHODS = """A decoding method; may be repeated. transformers: generate() of transformers;
+transformers-lookup: generate() with prompt lookup, in the best of three settings;
+transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: our loop
+without a drafter; drafter=PATH: our loop with a trained drafter; lookup or aded: our loop with a
+drafter that needs no training; aded=TABLE: the same with trigrams counted by `jakiro aded build`;
+lm=SMALL_LM: our loop with a small model that has the target's tokenizer; aded+drafter=PATH,
+lookup+lm=SMALL_LM and other pairs: our loop with two drafters that share trees. Options follow the
+method after commas. drafter=PATH takes tree=trained (the default), tree=auto, tree=deterministic
+(the most likely candidates, even if tokens are sampled) or tree=sampled (candidates are sampled
+whenever tokens are). It also takes candidates=N, optionally with levels=M for M passes of the
+drafter, or candidates=costs for the trees that are most efficient according to measured costs.
+These trees are selected on the last 4 prompts of the file (interleaved by category), which are then
+not measured. lookup, aded and lm take candidates=N and settings=FILE.yaml. Pairs take
+beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-settings=FILE.yaml for
+the division of the trees (CombinedSettings). lookup, aded and tree=deterministic take
+merged-repeats=N: trees continue where they repeat themselves, up to N candidates. All methods take
+name=NAME, the name in the results."""
 
 
 def bench(
@@ -45,29 +48,34 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSONL file with prompt, turns or messages on each line, and optionally a "
-            "category; or a text file with one prompt per line.",
+            help="JSONL file with one of the keys prompt, turns and messages on each line, and "
+            "optionally the key category; or a text file with one prompt per line.",
         ),
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the longest answer.")] = 128,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Largest number of prompts; by default all of the file.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of new tokens.")] = 128,
     temperatures: Annotated[
         list[float] | None,
-        typer.Option("--temperature", help="0, the default, is greedy; may be repeated."),
+        typer.Option("--temperature", help="0 for greedy decoding, the default; may be repeated."),
     ] = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
-    repeats: Annotated[int, typer.Option(help="Times that every prompt is decoded.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Number of prompts to decode together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Number of times to decode every prompt.")] = 1,
     seed: Annotated[
-        int, typer.Option(help="Seed of the order of prompts and methods, and of all samples.")
+        int, typer.Option(help="Seed for the order of prompts and methods, and for sampling.")
     ] = 0,
     keep_state: Annotated[
         bool,
-        typer.Option("--keep-state", help="Adaptive drafters keep learning between prompts."),
+        typer.Option(
+            "--keep-state",
+            help="Let adaptive drafters keep what they learn from one prompt for the next ones.",
+        ),
     ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="The method that speed-ups are relative to.")
+        str | None, typer.Option(help="Name of the method that speed-ups are relative to.")
     ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -81,7 +89,7 @@ def bench(
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
-            metavar="A.json B.json", help="Measure nothing, and show the changes from A to B."
+            metavar="A.json B.json", help="Show the changes from A to B instead of measuring."
         ),
     ] = None,
 ) -> None:
@@ -94,7 +102,7 @@ def bench(
         raise ConfigError(
             "there is nothing to compare",
             expected="--target, --prompts and at least one --method, or --compare A.json B.json",
-            got="not all of them",
+            got="only some of these options, or none",
             remedy="see `jakiro bench --help`",
         )
     from inference.benchmark.document import ComparisonSettings
@@ -142,7 +150,9 @@ def _finish(
 
     store_json(document.model_dump_json(indent=1) + "\n")
     if store_page is not None:
-        from inference.benchmark.report.page import render  # needs matplotlib, a second
+        from inference.benchmark.report.page import (
+            render,
+        )  # imports matplotlib, which takes a second
 
         store_page(render(document))
     console = Console()
@@ -153,10 +163,10 @@ def _finish(
 
 
 def _refuse_others_beside_compare(context: Context) -> None:
-    """Refuse options that would have no effect with `--compare`.
+    """Raise an error if an option would have no effect because of `--compare`.
 
     Raises:
-        ConfigError: an option has been given besides `--compare`.
+        ConfigError: an option is given in addition to `--compare`.
     """
     given = [
         flag
@@ -166,9 +176,9 @@ def _refuse_others_beside_compare(context: Context) -> None:
     if given:
         raise ConfigError(
             "`--compare` only reads files; it cannot be combined with other options",
-            expected="--compare A.json B.json alone",
+            expected="only --compare A.json B.json",
             got=", ".join(given),
-            remedy="leave them out, or measure first and compare the two files afterwards",
+            remedy="leave these options out, or measure first and then compare the two files",
         )
 
 

@@ -16,22 +16,22 @@ _Tokenizer = Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The tar
 
 @data.command()
 def texts(
-    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="A causal language model.")],
+    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="Causal language model.")],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="File to write.")],
-    files: Annotated[int, typer.Option(min=1, help="Source files to take.")] = 200,
+    files: Annotated[int, typer.Option(min=1, help="Number of source files.")] = 200,
     batches: Annotated[
-        int, typer.Option(min=0, help="Batches of 64 continuations by the target.")
+        int, typer.Option(min=0, help="Number of batches of 64 continuations by the target.")
     ] = 8,
     leave_out: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Prompt file to be measured on; the source files of its prompts are left out; "
-            "may be repeated.",
+            help="Prompt file of a later measurement; the source files of its prompts are left "
+            "out; may be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Write training texts: library source, and the target's own continuations of it."""
+    """Write training texts: source files of the library, and the target's continuations of them."""
     from jakiro.demo.write import write_texts
 
     write_texts(target, out, files=files, batches=batches, leave_out=leave_out or ())
@@ -44,14 +44,18 @@ def prompts(
     ],
     tokenizer: _Tokenizer,
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="File to write.")],
-    per_file: Annotated[int, typer.Option(min=1, help="Most prompts of one file.")] = 6,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the longest prompt.")] = 96,
+    per_file: Annotated[int, typer.Option(min=1, help="Largest number of prompts per file.")] = 6,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Largest number of tokens of a prompt.")
+    ] = 96,
     library: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="By default Python's standard library."),
+        typer.Option(
+            metavar="FOLDER", help="Folder of source files; by default Python's standard library."
+        ),
     ] = None,
 ) -> None:
-    """Write prompts to measure on: the heads of functions and classes of source files."""
+    """Write prompts for measurements: the heads of functions and classes in source files."""
     from jakiro.demo.corpus import STANDARD_LIBRARY
     from jakiro.demo.write import write_prompts
 
@@ -68,11 +72,16 @@ def prompts(
 @data.command("small-lm")
 def small_lm(
     tokenizer: _Tokenizer,
-    texts: Annotated[Path, typer.Option(metavar="FILE.jsonl", help='JSONL file of {"text"}.')],
+    texts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.jsonl", help='JSONL file with an object {"text": ...} per line.'
+        ),
+    ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 2,
     hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 128,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of 2,048 tokens each.")] = 600,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps, each of 2,048 tokens.")] = 600,
 ) -> None:
     """Train a small language model that can draft for a target with the same tokenizer."""
     from jakiro.demo.write import write_small_lm

@@ -10,12 +10,13 @@ from jakiro.cli import options
 
 def demo(
     preset: Annotated[
-        Literal["smoke", "small"], typer.Option(help="Length of the training: seconds or minutes.")
+        Literal["smoke", "small"],
+        typer.Option(help="smoke: train for seconds; small: train for minutes."),
     ] = "small",
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the trained models; by default the user's cache."
+            metavar="DIR", help="Folder for the trained models; by default in the user's cache."
         ),
     ] = None,
     device: options.Device = "auto",

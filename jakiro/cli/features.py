@@ -18,7 +18,10 @@ def features(
         Path, typer.Option(metavar="FILE", help="YAML file of the training settings.")
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder to write, for target_states.folder.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="Folder to write; set target_states.folder to it for training."
+        ),
     ],
     overrides: options.Overrides = None,
     check: Annotated[
@@ -26,9 +29,9 @@ def features(
         typer.Option("--check", help="Read finished shards again, and replace damaged ones."),
     ] = False,
 ) -> None:
-    """Precompute the target's states for the whole data set, for target_states.source offline.
+    """Precompute the target's states of the whole dataset, for target_states.source=offline.
 
-    The next start continues after an interruption, and several processes may write together.
+    After an interruption, the same command continues. Several processes may write at the same time.
     """
     from jakiro.utils.pretrained import choose_device
     from jakiro.utils.settings import load_settings

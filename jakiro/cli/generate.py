@@ -19,24 +19,22 @@ def generate(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
-            help="The target, if it is not where the drafter's config says.",
+            help="The target; by default the one that the drafter's config names.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of new tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     tree: Annotated[
         Literal["trained", "auto"],
-        typer.Option(
-            help="Draft trees as trained, or the fastest on this machine in each decoding step."
-        ),
+        typer.Option(help="Draft trees as in training, or those that are fastest on this machine."),
     ] = "trained",
     compiled: Annotated[
         bool,
-        typer.Option("--compile", help="Compile decoding steps, which makes the first steps slow."),
+        typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
     ] = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Print figures to standard error.")
+        bool, typer.Option("--stats", help="Print statistics to standard error.")
     ] = False,
 ) -> None:
     """Continue a text exactly as the target would, sped up by a drafter."""

@@ -9,14 +9,16 @@ from jakiro.utils.settings import Settings, validate_settings
 if TYPE_CHECKING:
     from typer import Context as Context
 else:
-    Context = typer.Context.__base__  # typer declares its own class and passes this one
+    Context = typer.Context.__base__  # typer declares a subclass but passes this class
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY.PATH=VALUE", help="Replace a value of the file; may be repeated."
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Replace a value of the settings file; may be repeated.",
     ),
 ]
 Dtype = Annotated[
@@ -24,21 +26,29 @@ Dtype = Annotated[
     typer.Option(help="Dtype of the target; auto is the dtype of its checkpoint."),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
-TopP = Annotated[float | None, typer.Option(help="By default the target's own value.")]
-TopK = Annotated[int | None, typer.Option(help="By default the target's own value.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="As in generate(); by default the value of the target's generation config."),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="As in generate(); by default the value of the target's generation config."),
+]
 DRAFTERS = (
-    "aded, aded=TABLE, lookup, or lm=MODEL, a smaller model with the same tokenizer; or two "
+    "aded, aded=TABLE, lookup, lm=MODEL (a smaller model with the same tokenizer), or two "
     "drafters that share trees, such as aded+drafter=DRAFTER"
 )
 
 
 def settings_from(context: Context, settings_class: type[SettingsT], **changes: Any) -> SettingsT:
-    """Return settings filled with the options of the same names; errors name options as typed.
+    """Return settings with the values of the options of the same names.
+
+    Error messages name the options as users type them.
 
     Args:
         context: context of the running command.
-        settings_class: class of the settings. A field without an option, or with an option that was
-            not given and has no default, keeps its own default.
+        settings_class: class of the settings. A field keeps its default if it has no option, or if
+            its option was not given and has no default.
         **changes: values that replace those of the options.
 
     Raises:

@@ -14,10 +14,10 @@ def say(message: str) -> None:
 def writer(
     path: Path | None, option: str = "--json", content: str = "the figures"
 ) -> Callable[[str], None]:
-    """Return a function that stores a text; an existing file is refused before any work.
+    """Return a function that writes a text to a new file, after checking the path.
 
     Args:
-        path: the new file; None to store nothing.
+        path: path of the new file; None for a function that stores nothing.
         option: name of the option that gave the path.
         content: name of the content in error messages.
 

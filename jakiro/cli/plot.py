@@ -10,7 +10,7 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of training runs.")],
     out: Annotated[
         Path,
-        typer.Option(metavar="FILE.png", help="Picture to write; an existing one is replaced."),
+        typer.Option(metavar="FILE.png", help="Picture to write; an existing file is replaced."),
     ],
 ) -> None:
     """Draw the curves of training runs: loss, agreement with the target, tau, acceptance rates."""

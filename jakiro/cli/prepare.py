@@ -5,17 +5,19 @@ from typing import Annotated, Literal
 
 import typer
 
-DATA = "File, folder, or data set of the hub as NAME or NAME:SPLIT; may be repeated."
-SKIP = "Leave out and count unusable records; without it, the first of them is an error."
+DATA = "File, folder, or dataset on the hub, written NAME or NAME:SPLIT; may be repeated."
+SKIP = "Leave out unusable records and report how many; by default the first is an error."
 
 
 def prepare(
     target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to draft for.")],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
-    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a packed sequence.")] = 512,
+    sequence_length: Annotated[
+        int, typer.Option(min=2, help="Number of tokens of a packed sequence.")
+    ] = 512,
     split: Annotated[
         Literal["never", "texts", "all"],
-        typer.Option(help="Documents to split, so that sequences are full; as data.split."),
+        typer.Option(help="Documents that may be split to fill sequences, as for data.split."),
     ] = "texts",
     preview: Annotated[
         int, typer.Option(min=0, help="Number of documents to show, with responses in colour.")
@@ -24,11 +26,11 @@ def prepare(
     cache_folder: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the cached tokens; by default the user's cache."
+            metavar="DIR", help="Folder for the cached tokens; by default in the user's cache."
         ),
     ] = None,
 ) -> None:
-    """Tokenise data into the cache that training uses, and print what was read and left out."""
+    """Tokenize data into the cache that training uses, and report what was read and left out."""
     from rich.console import Console
 
     from jakiro.utils.logs import quiet_libraries

@@ -15,7 +15,8 @@ _Target = Annotated[
     str | None,
     typer.Option(
         metavar="PATH_OR_HUB_ID",
-        help="By default ../shared/reference-target beside the checkout, or a random model.",
+        help="The target; by default ../shared/reference-target next to the checkout if that "
+        "folder exists, otherwise a random model.",
     ),
 ]
 _Dtype = Annotated[
@@ -24,19 +25,21 @@ _Dtype = Annotated[
 _Device = Annotated[str, typer.Option(help="Device to compute on, such as cpu or cuda:1.")]
 _Drafter = Annotated[
     str | None,
-    typer.Option(metavar="FOLDER", help="By default a random drafter of about one layer."),
+    typer.Option(
+        metavar="FOLDER", help="Trained drafter; by default a random one of about one layer."
+    ),
 ]
 _Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Prompt file of `jakiro bench`; by default the test prompts beside the reference "
-        "target, or built-in ones.",
+        help="Prompt file, as for `jakiro bench`; by default the test prompts next to the "
+        "reference target, or built-in prompts.",
     ),
 ]
 _Count = Annotated[int, typer.Option(help="Number of prompts.")]
-_PromptTokens = Annotated[int, typer.Option(help="Tokens kept from the end of each prompt.")]
-_NewTokens = Annotated[int, typer.Option(help="New tokens per prompt.")]
+_PromptTokens = Annotated[int, typer.Option(help="Number of tokens to keep at each prompt's end.")]
+_NewTokens = Annotated[int, typer.Option(help="Number of new tokens per prompt.")]
 
 
 @profile.command()
@@ -48,16 +51,16 @@ def engine(
     drafter: _Drafter = None,
     prompts: Annotated[int, typer.Option(help="Number of random prompts.")] = 12,
     new_tokens: _NewTokens = 97,
-    repeats: Annotated[int, typer.Option(help="Repetitions of single decoding steps.")] = 24,
+    repeats: Annotated[int, typer.Option(help="Number of runs of each single decoding step.")] = 24,
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="autoregressive|overhead|growth|batches|oracle",
-            help="Measurement to take, without the others; may be repeated.",
+            help="Take only this measurement; may be repeated.",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Take a few seconds, to see that everything runs.")
+        bool, typer.Option("--quick", help="Only check that everything runs, in a few seconds.")
     ] = False,
 ) -> None:
     """Compare the loop's speed and overhead with transformers, and print one JSON document."""
@@ -75,7 +78,10 @@ def automatic(
     device: _Device = "cpu",
     drafter: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="By default only a useless drafter is measured."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Trained drafter; by default only a useless drafter is measured.",
+        ),
     ] = None,
     prompts: _Prompts = None,
     count: _Count = 20,
@@ -83,7 +89,9 @@ def automatic(
     new_tokens: _NewTokens = 48,
     temperatures: Annotated[
         list[float] | None,
-        typer.Option("--temperature", help="0 is greedy; may be repeated; by default 0 and 1."),
+        typer.Option(
+            "--temperature", help="0 for greedy decoding; may be repeated; by default 0 and 1."
+        ),
     ] = None,
 ) -> None:
     """Compare tree=auto with autoregressive decoding, and print one JSON document."""
@@ -105,7 +113,7 @@ def rounding(
     prompt_tokens: _PromptTokens = 128,
     new_tokens: _NewTokens = 64,
 ) -> None:
-    """Count greedy tokens that rounding decides, and print one JSON document."""
+    """Count the greedy tokens that depend on rounding, and print one JSON document."""
     from inference.benchmark.machine import emit
     from inference.profiling.rounding import RoundingSettings, measure_rounding
 

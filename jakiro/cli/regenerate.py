@@ -26,28 +26,30 @@ def regenerate(
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FILE.jsonl", help="File to write; continued if an earlier start left it."
+            metavar="FILE.jsonl", help="File to write; the file of an interrupted run is continued."
         ),
     ],
     drafter: Annotated[
         str | None,
         typer.Option(
             metavar="DRAFTER",
-            help=f"Drafter that speeds the target up: a folder or hub id, or {DRAFTERS}.",
+            help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the longest answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of an answer.")
+    ] = 512,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Tokens of a plain text that the target continues from.")
+        int, typer.Option(help="Number of tokens of a plain text that the target continues.")
     ] = 64,
-    batch_size: Annotated[int, typer.Option(help="Records answered together.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Number of records to answer together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Replace the answers in training data by the target's own; drafters accept more of those."""
+    """Replace the answers in training data by the target's own, for a higher acceptance rate."""
     from training.data.regeneration.output_file import OutputFile, check_apart
     from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
     from training.data.sources import find_sources
@@ -86,7 +88,7 @@ def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
     )
     if written.cut:
         typer.echo(
-            f"{written.cut:,} answers reached the limit and are marked as cut; "
+            f"{written.cut:,} answers reached the length limit and are marked as cut off; "
             "--max-new-tokens raises the limit"
         )
 

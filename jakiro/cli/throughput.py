@@ -10,14 +10,16 @@ from jakiro.cli.output import writer
 
 
 def throughput(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="Settings of a training run.")],
+    config: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML file of the settings of a training run.")
+    ],
     overrides: options.Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps that are timed.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps to time.")] = 12,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write all figures to this file.")
     ] = None,
 ) -> None:
-    """Measure tokens per second of training, part by part, against its bare arithmetic."""
+    """Measure the speed of training, part by part, against an ideal run without overhead."""
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
     from training.planning.throughput import measure, summary

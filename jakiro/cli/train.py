@@ -22,65 +22,74 @@ def train(
     processes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes per machine; by default one per GPU, or one without GPUs."
+            min=1,
+            help="Number of processes per machine; by default one per GPU, or one if there are no "
+            "GPUs.",
         ),
     ] = None,
     hostfile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File of machines that share a file system, one per line as NAME slots=NUMBER.",
+            help="File that lists machines with a shared file system, each on a line of the form "
+            "NAME slots=NUMBER.",
         ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first machines of the hostfile.")
+        int | None,
+        typer.Option(min=1, help="Number of machines to use, from the first of the hostfile."),
     ] = None,
     launcher: Annotated[
         str | None,
         typer.Option(
-            help="Program that starts processes on other machines: pdsh, openmpi, slurm, ..."
+            help="Program that starts processes on other machines, such as pdsh or slurm."
         ),
     ] = None,
     deepspeed: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WORD", help="Further word for DeepSpeed's launcher; may be repeated."
+            metavar="WORD", help="Further argument for DeepSpeed's launcher; may be repeated."
         ),
     ] = None,
     micro_batch_size: Annotated[
         str | None,
         typer.Option(
             metavar="N|auto",
-            help="Sequences that a process reads at a time; auto: as many as fit into memory.",
+            help="Number of sequences in a forward pass of a process; auto: as many as fit into "
+            "memory.",
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only estimate memory, disk and time; needs no weights."),
+        typer.Option(
+            "--dry-run", help="Only estimate memory, disk space and time; needs no weights."
+        ),
     ] = False,
     device_memory: Annotated[
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Memory of a device elsewhere; a dry run assumes that it is a GPU.",
+            help="Memory of a device in another machine; a dry run assumes that this device is a "
+            "GPU.",
         ),
     ] = None,
     device_speed: Annotated[
         float | None,
         typer.Option(
-            metavar="TFLOPS", help="Speed of large matrix products on a device elsewhere."
+            metavar="TFLOPS",
+            help="Speed of large matrix products on a device in another machine.",
         ),
     ] = None,
     learning_curve: Annotated[
         str | None,
         typer.Option(
             metavar="FRACTIONS",
-            help="Train on these fractions of the documents, such as 0.25,0.5,1, for the same "
-            "number of steps, and show whether more data would help.",
+            help="Train once on each of these fractions of the documents, such as 0.25,0.5,1, for "
+            "the same number of steps, and show whether more data would help.",
         ),
     ] = None,
 ) -> None:
-    """Train a drafter on one or several machines; a repeated command continues the run."""
+    """Train a drafter on one or several machines; the same command continues an interrupted run."""
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
     from training.data.report import report_once
@@ -101,7 +110,7 @@ def train(
         words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")
     settings.batch.accumulation(
         launch_options.count(settings)
-    )  # refuses unsuitable sizes before anything starts
+    )  # rejects unsuitable sizes before anything starts
     if dry_run:
         _show_estimate(settings, launch_options, device, device_speed)
     elif learning_curve is not None:
@@ -136,7 +145,7 @@ def _show_estimate(
     found = estimate(settings, processes.count(settings), device.kind)
     if not device.is_here:
         say(
-            "planned for a GPU elsewhere: on this machine the run would "
+            "planned for a GPU in another machine; on this machine the run would "
             + ("not start" if settings.engine.device == "cuda" else "compute on the CPU")
             + f" ({missing_gpu()})"
         )
@@ -146,7 +155,7 @@ def _show_estimate(
 
 
 def _memory(settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice") -> int:
-    if device.memory is not None:  # of a device that may be elsewhere
+    if device.memory is not None:  # the memory of a device that may be in another machine
         return device.memory
     return device.memory_for(processes.local(settings))
 
@@ -180,7 +189,7 @@ def _learn(
     for run in curve.runs:
         if not run.is_finished:
             say(f"learning curve: training on {run.fraction:g} of the documents")
-        # Also for a finished run, which refuses other settings and trains nothing again.
+        # A finished run is called as well: it rejects other settings and trains nothing again.
         _run(run.settings, config, [*overrides, *run.overrides], processes)
     for line in curve.finish():
         typer.echo(line)

@@ -23,20 +23,27 @@ def verify(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
-            help="The target, if it is not where the drafter's config says.",
+            help="The target; by default the one that the drafter's config names.",
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Prompt file of `jakiro bench`; by default a few built-in prompts."
+            metavar="FILE",
+            help="Prompt file, as for `jakiro bench`; by default a few built-in prompts.",
         ),
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of a greedy continuation.")] = 64,
-    samples: Annotated[int, typer.Option(help="Continuations sampled from a prompt.")] = 2000,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Largest number of prompts; by default all of the file.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of a greedy continuation.")
+    ] = 64,
+    samples: Annotated[
+        int, typer.Option(help="Number of continuations to sample for each prompt.")
+    ] = 2000,
     sampled_prompts: Annotated[
-        int, typer.Option(help="Number of prompts, from the first, that are sampled from.")
+        int, typer.Option(help="Number of prompts, from the first, to sample continuations for.")
     ] = 1,
     temperature: Annotated[float, typer.Option(help="Temperature of the samples.")] = 1.0,
     top_p: options.TopP = None,
@@ -46,10 +53,10 @@ def verify(
     device: options.Device = "auto",
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write the figures to a file."),
+        typer.Option("--json", metavar="FILE", help="Write all figures to this file."),
     ] = None,
 ) -> None:
-    """Check on your own models that decoding with this drafter is lossless; exit code 1 if not."""
+    """Check on your own models that decoding with a drafter is lossless; exit code 1 if not."""
     from inference.decoder import SpeculativeDecoder
     from inference.generation.prompt_file import BUILT_IN, read_prompts
     from inference.losslessness import VerifySettings, verify_losslessness

@@ -190,7 +190,7 @@ def test_what_would_arrive_silently_is_refused_by_name(
 
 def test_another_models_generate_is_refused(decoder: SpeculativeDecoder) -> None:
     ids = torch.tensor([[1, 2, 3]])
-    with pytest.raises(TargetMismatch, match="another model"):
+    with pytest.raises(TargetMismatch, match="a model other than"):
         tiny_llama(vocab=11, seed=3).generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -11,4 +11,4 @@ def test_ablate_takes_several_files_after_one_option_and_names_options_as_typed(
     assert exit_code("ablate", *words, "--num-prompts", "1") == 2
     assert "unusable value for '--num-prompts'" in capsys.readouterr().err
     assert exit_code("ablate", *words, "--dry-run", "--train-only", "a") == 2
-    assert "either --dry-run or --train-only" in capsys.readouterr().err
+    assert "--dry-run cannot be combined with --train-only" in capsys.readouterr().err

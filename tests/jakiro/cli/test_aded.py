@@ -124,7 +124,7 @@ def test_text_is_continued_without_training(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["generate", "aded", "def"], "names none"),
+        (["generate", "aded", "def"], "works with any target"),
         (["generate", "aded=nowhere", "def", "--target", "target"], "cannot load trigrams"),
     ],
 )

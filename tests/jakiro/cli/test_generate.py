@@ -50,7 +50,7 @@ def test_figures_go_to_standard_error(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["def", "--temperature", "-0.5"], "unusable temperature"),
+        (["def", "--temperature", "-0.5"], "this temperature cannot be used"),
         ([""], "the prompt is empty"),
         (["def " * 200], "do not fit into the target's context"),
         (["def", "--max-new-tokens", "0"], "max_new_tokens"),

@@ -215,7 +215,7 @@ def test_a_combined_drafter_is_built_from_a_trained_one_for_the_target() -> None
     own = combined_drafter(trained, LookupDrafter(), model, settings=SIZES, tree=TREE)
     assert own.max_nodes == SIZES.num_nodes
     assert own.first.plan.greedy == TREE
-    with pytest.raises(ConfigError, match="divide it by themselves"):
+    with pytest.raises(ConfigError, match="is not supported for two drafters"):
         combined_drafter(trained, LookupDrafter(), model, tree="auto")
     with pytest.raises(ConfigError, match="applies to trained drafters only"):
         SpeculativeDecoder(model, drafter, tree=TREE)
