@@ -44,7 +44,7 @@ class RecordingDrafter(DelegatingDrafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
@@ -241,7 +241,7 @@ def trees_of_size(
 
     Args:
         drafter: drafter of the trees.
-        num_nodes: largest number of candidates.
+        num_nodes: largest number of candidates to return.
         num_passes: number of trunk passes; None for that of the drafter's schedule.
 
     Raises:

@@ -61,7 +61,7 @@ class OracleDrafter(Drafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return OracleSession(self, batch)
@@ -132,6 +132,6 @@ class OracleSession(DraftSession):
         self.lengths = tuple(min(length, own) for own in self.lengths)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.indices = [self.indices[index] for index in indices]

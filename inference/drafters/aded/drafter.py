@@ -112,7 +112,7 @@ class TrigramProposer(TokenProposer):
 
         Args:
             token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates.
+            num_nodes: largest number of candidates to return.
             depth: largest number of tokens on a path.
         """
         if len(token_ids) < 2:

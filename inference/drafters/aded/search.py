@@ -42,7 +42,7 @@ def search(
         trigrams: weights of the tokens that follow two others.
         first: token before the last.
         second: last token.
-        num_nodes: largest number of candidates.
+        num_nodes: largest number of candidates to return.
         depth: largest number of tokens on a path.
         settings: settings of the search.
     """

@@ -223,13 +223,13 @@ class CombinedSession(AdaptiveSession):
         self._pools, self._kept = [], []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.first.select_sequences(indices)
         self.second.select_sequences(indices)
         self._pools, self._kept = [], []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request, which may sample differently."""
+        """Prepare for a new request, whose sampling options may differ."""
         self.first.set_sampling(sampling)
         self.second.set_sampling(sampling)
         self.shape = self.first.shape

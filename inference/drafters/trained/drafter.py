@@ -92,12 +92,12 @@ class TrainedDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree."""
+        """The largest number of nodes in a tree."""
         return max(shape.max_nodes for shape in self.plan.shapes)
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         return max(shape.depth for shape in self.plan.shapes)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
@@ -105,7 +105,7 @@ class TrainedDrafter(Drafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return TrainedSession(self, sampling, capacity, batch)
@@ -120,8 +120,8 @@ class TrainedDrafter(Drafter):
         """Return the memory of tokens that the target has read.
 
         Args:
-            output: output of the target's forward over the tokens.
-            queries: query indices of the tokens in that forward; None for all.
+            output: output of the target's forward pass over the tokens.
+            queries: query indices of the tokens in that forward pass; None for all queries.
         """
         slots, positions = output.step.slots, output.step.positions
         if queries is not None:
@@ -157,7 +157,7 @@ class TrainedSession(DraftSession):
     Args:
         drafter: drafter of the session.
         sampling: options by which tokens are selected.
-        capacity: number of tokens of the longest sequence.
+        capacity: largest number of tokens of a sequence.
         batch: number of sequences.
     """
 
@@ -194,7 +194,9 @@ class TrainedSession(DraftSession):
         if memory is None or memory.encoder_version != self.drafter.version:
             raise ValueError("the memory must come from the drafter's own encoder")
         if starts != self.lengths:
-            raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
+            raise ValueError(
+                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
+            )
         positions = self._positions(committed)
         self.cache.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
         self.lengths, self.root = committed.base_length, committed.root
@@ -234,13 +236,13 @@ class TrainedSession(DraftSession):
         self.root = None
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.root = None if self.root is None else self.root[list(indices)]
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request, which may sample differently."""
+        """Prepare for a new request, whose sampling options may differ."""
         self.sampling = sampling
         self.shape = self.drafter.plan.shape(sampling)
 
