@@ -138,7 +138,7 @@ class LMCache:
     ) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        # Number of slots after the root: one for each node that is read, and one for padding.
+        # Number of slots from the root on: the root, the nodes that are read, and one for padding.
         self.scratch = num_nodes + 2
         self.cache: SlotCache = model.new_cache(batch, capacity + self.scratch)
         self.lengths = (0,) * batch
