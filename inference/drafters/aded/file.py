@@ -172,8 +172,8 @@ def load_trigrams(
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(
             f"the trigrams in {path} were counted with another tokenizer",
-            expected=f"the tokenizer of {record.vocab_size} tokens whose hash is in the file",
-            got=f"a tokenizer of {len(tokenizer)} tokens with another hash",
+            expected=f"a tokenizer with {record.vocab_size} tokens and the hash in the file",
+            got=f"{len(tokenizer)} tokens and another hash",
             remedy="count the corpus with the target's tokenizer, by `jakiro aded build`",
         )
     if fault := _fault(keys, ids, weights, record.vocab_size):
