@@ -87,7 +87,7 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
 
 
 def timed_passes(model: JakiroDrafter) -> int:
-    """Return the largest number of trunk passes to time, which is at least that of training."""
+    """Return the largest number of trunk passes to consider, at least the number in training."""
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 
@@ -132,7 +132,7 @@ def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
 
 
 def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
-    """Return, for each number of nodes, a function that verifies a chain of so many nodes."""
+    """Return functions that verify a chain, by the number of nodes in the chain."""
     context = min(CONTEXT, target.spec.max_position // 2)
     cache = target.new_cache(1, context + max(NODE_COUNTS) + 1)
     tokens = torch.zeros(1, context + max(NODE_COUNTS) + 1, dtype=torch.long, device=target.device)
@@ -151,9 +151,9 @@ def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
 def _draftings(
     target: TargetAdapter, model: JakiroDrafter, max_passes: int
 ) -> dict[int, Callable[[], object]]:
-    """Return, for each number of passes, a function that drafts as in a decoding step.
+    """Return functions that draft as in a decoding step, by the number of trunk passes.
 
-    The function encodes the memory of new tokens and proposes a tree.
+    Each function encodes the memory of new tokens and proposes a tree.
     """
     length = min(CONTEXT, target.spec.max_position // 2)
     tokens = [0] * (length + 1)

@@ -54,7 +54,7 @@ class RecordingSession(DelegatingSession):
     """A session that records, at each verification, the accepted nodes of its last tree.
 
     Args:
-        session: session of a single sequence to record.
+        session: session to record, which must have a single sequence.
         records: list to which the records are appended.
     """
 
@@ -263,7 +263,7 @@ def trees_of_size(
 
 
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:
-    """Return the largest trees that `tree="auto"` uses; it reduces them in each decoding step."""
+    """Return the largest trees that `tree="auto"` may select."""
     levels = {
         "autoregressive_levels": timed_passes(drafter),
         "parallel_levels": drafter.config.settings.schedule.parallel_levels,

@@ -246,7 +246,7 @@ class TokenSession(AdaptiveSession):
             self.proposers[index].read_logits(context, logits())
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Pass the tokens that a sequence's proposer has not read yet to this proposer.
+        """Pass the unread tokens of a complete sequence to the sequence's proposer.
 
         Args:
             index: batch index of the sequence.

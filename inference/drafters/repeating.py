@@ -25,9 +25,10 @@ class RepeatSettings(Settings):
 
     num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree, with repetitions
     depth: int = Field(8, ge=1)  # largest number of tokens on a path, with repetitions
-    # number of tokens that must be equal before the candidate's token, which must be equal as well
+    # number of preceding tokens that must be equal in addition to the candidate's token
     before: int = Field(1, ge=0)
-    prune: float = Field(0.1, ge=0, le=1)  # siblings below this share of the best one are left out
+    # siblings whose scores are below this share of the best sibling's score are left out
+    prune: float = Field(0.1, ge=0, le=1)
 
 
 def with_repeats(
@@ -35,10 +36,11 @@ def with_repeats(
 ) -> Candidates:
     """Return a tree in which the continuations of equal tokens are copied to the leaves.
 
-    If a path ends in a leaf with the same last tokens as another path, the continuations of the
-    other path are copied to this leaf. The published method merges equal nodes into a graph, so
-    that their continuation is drafted once; here this graph is unrolled into its most likely paths.
-    The result is deterministic. Its column `origin` contains the copied nodes of `tree`.
+    If the path to a leaf ends with the same tokens as another path, the continuations of that path
+    are copied to the leaf. The published method merges equal nodes into a graph, so that their
+    continuation is drafted only once; here this graph is unrolled into its most likely paths. The
+    candidates remain deterministic, however their scores are computed. The column `origin` of the
+    result contains the copied nodes of `tree`.
 
     Args:
         tree: drafted tree.
@@ -271,7 +273,7 @@ class RepeatingSession(DelegatingSession):
         return found._replace(origin=origin, source=np.array(tree.proposer_id, np.int64)[origin])
 
     def _translated(self, result: VerifyResult) -> VerifyResult:
-        """Return a result with nodes of the drafted trees, whose paths end before repetitions."""
+        """Return the result for the drafted trees, whose paths end where repetitions begin."""
         pairs = list(zip(self._pairs, result.path, strict=True))
         paths = [pair.drafted_path(path) for pair, path in pairs]
         next_token = [

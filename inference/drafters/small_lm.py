@@ -192,7 +192,7 @@ class SmallLMSession(DraftSession):
 
 
 def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
-    """Return the shape reduced to a budget; a chain is shortened until it fits the budget."""
+    """Return the shape reduced to a budget, or None; a chain is shortened until it fits."""
     depth = shape.depth if budget.depth is None else budget.depth
     return shape.within(Budget(budget.num_nodes, min(depth, budget.num_nodes)))
 

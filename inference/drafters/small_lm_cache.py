@@ -73,10 +73,7 @@ class LMPass:
         return slots
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, for `accepted`.
-
-        Nothing more can be predicted afterwards.
-        """
+        """Keep only these sequences; afterwards, only `accepted` may be called."""
         self.lengths = [self.lengths[index] for index in indices]
         self.token_ids = self.token_ids[list(indices)]
         self.parents = self.parents[list(indices)]
@@ -120,10 +117,10 @@ WAITING = 64  # largest number of verified tokens that wait to be read together 
 
 
 class LMCache:
-    """The small model's cache: the slot of a verified token is its position; tree nodes follow.
+    """The small model's cache, which contains verified tokens followed by tree nodes.
 
-    Keys and values of accepted nodes are moved to the slots of their positions. Those of rejected
-    nodes are overwritten later.
+    The slot of a verified token is its position. Keys and values of accepted nodes are moved to the
+    slots of their positions; those of rejected nodes are overwritten later.
 
     Args:
         model: small model.

@@ -1,8 +1,9 @@
 """Comparison of `tree="auto"` with autoregressive decoding, for `jakiro profile automatic`.
 
-The figure is the ratio of the seconds of all prompts, including those during which the sizes of the
-trees are learned. At each temperature, this ratio is measured with the given drafter and with a
-useless drafter, which has random weights. Progress is printed to standard error.
+The result is the time for decoding all prompts with automatic trees, divided by the time without
+drafts. It includes the decoding steps in which the sizes of the trees are learned. At each
+temperature, this ratio is measured with the given drafter and with a useless drafter, which has
+random weights. Progress is printed to standard error.
 """
 
 from collections.abc import Sequence

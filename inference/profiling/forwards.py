@@ -127,9 +127,9 @@ Seconds = dict[str, float]  # seconds of each timed function in one repetition, 
 
 
 def measure_growth(subject: Subject) -> dict[str, Figure]:
-    """Return how much more time a step takes with a long context, without its forward passes.
+    """Return the growth of a step's time outside forward passes from a short to a long context.
 
-    The figure is a share of the seconds of the whole step with a short context.
+    The growth is given as a share of the time of the whole step with the short context.
     """
     new_tokens = (subject.effort.repeats + WARM_UP + 2) * (subject.trained().max_depth + 1) + 1
     short, long = _contexts(subject.target.spec.max_position - new_tokens)
@@ -202,7 +202,7 @@ def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
 
 
 def _dynamic_step(subject: Subject, prompt: list[int]) -> Work:
-    """Return a function that decodes one token by the model with transformers' default cache."""
+    """Return a function that decodes one token with the model and transformers' default cache."""
     model: Any = subject.model
     cache = DynamicCache(config=subject.target.config)
     ids = torch.tensor([prompt], device=subject.target.device)

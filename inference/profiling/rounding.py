@@ -1,8 +1,8 @@
 """Frequency of greedy tokens that change because of rounding, for `jakiro profile rounding`.
 
-Logits differ in their last digits between tokens that are read one by one and the same tokens read
-as trees. Where two tokens have nearly the same logit, the most likely token may therefore change.
-Progress is printed to standard error.
+When the same tokens are read one by one and as trees, the logits differ in their last digits. Where
+two tokens have nearly the same logit, the most likely token may therefore change. Progress is
+printed to standard error.
 """
 
 from collections.abc import Callable, Sequence

@@ -77,7 +77,7 @@ class Subject:
         return self.target.model
 
     def trained(self) -> TrainedDrafter:
-        """Return the drafter with default trees that have the levels of its training."""
+        """Return the drafter with default trees, which have as many levels as in training."""
         schedule = self.drafter.config.settings.schedule.model_dump()
         plan = TreePlan()
         shapes = {
@@ -236,7 +236,7 @@ class PromptSettings(SubjectSettings):
         prompts: file of prompts; None for the test prompts of the shared target, or for built-in
             prompts if there are no test prompts.
         count: largest number of prompts.
-        prompt_tokens: largest number of tokens, which are taken from the end of each prompt.
+        prompt_tokens: largest number of tokens per prompt; of longer prompts, the end is kept.
         new_tokens: number of new tokens per prompt.
     """
 

@@ -34,12 +34,12 @@ class AdedSettings(Settings):
     distribution_tokens: int = Field(0, ge=0)
     # Weight that a token of probability 1 gains from a target distribution.
     distribution_step: float = Field(0.04, gt=0, le=1e6)
-    # Whether each request uses its own table, which is discarded when the request ends.
+    # Whether each request starts without what was learned from earlier requests.
     reset_per_request: bool = False
 
 
 class AdedDrafter(TokenDrafter, AdaptiveDrafter):
-    """Drafts by searching a table of trigrams that learns while it is used; thread-safe.
+    """Drafts by searching a table of trigrams, which is updated during decoding; thread-safe.
 
     Args:
         settings: settings of learning and search; None for the defaults.
@@ -59,7 +59,7 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
             self.request_counter = None
 
     def new_proposer(self) -> "TrigramProposer":
-        """Return a proposer with the shared table, or with a new one for separate requests."""
+        """Return a proposer whose table is new if `reset_per_request` is set, and else shared."""
         table = self._new_table() if self.settings.reset_per_request else self.table
         return TrigramProposer(table, self.settings)
 

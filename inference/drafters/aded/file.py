@@ -97,7 +97,7 @@ class TrigramCounter:
 
 _RECORD: Final = "trigrams"  # key of the file's metadata
 
-# Exceptions that reading a damaged file raises, or a file with types that numpy does not have.
+# Exceptions raised by a damaged file, or by a file with types that numpy does not support.
 _DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
 
 
@@ -113,7 +113,7 @@ class TrigramRecord(Settings):
 def save_trigrams(
     index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
 ) -> None:
-    """Store an index as a safetensors file, completely or not at all.
+    """Store an index atomically as a safetensors file.
 
     Args:
         index: index, for example from `TrigramTable.frozen()`.
@@ -130,7 +130,7 @@ def save_trigrams(
             f"cannot store these trigrams in {path}",
             expected=f"tokens from 0 to {size - 1} with positive weights, and bigrams in order",
             got=fault,
-            remedy="count the corpus with the tokenizer passed here",
+            remedy="count the corpus with the same tokenizer with which the file is stored",
         )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
@@ -155,8 +155,8 @@ def load_trigrams(
     Args:
         path: path of the file.
         tokenizer: tokenizer of the target.
-        vocab_size: vocabulary size of the target, from which on tokens are left out, because only
-            the tokenizer has them; None to keep all tokens.
+        vocab_size: size of the target's vocabulary; larger token ids, which only the tokenizer
+            has, are left out. None to keep all tokens.
 
     Raises:
         CheckpointError: the file is missing or damaged, or is not a file of trigrams.

@@ -70,7 +70,7 @@ def search(
 
 
 def share_visits(visits: float, weights: list[float], settings: SearchSettings) -> list[float]:
-    """Return the visits of a node's children, whose sum is the number of the node's visits less 1.
+    """Return the visits of a node's children, which add up to the visits of the node minus 1.
 
     Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)` visits, where w_c is its weight and C is
     the factor of p / (1 + n) in the rule at the top of this module. The sum of the visits
@@ -87,7 +87,7 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
         return [0.0] * len(weights)
     growth = settings.exploration_growth
     factor = (settings.exploration + log((visits + growth + 1.0) / growth)) * sqrt(visits)
-    # The sum is a falling, convex function of the level. At the initial level, the heaviest child
+    # The sum of the visits is a falling, convex function of `level`. Initially, the heaviest child
     # alone would get all visits, so this level is not above the solution, and Newton's method
     # approaches the solution from below without passing it.
     level = max(weights) * (1.0 + factor / (total + 1.0))

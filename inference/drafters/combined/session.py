@@ -34,7 +34,7 @@ def mixed_tree(
     Args:
         pools: candidates of both drafters, for each sequence.
         kept: candidates to verify, for each sequence. They must include all sampled candidates, and
-            their `origin` must contain the nodes of the pool.
+            the column `origin` must contain their nodes in the pool.
         first: trees of the first drafter, with the distributions of sampled candidates.
     """
     count = max(len(own.token_ids) for own in kept)
@@ -68,7 +68,7 @@ def mixed_tree(
 def _columns(
     pool: CandidatePool, kept: Candidates, is_sampled: bool, count: int
 ) -> Int64[np.ndarray, "fields nodes"]:
-    """Return token, parent, depth, kind, rank, proposer and validity; ROOT is padding's parent."""
+    """Return token, parent, depth, kind, rank, proposer and validity; padding has parent ROOT."""
     assert kept.origin is not None
     assert kept.source is not None
     sampled = (kept.origin < pool.num_first) & is_sampled

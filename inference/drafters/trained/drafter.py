@@ -69,7 +69,7 @@ class TrainedDrafter(Drafter):
         *,
         compiled: bool = False,
     ) -> "TrainedDrafter":
-        """Check a trained model, and return its drafter on the target's device in its dtype.
+        """Check a trained model, move it to the target's device and dtype, and return its drafter.
 
         Args:
             drafter: trained model.
@@ -208,8 +208,8 @@ class TrainedSession(DraftSession):
         """Return trees below the roots, within the budget.
 
         Args:
-            budget: limits of every tree; if no sampled tree fits, it is empty, because candidates
-                must not be removed after sampling.
+            budget: limits of every tree. If even the smallest sampled tree exceeds these limits,
+                the trees are empty, because candidates must not be removed after sampling.
             generators: random generators of sampled trees, one per sequence.
         """
         assert self.root is not None, "advance before propose"

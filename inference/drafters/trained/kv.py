@@ -89,7 +89,8 @@ class WriteThrough:
     Args:
         buffer: buffer of keys and values.
         slots: slots of the new tokens.
-        count: number of slots to attend to; `self.count` is rounded up to whole buckets.
+        count: number of slots that queries may attend to; the attribute `count` is this number
+            rounded up to whole buckets.
     """
 
     def __init__(self, buffer: KVBuffer, slots: Tensor, count: int) -> None:
@@ -181,8 +182,9 @@ def previous_features(
 
 
 class DrafterCache:
-    """All caches of a session: the slot of a verified token is its position; tree nodes follow.
+    """All caches of a session, which contain verified tokens followed by tree nodes.
 
+    The slot of a verified token is its position.
     Args:
         model: trained drafter.
         tail: last layers of the target, which process the drafter's output; None if the drafter

@@ -15,8 +15,8 @@ class TreePass:
     """A `JointPredictor` for one tree.
 
     For depth d = 1..A, the trunk runs on the expanded nodes of depth d - 1, beginning with the
-    root. Depth A + k is parallel level k of pass A; each expanded node reads it at the query of
-    this pass from which the node descends.
+    root. Depth A + k is predicted by parallel level k of pass A, at the query from which each
+    expanded node descends.
 
     Args:
         cache: cache of the session; expanded nodes are written after the root's slot.
@@ -80,7 +80,7 @@ class TreePass:
         return self.level_log_probs[:, :, 0]
 
     def _read_parallel(self, level: int, frontier: TreeLevel) -> Tensor:
-        """Return the log-probabilities of a parallel level, and weigh the experts by each path."""
+        """Return the log-probabilities of a parallel level, and update the experts' weights."""
         origin = frontier.origin
         sequence = torch.arange(len(origin), device=origin.device)[:, None]
         at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
