@@ -107,6 +107,7 @@ def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None
         pass
     costs = measure_costs(target, model, timed_passes(model))
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, costs.model_dump_json())
     except OSError:
         _logger.warning(

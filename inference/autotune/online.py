@@ -21,13 +21,14 @@ from transformers import LogitsProcessorList
 from inference.autotune.costs import Costs
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, RequestCounter
+from inference.rates import FadingRates
 from inference.sampling import PREFIX_FREE, Sampling
 from inference.trees.shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # nodes of the tree before any observation
 DOUBT = 4.0  # prior observations, in decoding steps, in which drafting just pays
-MEMORY = 256  # decoding steps after which an observation weighs 1/e
+MEMORY = 256.0  # verified trees after which an earlier tree weighs 1/e
 MEMORY_OF_TIMES = 20  # the same for seconds, which change faster
 FIRST_TRIAL, LATER_TRIAL = 4, 2  # decoding steps with drafts before drafting may pause
 SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # decoding steps without drafts before the next trial
@@ -159,9 +160,8 @@ class _Learner:
         self.autoregressive_seconds = autoregressive_seconds
         self.seconds = np.array([arm.seconds for arm in arms])
         self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
-        largest = [max(arm.block[axis] for arm in arms) for axis in range(3)]
-        self.accepted: NDArray[np.float64] = np.zeros(largest)
-        self.offered: NDArray[np.float64] = np.zeros(largest)
+        depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
+        self.acceptance = FadingRates((depth, width, children), MEMORY)
         self.slowness = _Slowness(len(arms))
         self.num_drafted = 0
         self.left_of_pause = 2  # steps without drafts at the start, to time them
@@ -213,19 +213,20 @@ class _Learner:
             self.left_of_trial = LATER_TRIAL
 
     def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
-        self.accepted *= 1 - 1 / MEMORY
-        self.offered *= 1 - 1 / MEMORY
+        accepted, offered = np.zeros((2, *self.acceptance.shape))
         depth, width, children = arm.block
-        self.offered[:depth, :width, :children] += batch
+        offered[:depth, :width, :children] = batch
         for position in positions:
-            self.accepted[position] += 1
+            accepted[position] += 1
+        self.acceptance.add(accepted, offered)
 
     def _values(self) -> NDArray[np.float64]:
         """Return the expected tokens per second of each size; without observations as no drafts."""
         seconds = self.seconds * self.slowness.of_arms
-        rates = self.accepted / np.maximum(self.offered, 1.0)
+        accepted, offered = self.acceptance.counts()
+        rates = accepted / np.maximum(offered, 1.0)
         seen = rates.cumsum(0).cumsum(1).cumsum(2)[self.corners]
-        experience = self.offered[self.corners]
+        experience = offered[self.corners]
         just_pays = seconds * self._autoregressive_value() - 1
         expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
         return np.asarray((1 + expected) / seconds)

@@ -16,6 +16,7 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import AdaptiveDrafter, EncodedMemory, RequestCounter, request_counter_of
 from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
 from jakiro.target.adapter import StepOutput
 
 
@@ -51,7 +52,7 @@ class CombinedDrafter(AdaptiveDrafter):
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
             self.second_id = first.model.config.settings.experts.num_experts
-        self._knowledge = [Knowledge(self.settings) for _ in range(3)]
+        self._knowledge: dict[tuple[bool, TreeShape], Knowledge] = {}
         self._num_resets = self.counter.num_resets
 
     @property
@@ -82,18 +83,18 @@ class CombinedDrafter(AdaptiveDrafter):
             self.max_depth,
         )
 
-    def knowledge(self, do_sample: bool, is_sampled: bool) -> Knowledge:
+    def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
         """Return the knowledge of one way of sampling.
 
         A reset of a shared second drafter resets this knowledge, too.
 
         Args:
             do_sample: whether tokens are sampled.
-            is_sampled: whether candidates are sampled.
+            shape: shape of the first drafter's trees.
         """
         if self.counter.num_resets != self._num_resets:
             self._forget()
-        return self._knowledge[do_sample + is_sampled]
+        return self._knowledge.setdefault((do_sample, shape), Knowledge(self.settings, shape))
 
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
@@ -116,5 +117,5 @@ class CombinedDrafter(AdaptiveDrafter):
 
     def _forget(self) -> None:
         self._num_resets = self.counter.num_resets
-        for knowledge in self._knowledge:
+        for knowledge in self._knowledge.values():
             knowledge.clear()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
 from pydantic import Field
@@ -11,25 +10,26 @@ from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.pool import SECOND, Calibration, CandidatePool
 from inference.protocol import Budget
+from inference.rates import Cells, FadingRates
 from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
-NodeKey = tuple[int, int, int]  # depth, parent's index among expanded nodes, rank among siblings
-
 DOUBT = 6.0  # imagined decoding steps, half of which accepted a node
-MEMORY = 256.0  # decoding steps after which an observation weighs 1/e
+MEMORY = 256.0  # trees with a node after which an earlier tree weighs 1/e
 
 
 class SampledNodes:
-    """Running acceptance rates of every node of sampled trees; thread-safe.
+    """Acceptance rates of every node of sampled trees, learned online; thread-safe.
 
-    The nodes of a smaller tree are among those of a larger one. There are as many rates as the
-    largest tree has nodes, so that memory is bounded.
+    The nodes of a smaller tree are among those of a larger one.
+
+    Args:
+        shape: shape of the largest tree.
     """
 
-    def __init__(self) -> None:
-        self._counts: dict[NodeKey, tuple[float, float]] = {}  # accepted, decoding steps
-        self._lock = Lock()
+    def __init__(self, shape: TreeShape) -> None:
+        grid = (shape.depth, max(shape.level_sizes) // shape.children, shape.children)
+        self._learned = FadingRates(grid, MEMORY)
 
     def learn(self, tree: SequenceTree, path: Sequence[int]) -> None:
         """Count which nodes of a sampled tree were accepted.
@@ -38,23 +38,19 @@ class SampledNodes:
             tree: sampled tree.
             path: accepted nodes.
         """
-        accepted = set(path)
-        with self._lock:
-            for node, key in enumerate(node_keys(tree)):
-                wins, steps = self._counts.get(key, (0.0, 0.0))
-                fade = 1.0 - 1.0 / MEMORY
-                self._counts[key] = (wins * fade + (node in accepted), steps * fade + 1.0)
+        accepted, offered = np.zeros((2, *self._learned.shape))
+        cells = np.array(tree_cells(tree), np.int64)
+        offered[tuple(cells)] = 1.0
+        accepted[tuple(cells[:, list(path)])] = 1.0
+        self._learned.add(accepted, offered)
 
     def worth(self, shape: TreeShape) -> float:
         """Return the expected number of accepted nodes of a sampled tree."""
-        with self._lock:
-            counts = [self._counts.get(key, (0.0, 0.0)) for key in all_node_keys(shape)]
-        return sum((wins + DOUBT / 2) / (steps + DOUBT) for wins, steps in counts)
+        return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT).sum())
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._counts.clear()
+        self._learned.clear()
 
 
 def sampled_budget(
@@ -90,23 +86,27 @@ def _cuts(shape: TreeShape, budget: Budget) -> Mapping[int, TreeShape]:
     return {cut.max_nodes: cut for cut in cuts if cut is not None}
 
 
-def node_keys(tree: SequenceTree) -> list[NodeKey]:
-    """Return the key of every node of a sampled tree."""
+def tree_cells(tree: SequenceTree) -> Cells:
+    """Return level, parent's index among the expanded nodes, and rank of a sampled tree's nodes."""
     expanded: dict[int, dict[int, int]] = {}  # depth -> parent -> index among the expanded nodes
-    keys = []
-    for parent, depth, rank in zip(tree.parent, tree.depth, tree.rank, strict=True):
+    indices = []
+    for parent, depth in zip(tree.parent, tree.depth, strict=True):
         parents = expanded.setdefault(depth, {})
-        keys.append((depth, parents.setdefault(parent, len(parents)), rank))
-    return keys
+        indices.append(parents.setdefault(parent, len(parents)))
+    return (
+        np.array(tree.depth, np.int64) - 1,
+        np.array(indices, np.int64),
+        np.array(tree.rank, np.int64),
+    )
 
 
-def all_node_keys(shape: TreeShape) -> list[NodeKey]:
-    """Return the keys of all nodes of sampled trees of a shape."""
-    return [
-        (depth, index // shape.children, index % shape.children)
-        for depth, size in enumerate(shape.level_sizes, start=1)
-        for index in range(size)
-    ]
+@lru_cache(maxsize=1024)
+def shape_cells(shape: TreeShape) -> Cells:
+    """Return level, parent's index and rank of the nodes of a sampled tree of this shape."""
+    sizes = shape.level_sizes
+    index = np.concatenate([np.arange(size) for size in sizes])
+    level = np.repeat(np.arange(shape.depth), sizes)
+    return level, index // shape.children, index % shape.children
 
 
 # A guess is right; or it is right, and no sampled candidate is the same.
@@ -129,14 +129,15 @@ class Knowledge:
 
     Args:
         settings: trust in the second source, and speed of learning.
+        shape: shape of the first source's largest trees.
     """
 
-    def __init__(self, settings: CombinedSettings) -> None:
+    def __init__(self, settings: CombinedSettings, shape: TreeShape) -> None:
         trust, doubt, memory = settings.trust, settings.doubt, settings.memory
         self.candidates = Calibration((1.0, trust, 1.0), doubt, memory)  # by source
         # Of the second source, before anything is sampled: see MATCH and GAIN.
         self.guesses = Calibration((trust, trust / 2), doubt, memory)
-        self.sampled = SampledNodes()
+        self.sampled = SampledNodes(shape)
 
     def clear(self) -> None:
         """Forget everything."""

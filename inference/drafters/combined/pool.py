@@ -1,13 +1,13 @@
 """One sequence's candidates of two sources, merged into one tree, and their calibration."""
 
 from collections.abc import Iterator, Sequence
-from threading import Lock
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
+from inference.rates import Cells, FadingRates
 
 # Bins of a candidate's own conditional probability.
 EDGES = np.array([0.01, 0.03, 0.06, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.92])
@@ -29,14 +29,7 @@ class Calibration:
     def __init__(self, trust: tuple[float, ...], doubt: float, memory: float) -> None:
         self.trust = np.array(trust)
         self.doubt = doubt
-        self.memory = memory
-        self._counts = np.zeros((2, len(trust), DEPTHS, len(EDGES) + 1))  # right, observed
-        self._lock = Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of the counts, which does not grow."""
-        return self._counts.nbytes
+        self._learned = FadingRates((len(trust), DEPTHS, len(EDGES) + 1), memory)
 
     def rates(
         self,
@@ -51,9 +44,8 @@ class Calibration:
             depths: depths of the candidates, from 1.
             scores: conditional probabilities according to the sources.
         """
-        with self._lock:
-            right, observed = self._counts[:, *_cells(sources, depths, scores)]
-        return (right + self.doubt * self.trust[sources] * scores) / (observed + self.doubt)
+        prior = self.trust[sources] * scores
+        return self._learned.rates(_cells(sources, depths, scores), prior, self.doubt)
 
     def add(
         self,
@@ -71,29 +63,21 @@ class Calibration:
             is_right: whether each candidate was right.
         """
         cells = _cells(sources, depths, scores)
-        with self._lock:
-            # Old observations fade in the cells that get new ones.
-            kept = np.zeros(self._counts.shape[1:])
-            np.add.at(kept, cells, 1.0)
-            self._counts *= np.exp(-kept / self.memory)
-            np.add.at(self._counts[0], cells, is_right.astype(float))
-            np.add.at(self._counts[1], cells, 1.0)
+        right, observed = np.zeros((2, *self._learned.shape))
+        np.add.at(right, cells, is_right.astype(float))
+        np.add.at(observed, cells, 1.0)
+        self._learned.add(right, observed)
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._counts.fill(0.0)
+        self._learned.clear()
 
 
 def _cells(
     sources: Int64[np.ndarray, " n"],
     depths: Int64[np.ndarray, " n"],
     scores: Float64[np.ndarray, " n"],
-) -> tuple[
-    Int64[np.ndarray, " n"],
-    Int64[np.ndarray, " n"],
-    Int64[np.ndarray, " n"],
-]:
+) -> Cells:
     return sources, np.minimum(depths, DEPTHS) - 1, np.searchsorted(EDGES, scores)
 
 

@@ -24,6 +24,7 @@ from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
 from inference.protocol import AdaptiveSession, Budget, Committed, VerifyResult
 from inference.sampling import Sampling
+from inference.trees.shape import TreeShape
 
 
 def mixed_tree(
@@ -115,8 +116,8 @@ def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistrib
     return SparseDistribution(longer(draft_probs.ids), longer(draft_probs.probs))
 
 
-# The arguments are whether tokens are sampled, and whether candidates are sampled.
-KnowledgeOf = Callable[[bool, bool], Knowledge]
+# The arguments are whether tokens are sampled, and the shape of the first drafter's trees.
+KnowledgeOf = Callable[[bool, TreeShape], Knowledge]
 
 
 class CombinedSession(AdaptiveSession):
@@ -127,7 +128,7 @@ class CombinedSession(AdaptiveSession):
         second: session of the second drafter, which continues the text.
         settings: division of a tree between the two drafters.
         sampling: options by which tokens are selected.
-        knowledge_of: function that returns the statistics for a way of sampling.
+        knowledge_of: function that returns the statistics for a way of sampling and its trees.
         second_id: proposer id of candidates that only the second drafter proposes.
         max_depth: length of the longest path in a tree.
     """
@@ -236,7 +237,7 @@ class CombinedSession(AdaptiveSession):
         self.second.set_sampling(sampling)
         self.shape = self.first.shape
         self.num_nodes = self.settings.num_nodes or self.shape.max_nodes
-        self.knowledge = self.knowledge_of(sampling.do_sample, self.shape.sampled)
+        self.knowledge = self.knowledge_of(sampling.do_sample, self.shape)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""

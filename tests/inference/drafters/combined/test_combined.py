@@ -162,7 +162,7 @@ def test_guesses_that_are_never_right_leave_the_tree_to_the_model() -> None:
     model = tiny_llama(vocab=11)
     tree = TREE.model_copy(update={"sampled": False})
     drafter = CombinedDrafter(_trained(model, tree), LookupDrafter(), CombinedSettings(doubt=0.1))
-    knowledge = drafter.knowledge(do_sample=False, is_sampled=False)
+    knowledge = drafter.knowledge(False, tree)
     scores = np.repeat((EDGES + np.append(EDGES[1:], 1.0)) / 2, DEPTHS)
     depths = np.tile(np.arange(1, DEPTHS + 1), len(EDGES))
     for _ in range(200):

@@ -64,11 +64,12 @@ def test_only_candidates_whose_parents_were_right_have_an_outcome() -> None:
 def test_a_reset_of_a_shared_second_drafter_resets_the_knowledge_of_both() -> None:
     model = tiny_llama(vocab=11)
     aded = AdedDrafter()
-    both = CombinedDrafter(SmallLMDrafter(model, model), aded)
+    small = SmallLMDrafter(model, model)
+    both, trees = CombinedDrafter(small, aded), small.shapes[0]
     observation = np.array([SECOND]), np.array([1]), np.array([0.5])
-    fresh = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*observation)
-    both.knowledge(do_sample=False, is_sampled=False).candidates.add(*observation, np.array([True]))
-    taught = both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*observation)
+    fresh = both.knowledge(False, trees).candidates.rates(*observation)
+    both.knowledge(False, trees).candidates.add(*observation, np.array([True]))
+    taught = both.knowledge(False, trees).candidates.rates(*observation)
     assert taught > fresh
     aded.reset()
-    assert both.knowledge(do_sample=False, is_sampled=False).candidates.rates(*observation) == fresh
+    assert both.knowledge(False, trees).candidates.rates(*observation) == fresh

@@ -1,0 +1,63 @@
+"""Success rates that are learned online and follow recent observations."""
+
+from threading import Lock
+
+import numpy as np
+from jaxtyping import Float64
+from numpy.typing import NDArray
+
+Cells = tuple[NDArray[np.int64], ...]  # indices of cells along each axis of a grid
+
+
+class FadingRates:
+    """Success rates of the cells of a grid; of fixed size, thread-safe.
+
+    Args:
+        shape: shape of the grid.
+        memory: number of trials of a cell after which an earlier trial weighs 1/e.
+    """
+
+    def __init__(self, shape: tuple[int, ...], memory: float) -> None:
+        self.shape = shape
+        self.memory = memory
+        self._counts = np.zeros((2, *shape))  # successes, trials
+        self._lock = Lock()
+
+    def add(
+        self, successes: Float64[np.ndarray, "*shape"], trials: Float64[np.ndarray, "*shape"]
+    ) -> None:
+        """Count trials; earlier trials fade in the cells that get new ones.
+
+        Args:
+            successes: number of new successes of every cell.
+            trials: number of new trials of every cell.
+        """
+        with self._lock:
+            self._counts *= np.exp(-trials / self.memory)
+            self._counts[0] += successes
+            self._counts[1] += trials
+
+    def counts(self) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
+        """Return the faded numbers of successes and of trials of every cell."""
+        with self._lock:
+            successes, trials = self._counts.copy()
+        return successes, trials
+
+    def rates(
+        self, cells: Cells, prior: float | NDArray[np.float64], doubt: float
+    ) -> NDArray[np.float64]:
+        """Return estimates of the success rates of some cells.
+
+        Args:
+            cells: index into the grid.
+            prior: rates of cells without trials.
+            doubt: number of trials that the prior counts for.
+        """
+        with self._lock:
+            successes, trials = (counts[cells] for counts in self._counts)
+        return (successes + doubt * prior) / (trials + doubt)
+
+    def clear(self) -> None:
+        """Forget all trials."""
+        with self._lock:
+            self._counts.fill(0.0)
