@@ -1,1 +1,1 @@
-"""Draft trees that fit the machine: measured costs, offline search, `tree="auto"`."""
+"""Draft trees that fit the machine: measured costs, offline search, and `tree="auto"`."""

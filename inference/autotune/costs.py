@@ -1,4 +1,4 @@
-"""Costs of verification and drafting on this machine, measured once and interpolated."""
+"""Seconds of verification and drafting on this machine, measured once and interpolated."""
 
 import os
 import platform
@@ -24,22 +24,23 @@ from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
-NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # sizes of trees whose verification is timed
-FEWEST_PASSES = 3  # drafting is timed up to at least so many trunk passes
+NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # numbers of nodes whose verification is timed
+FEWEST_PASSES = 3  # drafting is timed up to at least this number of trunk passes
 CONTEXT = 128  # number of verified tokens while timing
-REPEATS = 9
+REPEATS = 9  # number of repetitions, of which the first is a warm-up
 
 _logger = get_logger(__name__)
 
 
 class Costs(Settings):
-    """Seconds of a target and a drafter on this machine."""
+    """Seconds that verification and drafting take on this machine."""
 
-    verify: dict[int, float]  # by number of nodes: target forward over root and nodes, with logits
-    draft: dict[int, float]  # by number of trunk passes: drafting in a decoding step
+    # seconds of a target forward pass over the root and the nodes, with logits, by number of nodes
+    verify: dict[int, float]
+    draft: dict[int, float]  # seconds of drafting in a decoding step, by number of trunk passes
 
     def verify_seconds(self, num_nodes: int) -> float:
-        """Return the seconds to verify `num_nodes`, interpolated between measured sizes."""
+        """Return the seconds to verify `num_nodes` nodes, interpolated between measured numbers."""
         known = sorted(self.verify)
         above = next((count for count in known if count >= num_nodes), known[-1])
         below = max((count for count in known if count <= num_nodes), default=above)
@@ -49,11 +50,11 @@ class Costs(Settings):
         return (1 - share) * self.verify[below] + share * self.verify[above]
 
     def ceiling(self, shape: TreeShape | None, tau: float) -> float:
-        """Return tokens per second at `tau` if only verification and drafting took time.
+        """Return the tokens per second at `tau` if only verification and drafting took time.
 
         Args:
             shape: shape of the trees; None for autoregressive decoding.
-            tau: mean acceptance length, in tokens per target forward.
+            tau: mean acceptance length, in tokens per target forward pass.
         """
         if shape is None:
             return tau / self.verify_seconds(0)
@@ -62,7 +63,9 @@ class Costs(Settings):
 
 
 def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) -> Costs:
-    """Time verification by number of nodes and drafting by number of passes, interleaved.
+    """Measure the seconds of verification and drafting, in alternation.
+
+    Verification is timed for each number of nodes, and drafting for each number of passes.
 
     Args:
         target: the frozen target.
@@ -84,17 +87,17 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
 
 
 def timed_passes(model: JakiroDrafter) -> int:
-    """Return the largest number of trunk passes to consider: that of training, or more."""
+    """Return the largest number of trunk passes to consider, at least the number in training."""
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 
 def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
-    """Return costs from the cache, or measure them (in some seconds) and store them there.
+    """Return costs from the cache, or measure the costs in a few seconds and cache them.
 
     Args:
         target: the frozen target.
         model: the drafter.
-        folder: folder of the cache; None for the user's.
+        folder: folder of the cache; None for the user's cache folder.
     """
     folder = folder or user_cache_path("jakiro")
     path = folder / f"costs-{_fingerprint(target, model)[:16]}.json"
@@ -107,12 +110,14 @@ def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, costs.model_dump_json())
     except OSError:
-        _logger.warning("cannot store measured costs in %s; they will be measured again", path)
+        _logger.warning(
+            "cannot store the measured costs in %s; the next run will measure them again", path
+        )
     return costs
 
 
 def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
-    """Return a hash of everything that costs depend on."""
+    """Return a hash of everything on which the costs depend."""
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
@@ -128,7 +133,7 @@ def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
 
 
 def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
-    """Return a verification of a chain for each number of nodes."""
+    """Return functions that verify a chain, by the number of nodes in the chain."""
     context = min(CONTEXT, target.spec.max_position // 2)
     cache = target.new_cache(1, context + max(NODE_COUNTS) + 1)
     tokens = torch.zeros(1, context + max(NODE_COUNTS) + 1, dtype=torch.long, device=target.device)
@@ -147,7 +152,10 @@ def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
 def _draftings(
     target: TargetAdapter, model: JakiroDrafter, max_passes: int
 ) -> dict[int, Callable[[], object]]:
-    """Return the drafter's work in a decoding step (encode memory, propose) by number of passes."""
+    """Return functions that draft as in a decoding step, by the number of trunk passes.
+
+    Each function encodes the memory of new tokens and proposes a tree.
+    """
     length = min(CONTEXT, target.spec.max_position // 2)
     tokens = [0] * (length + 1)
     greedy = Sampling(LogitsProcessorList(), do_sample=False)

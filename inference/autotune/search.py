@@ -1,4 +1,4 @@
-"""Searches the draft trees that fit the machine, from recorded acceptance and measured costs."""
+"""Search for the fastest draft trees on this machine, by recorded acceptance and measured costs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from jakiro.utils.settings import Settings, validate_settings
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Ranks of the accepted nodes of a verified tree, from depth 1 down; rank 0 is the best."""
+    """Ranks by score of a verified tree's accepted nodes, from depth 1 on; rank 0 is the best."""
 
     ranks: list[int]
 
 
 class RecordingDrafter(DelegatingDrafter):
-    """Drafts as another drafter does, and records every decoding step.
+    """Records every decoding step of another drafter.
 
     Args:
         drafter: drafter of deterministic trees.
@@ -40,11 +40,11 @@ class RecordingDrafter(DelegatingDrafter):
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
-        """Return a recorded session.
+        """Return a session that records its decoding steps.
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
@@ -54,8 +54,8 @@ class RecordingSession(DelegatingSession):
     """A session that records, at each verification, the accepted nodes of its last tree.
 
     Args:
-        session: recorded session of a single sequence.
-        records: list that the records are appended to.
+        session: session to record, which must have a single sequence.
+        records: list to which the records are appended.
     """
 
     def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
@@ -64,7 +64,7 @@ class RecordingSession(DelegatingSession):
         self.tree: DraftTree | None = None
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees of the recorded session, and store them.
+        """Return the trees of the recorded session, and keep these trees for `on_verified`.
 
         Args:
             budget: limits of every tree.
@@ -74,7 +74,7 @@ class RecordingSession(DelegatingSession):
         return self.tree
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Record the accepted nodes' ranks by score."""
+        """Record the ranks by score of the accepted nodes."""
         if self.tree is not None:
             tree = self.tree.sequence_tree()
             emitted = [*(tree.token_ids[node] for node in result.path[0]), result.next_token[0]]
@@ -86,15 +86,15 @@ MAX_NODES = NODE_COUNTS[-1]
 
 
 class Rated(Settings):
-    """A shape of trees with its expected figures."""
+    """A shape of trees with its tau and its expected speed-up."""
 
     shape: TreeShape
     tau: float
-    speedup: float  # over autoregressive decoding, by the cost model
+    speedup: float  # expected speed-up over autoregressive decoding, from the measured costs
 
 
 class PlanChoice(Settings):
-    """The trees selected for a machine, with their expected figures."""
+    """The trees selected for a machine, with their taus and their expected speed-ups."""
 
     costs: Costs
     greedy: Rated
@@ -116,20 +116,22 @@ def choose_plan(
     sampled: bool = True,
     costs: Costs | None = None,
 ) -> PlanChoice:
-    """Return the trees of highest expected speed on this machine.
+    """Return the trees with the highest expected speed on this machine.
 
-    Deterministic trees: prompts are decoded once with a large tree for each number of trunk passes.
-    Smaller trees keep the best-ranked nodes, so the record of accepted ranks gives the tau of every
-    smaller tree. Sampled trees cannot be cut afterwards, so each shape is decoded.
+    For deterministic trees, the prompts are decoded once with a large tree for each number of trunk
+    passes. Smaller trees keep the best-ranked nodes, so the recorded ranks of the accepted nodes
+    determine the tau of every smaller tree. Sampled trees cannot be reduced after sampling, so the
+    prompts are decoded with every shape of sampled trees.
 
     Args:
         target: the frozen target.
         model: the drafter.
-        prompts: token ids of prompts to decode, other than those that results are reported on.
-        temperature: temperature of sampling.
+        prompts: token ids of the prompts to decode, which must not be prompts on which results are
+            reported.
+        temperature: sampling temperature of the trees for sampling.
         max_new_tokens: largest number of new tokens for each prompt and tree.
         sampled: whether trees for sampling have sampled candidates.
-        costs: costs on this machine; None to measure them.
+        costs: costs on this machine; None to measure the costs.
     """
     costs = costs or measure_costs(target, model, timed_passes(model))
     runs = _Runs(target, model, prompts, max_new_tokens)
@@ -142,11 +144,11 @@ def choose_plan(
 
 
 def expected_tau(steps: Sequence[StepRecord], num_nodes: int) -> float:
-    """Return the tau of trees of the `num_nodes` best-ranked candidates.
+    """Return the tau of trees that consist of the `num_nodes` best-ranked candidates.
 
     Args:
         steps: records of decoding steps with larger trees.
-        num_nodes: number of candidates.
+        num_nodes: number of candidates in the smaller trees.
     """
     kept = sum(1 + sum(rank < num_nodes for rank in step.ranks) for step in steps)
     return kept / len(steps) if steps else 1.0
@@ -168,7 +170,7 @@ class _Runs:
         self.levels = model.config.settings.schedule.parallel_levels
 
     def deterministic_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every shape of deterministic trees up to the largest, and its tau."""
+        """Yield every shape of deterministic trees up to the largest, with its tau."""
         for passes in range(1, timed_passes(self.model) + 1):
             shape = TreeShape(
                 autoregressive_levels=passes,
@@ -184,7 +186,7 @@ class _Runs:
                 yield smaller, expected_tau(recorder.records, num_nodes)
 
     def sampled_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every promising shape of sampled trees, and its tau."""
+        """Yield every promising shape of sampled trees, with its tau."""
         for shape in _sampled_shapes(timed_passes(self.model), self.levels):
             drafter = TrainedDrafter(self.model, self.target, shape)
             yield shape, self._decode(drafter, temperature).tau
@@ -206,7 +208,7 @@ class _Runs:
 
 
 def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
-    """Return promising shapes of sampled trees: few passes, few children, not too many nodes."""
+    """Return promising shapes of sampled trees, which have few passes, children and nodes."""
     shapes = [
         TreeShape(
             autoregressive_levels=passes,
@@ -235,14 +237,15 @@ def trees_of_size(
 ) -> TreePlan:
     """Return trees of at most `num_nodes` candidates, if possible as deep as in training.
 
-    Scores select the nodes of a greedy tree from a larger tree: 8 nodes from levels of 3 expanded
-    nodes with 4 children each, 60 nodes from levels of 10 with 10 (EAGLE-2, arXiv 2406.16858). A
-    sampled tree, which is never cut, has the widest levels that fit.
+    A greedy tree consists of the nodes with the highest scores in a larger tree, as in EAGLE-2
+    (arXiv 2406.16858). For 8 nodes, each level of the larger tree has 3 expanded nodes with 4
+    children each; for 60 nodes, each level has 10 expanded nodes with 10 children each. A sampled
+    tree, from which no candidate may be removed, has the widest levels that fit.
 
     Args:
         drafter: drafter of the trees.
         num_nodes: largest number of candidates.
-        num_passes: number of trunk passes; None for that of the drafter's schedule.
+        num_passes: number of trunk passes; None for the number in training.
 
     Raises:
         ConfigError: the number of passes is too large.
@@ -260,7 +263,7 @@ def trees_of_size(
 
 
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:
-    """Return the trees that `tree="auto"` cuts to size."""
+    """Return the largest trees that `tree="auto"` may select."""
     levels = {
         "autoregressive_levels": timed_passes(drafter),
         "parallel_levels": drafter.config.settings.schedule.parallel_levels,

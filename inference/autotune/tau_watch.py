@@ -1,4 +1,4 @@
-"""Warns when a drafter's tau in use is far below that of its own evaluation."""
+"""A warning when a drafter's tau in use is far below the tau in the drafter's evaluation."""
 
 from threading import Lock
 from typing import Any
@@ -10,17 +10,17 @@ from inference.engine.stats import DecodeStats
 from inference.sampling import Sampling
 from jakiro.utils.logs import get_logger
 
-ENOUGH = 256  # decoding steps before a warning
-FAR_BELOW = 0.6  # smallest share of the expected accepted drafts per decoding step
+ENOUGH = 256  # smallest number of decoding steps before a warning
+FAR_BELOW = 0.6  # smallest share of the expected accepted drafts per step without a warning
 
 _logger = get_logger(__name__)
 
 
 class TauWatch:
-    """Compares tau in use with tau in a drafter's record, and warns once.
+    """Compares the tau in use with the tau in a drafter's training record, and warns once.
 
     Args:
-        record: training's record in a checkpoint; None without a record.
+        record: training record in the checkpoint; None if the checkpoint has no record.
     """
 
     def __init__(self, record: dict[str, Any] | None) -> None:
@@ -33,7 +33,7 @@ class TauWatch:
         self._has_warned = False
 
     def add(self, run: DecodeRun) -> None:
-        """Count a finished run if its temperature was evaluated."""
+        """Include a finished run, if its temperature was part of the drafter's evaluation."""
         temperature = _temperature(run.sequences[0].request.sampling)
         expected = self._expected.get(temperature)
         if expected is None:

@@ -1,1 +1,1 @@
-"""Everything that drafts, behind one protocol."""
+"""Drafters, which all implement the protocol in `inference.protocol`."""

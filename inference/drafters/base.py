@@ -1,4 +1,4 @@
-"""Base classes of drafters that read tokens alone, and of drafters that wrap another drafter."""
+"""Base classes of drafters that read only tokens, and of drafters that wrap another drafter."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,24 +29,24 @@ Tokens = Int64[np.ndarray, " tokens"]
 
 
 class TokenProposer(ABC):
-    """Proposes continuations of one sequence; all methods but `draft` may be left as they are.
+    """Proposes continuations of one sequence; subclasses must override only `draft`.
 
     Attributes:
-        reads_logits: whether `read_logits` is to be called.
+        reads_logits: whether the session must call `read_logits`.
     """
 
     reads_logits: bool = False
 
     def begin(self) -> bool:
-        """Begin another request; return whether the sequence must be read again from its start."""
+        """Begin a new request; return whether the sequence must be read again from its start."""
         return False
 
     def read(self, token_ids: Tokens, num_known: int) -> None:
-        """Read a sequence that became longer.
+        """Read the new tokens of a sequence.
 
         Args:
             token_ids: all tokens of the sequence.
-            num_known: number of tokens that were read before.
+            num_known: number of tokens that have already been read.
         """
 
     @abstractmethod
@@ -55,7 +55,7 @@ class TokenProposer(ABC):
 
         Args:
             token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates.
+            num_nodes: largest number of candidates to return.
             depth: largest number of tokens on a path.
         """
 
@@ -64,19 +64,19 @@ class TokenProposer(ABC):
 
         Args:
             token_ids: tokens of the sequence.
-            logits: raw logits after each of the last tokens.
+            logits: raw logits after each of the last `steps` tokens.
         """
 
 
 class TokenDrafter(Drafter):
-    """A drafter that reads nothing but tokens.
+    """A drafter that reads only tokens.
 
-    Subclasses override `draft`; or `new_proposer`, if they keep something for each sequence.
+    Subclasses override `draft`, or `new_proposer` if they keep a state for each sequence.
 
     Args:
         version: name of the drafter.
-        max_nodes: largest number of candidates of a tree.
-        max_depth: longest path of a tree.
+        max_nodes: largest number of candidates in a tree.
+        max_depth: length of the longest path in a tree.
     """
 
     def __init__(self, version: str, max_nodes: int, max_depth: int) -> None:
@@ -87,12 +87,12 @@ class TokenDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of candidates of a tree."""
+        """The largest number of candidates in a tree."""
         return self._limits.num_nodes
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         assert self._limits.depth is not None
         return self._limits.depth
 
@@ -101,13 +101,13 @@ class TokenDrafter(Drafter):
 
         Args:
             token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates.
+            num_nodes: largest number of candidates to return.
             depth: largest number of tokens on a path.
         """
         raise NotImplementedError(f"{type(self).__name__} overrides neither draft nor new_proposer")
 
     def new_proposer(self) -> TokenProposer:
-        """Return the proposer of one sequence; by default, it calls `draft`."""
+        """Return a new proposer for one sequence; the default proposer calls `draft`."""
         return _Stateless(self)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
@@ -115,7 +115,7 @@ class TokenDrafter(Drafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         proposers = [self.new_proposer() for _ in range(batch)]
@@ -123,7 +123,7 @@ class TokenDrafter(Drafter):
 
 
 class _Stateless(TokenProposer):
-    """Drafts with the drafter itself, which keeps nothing of a sequence."""
+    """A proposer that calls `TokenDrafter.draft`, for drafters without a state per sequence."""
 
     def __init__(self, drafter: TokenDrafter) -> None:
         self._drafter = drafter
@@ -134,12 +134,12 @@ class _Stateless(TokenProposer):
 
 
 class TokenSession(AdaptiveSession):
-    """Tokens of sequences that are decoded together, and one proposer for each of them.
+    """Tokens of sequences that are decoded together, and one proposer for each sequence.
 
     Args:
         proposers: proposer of each sequence.
         limits: limits of every tree.
-        capacity: number of tokens of the longest sequence.
+        capacity: largest number of tokens of a sequence.
     """
 
     bytes_per_token = 8
@@ -156,18 +156,21 @@ class TokenSession(AdaptiveSession):
         self._step_id = 0
 
     def advance(self, committed: Committed) -> None:
-        """Take in newly verified tokens and the roots.
+        """Add the newly verified tokens and the roots.
 
         Raises:
-            ValueError: tokens are missing between the session and `committed`.
+            ValueError: the committed tokens do not start where the session ends.
         """
         if self._device is not None and committed.base_length == self.lengths:
             return
         pairs = zip(committed.base_length, committed.num_verified, strict=True)
         starts = tuple(end - count for end, count in pairs)
         if starts != self.lengths:
-            raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
-        # A context reserves by the capacity of its cache, which was rounded up.
+            raise ValueError(
+                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
+            )
+        # The context calls `reserve` only when the target's cache is full, and the capacity of
+        # that cache was rounded up.
         self.reserve(max(committed.base_length))
         verified, roots = committed.token_ids.tolist(), committed.root[:, 0].tolist()
         for index, (start, end) in enumerate(zip(starts, committed.base_length, strict=True)):
@@ -200,9 +203,9 @@ class TokenSession(AdaptiveSession):
         return to_tree(self._proposed, base_length, self._step_id)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Give the target's logits along each accepted path to proposers that read logits."""
+        """Pass the target's logits along each accepted path to proposers that read logits."""
         if result.base_length != list(self.lengths) or not self._proposed:
-            return  # a step without drafts, whose tokens come with the next `advance`
+            return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, proposed in enumerate(self._proposed):
             path = result.path[index]
             accepted = proposed.token_ids[path].tolist()
@@ -211,12 +214,12 @@ class TokenSession(AdaptiveSession):
     def draft_below(
         self, index: int, path: Sequence[int], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return continuations of a sequence after its root and a path below the root.
+        """Return continuations of a sequence after the tokens of a path below its root.
 
         Args:
             index: batch index of the sequence.
             path: tokens after the root.
-            num_nodes: largest number of candidates.
+            num_nodes: largest number of candidates to return.
             depth: largest number of tokens after the path.
         """
         longest = depth if self.limits.depth is None else min(depth, self.limits.depth)
@@ -231,19 +234,19 @@ class TokenSession(AdaptiveSession):
         accepted: Sequence[int],
         logits: Callable[[], Float[Tensor, "steps vocab"]],
     ) -> None:
-        """Give a sequence's proposer the target's logits, if it reads logits.
+        """Pass the target's logits to a sequence's proposer, if the proposer reads logits.
 
         Args:
             index: batch index of the sequence.
             accepted: accepted tokens after the root.
-            logits: returns the logits after the root and after each accepted token.
+            logits: function that returns the logits after the root and after each accepted token.
         """
         if self.proposers[index].reads_logits:
             context = np.concatenate((self._known(index), np.array(accepted, np.int64)))
             self.proposers[index].read_logits(context, logits())
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Let a sequence's proposer read the tokens that it has not read yet.
+        """Pass the unread tokens of a complete sequence to the sequence's proposer.
 
         Args:
             index: batch index of the sequence.
@@ -261,7 +264,7 @@ class TokenSession(AdaptiveSession):
         self._device = None
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.proposers = [self.proposers[index] for index in indices]
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._num_read = [self._num_read[index] for index in indices]
@@ -269,7 +272,7 @@ class TokenSession(AdaptiveSession):
         self._proposed = []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Begin another request; candidates do not depend on the way of sampling."""
+        """Begin a new request; the candidates do not depend on the sampling options."""
         for index, proposer in enumerate(self.proposers):
             if proposer.begin():
                 self._num_read[index] = 0
@@ -282,7 +285,7 @@ class TokenSession(AdaptiveSession):
             self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
 
     def close(self) -> None:
-        """Free the tokens."""
+        """Free the memory of the tokens."""
         self._tokens = self._tokens[:, :0]
 
     def _known(self, index: int) -> Tokens:
@@ -291,10 +294,10 @@ class TokenSession(AdaptiveSession):
 
 
 class DelegatingDrafter(AdaptiveDrafter):
-    """A drafter that does everything as another drafter does; subclasses override the rest.
+    """A drafter that passes all calls on to a wrapped drafter, unless a subclass overrides them.
 
     Args:
-        drafter: the other drafter; adaptive or not.
+        drafter: the wrapped drafter, which may be adaptive.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -308,20 +311,20 @@ class DelegatingDrafter(AdaptiveDrafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree."""
+        """The largest number of nodes in a tree."""
         return self.drafter.max_nodes
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         return self.drafter.max_depth
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
-        """Return a session of the other drafter.
+        """Return a session of the wrapped drafter.
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return self.drafter.new_session(sampling, capacity, batch)
@@ -329,25 +332,25 @@ class DelegatingDrafter(AdaptiveDrafter):
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of the other drafter.
+        """Return the memory of the wrapped drafter.
 
         Args:
-            output: output of the target's forward over the tokens.
-            queries: query indices of the tokens in that forward; None for all.
+            output: output of the target's forward pass over the tokens.
+            queries: query indices of the tokens in that forward pass; None for all queries.
         """
         return self.drafter.encode_memory(output, queries)
 
     def reset(self) -> None:
-        """Reset the other drafter, if it learns from requests."""
+        """Reset the wrapped drafter, if it learns from requests."""
         if isinstance(self.drafter, AdaptiveDrafter):
             self.drafter.reset()
 
 
 class DelegatingSession(AdaptiveSession):
-    """A session that does everything as another session does; subclasses override the rest.
+    """A session that passes all calls on to a wrapped session, unless a subclass overrides them.
 
     Args:
-        session: the other session; adaptive or not.
+        session: the wrapped session, which may be adaptive.
     """
 
     def __init__(self, session: DraftSession) -> None:
@@ -355,20 +358,20 @@ class DelegatingSession(AdaptiveSession):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of verified tokens taken in so far, per sequence."""
+        """The number of verified tokens added so far, for each sequence."""
         return self.session.lengths
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the other session samples its candidates."""
+        """Whether the wrapped session samples its candidates."""
         return self.session.is_sampled
 
     def advance(self, committed: Committed) -> None:
-        """Let the other session take in tokens."""
+        """Add the newly verified tokens and the roots to the wrapped session."""
         self.session.advance(committed)
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees of the other session.
+        """Return the trees of the wrapped session.
 
         Args:
             budget: limits of every tree.
@@ -377,12 +380,12 @@ class DelegatingSession(AdaptiveSession):
         return self.session.propose(budget, generators)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Let the other session learn from a verification, if it is adaptive."""
+        """Pass the result of a verification to the wrapped session, if that is adaptive."""
         if isinstance(self.session, AdaptiveSession):
             self.session.on_verified(result)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Let the other session learn from a complete sequence, if it is adaptive.
+        """Pass a complete sequence to the wrapped session, if that is adaptive.
 
         Args:
             index: batch index of the sequence.
@@ -392,21 +395,21 @@ class DelegatingSession(AdaptiveSession):
             self.session.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:
-        """Roll the other session back."""
+        """Discard everything from position `length` on in the wrapped session."""
         self.session.rollback(length)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Let the other session keep only these sequences."""
+        """Keep only the sequences at these batch indices in the wrapped session."""
         self.session.select_sequences(indices)
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Let the other session draft for another request."""
+        """Prepare the wrapped session for a new request."""
         self.session.set_sampling(sampling)
 
     def reserve(self, capacity: int) -> None:
-        """Make room in the other session."""
+        """Make room for sequences of up to `capacity` tokens in the wrapped session."""
         self.session.reserve(capacity)
 
     def close(self) -> None:
-        """Close the other session."""
+        """Close the wrapped session."""
         self.session.close()

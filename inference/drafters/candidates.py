@@ -1,4 +1,4 @@
-"""Candidates of one sequence as numpy columns, and draft trees of deterministic candidates."""
+"""Candidates of one sequence as numpy columns, and their conversion to draft trees."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,14 +12,17 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree
 
 
 class Candidates(NamedTuple):
-    """Continuations of one root as a tree; parents come before children, siblings are distinct."""
+    """A tree of continuations of one root.
+
+    Parents come before their children, and siblings have different tokens.
+    """
 
     token_ids: Int64[np.ndarray, " nodes"]
     parents: Int64[np.ndarray, " nodes"]  # index of a node, or ROOT
     depths: Int64[np.ndarray, " nodes"]  # at least 1
-    scores: Float64[np.ndarray, " nodes"]  # in (0, 1], never above the parent's
-    source: Int64[np.ndarray, " nodes"] | None = None  # proposer of each candidate; None: 0
-    # node of another tree that a candidate was made from; None if there is no other tree
+    scores: Float64[np.ndarray, " nodes"]  # in (0, 1], never above the parent's score
+    source: Int64[np.ndarray, " nodes"] | None = None  # each candidate's proposer; None for 0
+    # the node of another tree from which each candidate was made; None if there is no such tree
     origin: Int64[np.ndarray, " nodes"] | None = None
 
     @classmethod
@@ -37,7 +40,7 @@ class Candidates(NamedTuple):
 
     @classmethod
     def of(cls, nodes: Sequence[tuple[int, int, int, float]]) -> "Candidates":
-        """Return the tree of nodes given as (token, parent, depth, score)."""
+        """Return the tree of the given nodes, each in the form (token, parent, depth, score)."""
         if not nodes:
             return cls.none()
         *integers, scores = zip(*nodes, strict=True)
@@ -46,17 +49,18 @@ class Candidates(NamedTuple):
 
     @property
     def shares(self) -> Float64[np.ndarray, " nodes"]:
-        """The scores as shares of the parents' scores."""
-        # The parent ROOT = -1 selects the appended score of the root.
+        """The ratio of each candidate's score to the score of its parent."""
+        # The index ROOT = -1 selects the last element, the appended score of the root.
         return np.asarray(self.scores / np.append(self.scores, 1.0)[self.parents])
 
     def best(self, count: int) -> "Candidates":
         """Return the tree of at most `count` candidates with the highest scores."""
         if len(self.scores) <= count:
             return self
-        # A parent comes before its children and never scores below them: a stable order keeps it.
+        # A parent comes before its children and never has a lower score, so a stable sort keeps
+        # the parent of every candidate that it keeps.
         kept = np.sort(np.argsort(-self.scores, kind="stable")[:count])
-        new_index = np.full(len(self.scores) + 1, ROOT)  # the parent ROOT = -1 selects the last one
+        new_index = np.full(len(self.scores) + 1, ROOT)  # the index ROOT = -1 selects the last one
         new_index[kept] = np.arange(len(kept))
         return Candidates(
             self.token_ids[kept],
@@ -71,7 +75,7 @@ class Candidates(NamedTuple):
 def to_tree(
     candidates: Sequence[Candidates], base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
-    """Return the candidates of several sequences as trees that are accepted as point masses.
+    """Return draft trees of the given candidates, which all become deterministic candidates.
 
     Args:
         candidates: candidates of each sequence.

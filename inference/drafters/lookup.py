@@ -1,7 +1,7 @@
-"""Prompt lookup: the text after earlier matches of the last tokens, merged into one tree.
+"""Prompt lookup: trees of the text that followed earlier occurrences of the last tokens.
 
-After prompt lookup decoding and suffix decoding (arXiv 2411.04975), but with the continuations of
-several matches.
+The method follows prompt lookup decoding and suffix decoding (arXiv 2411.04975), but merges the
+continuations of several matches into one tree.
 """
 
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from inference.drafters.base import TokenDrafter
 from inference.drafters.candidates import Candidates
 from jakiro.utils.settings import Settings
 
-_LEAST_SCORE: Final = 1e-30  # instead of 0 after rounding, because the logarithm must be finite
+_LEAST_SCORE: Final = 1e-30  # replaces a 0 that rounding causes: the logarithm must be finite
 
 
 class LookupSettings(Settings):
-    """The matches that count, and the part of their continuations that is drafted."""
+    """Selection and weighting of the matches, and size of the draft trees."""
 
-    num_nodes: int = Field(16, ge=1)
-    depth: int = Field(8, ge=1)
-    shortest: int = Field(1, ge=1)  # tokens that must match
-    longest: int = Field(8, ge=1)  # tokens beyond which all matches count alike
-    matches: int = Field(32, ge=1)  # merged continuations: the longest matches, latest first
-    growth: float = Field(2.0, ge=1)  # factor of the weight for each further matching token
-    recency: float = Field(0.9, gt=0, le=1)  # factor of the weight for each later match
-    discount: float = Field(0.8, gt=0, le=1)  # factor of the score for each further token
+    num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree
+    depth: int = Field(8, ge=1)  # largest number of tokens on a path
+    shortest: int = Field(1, ge=1)  # smallest number of matching tokens
+    longest: int = Field(8, ge=1)  # number of matching tokens above which all matches are equal
+    matches: int = Field(32, ge=1)  # largest number of merged matches: the longest, latest first
+    growth: float = Field(2.0, ge=1)  # factor of a match's weight for each further matching token
+    recency: float = Field(0.9, gt=0, le=1)  # factor of a match's weight for each better match
+    discount: float = Field(0.8, gt=0, le=1)  # factor of the score for each further drafted token
 
 
 class LookupDrafter(TokenDrafter):
-    """Drafts the text that followed earlier matches in prompt and output; stateless.
+    """Drafts the text that followed earlier matches in the prompt and the output; stateless.
 
     Args:
-        settings: settings of the matches.
+        settings: settings of the matches; None for the defaults.
     """
 
     def __init__(self, settings: LookupSettings | None = None) -> None:
@@ -50,30 +50,31 @@ class LookupDrafter(TokenDrafter):
 
         Args:
             token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates.
+            num_nodes: largest number of candidates to return.
             depth: largest number of tokens on a path.
         """
         own = self.settings
         found = find_matches(token_ids, own.longest)
         best = found.best(own.shortest, own.matches)
         order = np.arange(len(best.lengths))
-        # Relative to the longest match, which comes first: its weight is 1, so no sum is 0.
+        # Weights are relative to that of the longest match, which comes first. Its weight is 1, so
+        # the sum of the weights cannot be 0.
         weights = own.growth ** (best.lengths - best.lengths[:1]) * own.recency**order
         paths = continuations(token_ids, best.ends, depth)
         return merged(paths.tolist(), weights.tolist(), own.discount).best(num_nodes)
 
 
 class Matches(NamedTuple):
-    """Earlier positions at which a text reads as at its end."""
+    """Earlier places in a text whose tokens equal the last tokens of the text."""
 
-    ends: Int64[np.ndarray, " matches"]  # positions of the last matching tokens, ascending
-    lengths: Int64[np.ndarray, " matches"]  # numbers of matching tokens
+    ends: Int64[np.ndarray, " matches"]  # position of each match's last token, ascending
+    lengths: Int64[np.ndarray, " matches"]  # number of matching tokens of each match
 
     def best(self, shortest: int, count: int) -> "Matches":
-        """Return the longest matches, the latest first among equals.
+        """Return the longest matches; among matches of the same length, the latest come first.
 
         Args:
-            shortest: least number of matching tokens.
+            shortest: smallest number of matching tokens.
             count: largest number of matches.
         """
         latest_first = np.flatnonzero(self.lengths >= shortest)[::-1]
@@ -82,7 +83,7 @@ class Matches(NamedTuple):
 
 
 def find_matches(token_ids: Int64[np.ndarray, " tokens"], longest: int) -> Matches:
-    """Return all earlier positions that match the end of a text.
+    """Return all earlier places in a text that match its end.
 
     Args:
         token_ids: tokens of the text.
@@ -104,14 +105,14 @@ def find_matches(token_ids: Int64[np.ndarray, " tokens"], longest: int) -> Match
 def continuations(
     token_ids: Int64[np.ndarray, " tokens"], ends: Int64[np.ndarray, " matches"], depth: int
 ) -> Int64[np.ndarray, "matches depth"]:
-    """Return the tokens after each match, repeated where the text ends.
+    """Return the tokens after each match, repeated when the end of the text is reached.
 
-    A match that ends p tokens before the end of the text is continued with period p, so that
-    repetitive text is drafted to any depth.
+    If p tokens follow a match, its continuation repeats these p tokens, so that repetitive text is
+    drafted to any depth.
 
     Args:
         token_ids: tokens of the text.
-        ends: positions of the last matching tokens.
+        ends: position of each match's last token.
         depth: number of tokens of each continuation.
     """
     period = len(token_ids) - 1 - ends
@@ -120,11 +121,12 @@ def continuations(
 
 
 def merged(paths: Sequence[Sequence[int]], weights: Sequence[float], discount: float) -> Candidates:
-    """Return continuations as one tree, in which equal beginnings are one path.
+    """Return one tree of several continuations, in which common beginnings share one path.
 
     Args:
         paths: tokens of each continuation.
-        weights: weight of each; the score of a candidate is the share of its continuations.
+        weights: weight of each continuation. The score of a candidate is the total weight of the
+            continuations that contain the candidate, as a share of all weights.
         discount: factor of the score for each further token.
     """
     node_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node

@@ -1,4 +1,4 @@
-"""Drafters that need no training, by their names."""
+"""Names of the drafters that need no training, and construction of these drafters."""
 
 import re
 from pathlib import Path
@@ -25,10 +25,10 @@ class UntrainedName(NamedTuple):
 
     Attributes:
         kind: `aded`, `lookup` or `lm`.
-        path: for `aded`, file of the trigrams known from the beginning; for `lm`, folder or hub id
-            of the small model.
+        path: for `aded`, file of the trigrams with which the table starts, or None to start with an
+            empty table; for `lm`, folder or hub id of the small model.
         settings: YAML file of the drafter's settings; None for the defaults.
-        num_nodes: largest number of candidates of a tree; None for that of the settings.
+        num_nodes: largest number of candidates in a tree; None for the number in the settings.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class UntrainedName(NamedTuple):
     def parse(cls, text: str) -> "UntrainedName | None":
         """Parse `aded`, `aded=TABLE`, `lookup` or `lm=MODEL`; return None for anything else.
 
-        A small model counts as untrained, because it was not trained to draft.
+        `lm` belongs to these names because the small model needs no training for drafting.
         """
         if not _NAME.fullmatch(text):
             return None
@@ -72,13 +72,13 @@ def build_beside(
     tokenizer: PreTrainedTokenizerBase,
     settings: Path | None = None,
 ) -> AdedDrafter | LookupDrafter:
-    """Return the second drafter of a pair; errors as for `build_untrained`.
+    """Return the second drafter of a pair; this raises the same errors as `build_untrained`.
 
     Args:
         name: `aded`, `aded=TABLE` or `lookup`.
-        target: target that it drafts for.
+        target: target that the drafter drafts for.
         tokenizer: tokenizer of the target.
-        settings: YAML file of its settings; None for the defaults.
+        settings: YAML file of the drafter's settings; None for the defaults.
     """
     known = UntrainedName.parse(name)
     assert known is not None, "checked when the name was parsed"
@@ -94,13 +94,13 @@ def build_untrained(
 
     Args:
         name: name of the drafter.
-        target: target that it drafts for.
+        target: target that the drafter drafts for.
         tokenizer: tokenizer of the target.
 
     Raises:
         CheckpointError: the table or the model is missing or damaged.
-        TargetMismatch: it was made with another tokenizer.
-        ConfigError: the settings cannot be used, or the vocabulary is too large.
+        TargetMismatch: the table or the model was made with a tokenizer other than the target's.
+        ConfigError: the settings are invalid, or the vocabulary is too large.
     """
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}
     if name.kind == LOOKUP:

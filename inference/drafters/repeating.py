@@ -1,4 +1,4 @@
-"""A drafter that lengthens another drafter's deterministic trees where they repeat themselves."""
+"""A drafter that continues repetitions in the deterministic trees of another drafter."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,35 +21,39 @@ from jakiro.utils.settings import Settings
 
 
 class RepeatSettings(Settings):
-    """When tokens count as a repetition, and how far it is continued."""
+    """Conditions for a repetition, and size of the trees with repetitions."""
 
-    num_nodes: int = Field(16, ge=1)  # largest number of candidates of a tree, with repetitions
-    depth: int = Field(8, ge=1)
-    before: int = Field(1, ge=0)  # tokens before a candidate's own that must be equal as well
-    prune: float = Field(0.1, ge=0, le=1)  # siblings below this part of the best score are left out
+    num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree, with repetitions
+    depth: int = Field(8, ge=1)  # largest number of tokens on a path, with repetitions
+    # number of preceding tokens that must be equal in addition to the candidate's token
+    before: int = Field(1, ge=0)
+    # siblings whose scores are below this share of the best sibling's score are left out
+    prune: float = Field(0.1, ge=0, le=1)
 
 
 def with_repeats(
     tree: Candidates, settings: RepeatSettings, num_nodes: int, depth: int
 ) -> Candidates:
-    """Return a tree whose leaves are continued as the same tokens are elsewhere in it.
+    """Return a tree in which the continuations of equal tokens are copied to the leaves.
 
-    The published method merges equal nodes into a graph, so that their continuation is drafted
-    once; here the graph is unrolled into its most likely paths. The result stays deterministic,
-    whatever is computed from its scores. Its column `origin` is the copied node of `tree`.
+    If the path to a leaf ends with the same tokens as another path, the continuations of that path
+    are copied to the leaf. The published method merges equal nodes into a graph, so that their
+    continuation is drafted only once; here this graph is unrolled into its most likely paths. The
+    candidates remain deterministic, however their scores are computed. The column `origin` of the
+    result contains the copied nodes of `tree`.
 
     Args:
         tree: drafted tree.
         settings: settings of the repetitions.
-        num_nodes: largest number of candidates, if fewer than in the settings.
-        depth: longest path, if shorter than in the settings.
+        num_nodes: largest number of candidates; the limit in the settings applies as well.
+        depth: largest number of tokens on a path; the limit in the settings applies as well.
     """
     limit, longest = min(num_nodes, settings.num_nodes), min(depth, settings.depth)
     return _Unrolled(tree, settings).best(limit, longest)
 
 
 class _Unrolled:
-    """The paths of a tree in which equal ends of paths have the same continuations.
+    """The paths of a tree in which paths with the same last tokens have the same continuations.
 
     Args:
         tree: drafted tree.
@@ -73,12 +77,13 @@ class _Unrolled:
 
         Args:
             limit: largest number of nodes.
-            longest: longest path.
+            longest: largest number of tokens on a path.
         """
         nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
         origin: list[int] = []
         paths: list[tuple[int, ...]] = []
-        # Smallest first: (-score, order, node of the tree, parent in the new tree, depth).
+        # A heap with the smallest entry first: (-score, order, node of the drafted tree, parent in
+        # the new tree, depth).
         waiting: list[tuple[float, int, int, int, int]] = []
         order = 0
         for child in self._likely(ROOT):
@@ -115,7 +120,7 @@ class _Unrolled:
         return (child for child in siblings if self.shares[child] >= least)
 
     def _end(self, path: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the last tokens of a path, which a repetition shares; None if there are fewer."""
+        """Return the last tokens of a path, by which repetitions are found; None if too few."""
         count = self.settings.before + 1
         return path[-count:] if len(path) >= count else None
 
@@ -123,7 +128,7 @@ class _Unrolled:
         return tuple(self.tokens[above] for above in self._nodes(node))[::-1]
 
     def _nodes(self, node: int) -> list[int]:
-        """Return a node and its ancestors."""
+        """Return the given node and its ancestors, from the node upwards."""
         nodes = []
         while node != ROOT:
             nodes.append(node)
@@ -132,26 +137,26 @@ class _Unrolled:
 
 
 class RepeatingDrafter(DelegatingDrafter):
-    """Drafts as another drafter does, and continues repetitions in its trees.
+    """Continues repetitions in the trees of another drafter.
 
     Args:
         drafter: drafter of deterministic trees.
-        settings: settings of the repetitions.
+        settings: settings of the repetitions; None for the defaults.
     """
 
     def __init__(self, drafter: Drafter, settings: RepeatSettings | None = None) -> None:
         super().__init__(drafter)
         self.settings = settings or RepeatSettings()
 
-    # The trees of the other drafter are never verified as they are.
+    # The limits of the other drafter do not apply, because its trees are never verified unchanged.
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree."""
+        """The largest number of nodes in a tree."""
         return self.settings.num_nodes
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         return self.settings.depth
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RepeatingSession":
@@ -159,24 +164,24 @@ class RepeatingDrafter(DelegatingDrafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
 
         Raises:
-            ConfigError: the drafter samples candidates for this way of sampling.
+            ConfigError: the drafter samples candidates with these sampling options.
         """
         session = super().new_session(sampling, capacity, batch)
         return RepeatingSession(session, self.settings, self.drafter.max_nodes)
 
 
 class _Pair(NamedTuple):
-    """A tree with repetitions, and the drafted tree that it was made from."""
+    """A drafted tree, and the tree with repetitions that was made from the drafted tree."""
 
     drafted: SequenceTree
     repeated: Candidates
 
     def drafted_path(self, path: Sequence[int]) -> list[int]:
-        """Return the drafted nodes along a path up to the first repetition."""
+        """Return the drafted nodes along a path in the new tree, up to the first repetition."""
         assert self.repeated.origin is not None
         nodes: list[int] = []
         above = ROOT
@@ -189,12 +194,12 @@ class _Pair(NamedTuple):
 
 
 class RepeatingSession(DelegatingSession):
-    """A session whose trees are lengthened.
+    """A session that adds repetitions to the trees of another session.
 
     Args:
-        session: drafting session.
+        session: session that drafts the trees.
         settings: settings of the repetitions.
-        num_nodes: largest number of drafted candidates.
+        num_nodes: largest number of candidates that the other session drafts.
 
     Raises:
         ConfigError: the session samples candidates.
@@ -208,7 +213,7 @@ class RepeatingSession(DelegatingSession):
         self._pairs: list[_Pair] = []
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return trees below the roots, within the budget, with repetitions.
+        """Return trees with repetitions below the roots, within the budget.
 
         Args:
             budget: limits of every tree.
@@ -227,25 +232,25 @@ class RepeatingSession(DelegatingSession):
         return to_tree(candidates, tree.base_length, tree.step_id)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Pass the result on in terms of the drafted trees."""
+        """Pass the result to the drafting session, translated to nodes of the drafted trees."""
         if result.base_length == list(self.lengths) and self._pairs:
             super().on_verified(self._translated(result))
 
     def rollback(self, length: int) -> None:
-        """Roll the drafting session back, and forget the last trees."""
+        """Discard everything from position `length` on, and the last trees."""
         super().rollback(length)
         self._pairs = []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, and forget the last trees."""
+        """Keep only the sequences at these batch indices, and discard the last trees."""
         super().select_sequences(indices)
         self._pairs = []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request.
+        """Prepare for a new request.
 
         Raises:
-            ConfigError: the drafter samples candidates for this way of sampling.
+            ConfigError: the drafter samples candidates with these sampling options.
         """
         super().set_sampling(sampling)
         _refuse_sampled(self.session)
@@ -253,7 +258,7 @@ class RepeatingSession(DelegatingSession):
     def _repeated(
         self, tree: SequenceTree, scores: Sequence[float], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return a sequence's valid candidates with repetitions."""
+        """Return the valid candidates of a sequence's tree, with repetitions added."""
         nodes = sorted(node for siblings in tree.children.values() for node in siblings)
         new_index = {ROOT: ROOT, **{node: index for index, node in enumerate(nodes)}}
         drafted = Candidates(
@@ -268,7 +273,7 @@ class RepeatingSession(DelegatingSession):
         return found._replace(origin=origin, source=np.array(tree.proposer_id, np.int64)[origin])
 
     def _translated(self, result: VerifyResult) -> VerifyResult:
-        """Return a result in terms of the drafted trees: paths end where repetitions begin."""
+        """Return the result for the drafted trees, whose paths end where repetitions begin."""
         pairs = list(zip(self._pairs, result.path, strict=True))
         paths = [pair.drafted_path(path) for pair, path in pairs]
         next_token = [
@@ -299,7 +304,7 @@ def _refuse_sampled(session: DraftSession) -> None:
     if session.is_sampled:
         raise ConfigError(
             "repetitions cannot be added to trees of sampled candidates",
-            expected="a drafter of deterministic trees at every temperature",
-            got="trees with sampled=True",
-            remedy="pass trees with sampled=False, or SmallLMSettings(sampled=False)",
+            expected="a drafter whose trees are deterministic at every temperature",
+            got="a drafter whose trees are sampled",
+            remedy="set sampled=False in the trees or in the SmallLMSettings of this drafter",
         )

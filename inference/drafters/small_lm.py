@@ -1,4 +1,4 @@
-"""A smaller language model as the drafter, with a cache of its own."""
+"""A drafter that is a small language model with its own cache."""
 
 from collections.abc import Sequence
 
@@ -22,11 +22,11 @@ from jakiro.utils.settings import Settings
 class SmallLMSettings(Settings):
     """Size of the trees, and selection of their candidates."""
 
-    depth: int = Field(3, ge=1, le=MAX_PASSES)  # passes of the small model for one tree
-    children: int = Field(4, ge=1)  # candidates under each expanded node
-    breadth: int = Field(3, ge=1)  # nodes expanded per level
-    num_nodes: int | None = Field(None, ge=1)  # verified candidates; None: all
-    sampled: bool = True  # sample candidates whenever tokens are sampled; False: never
+    depth: int = Field(3, ge=1, le=MAX_PASSES)  # number of the small model's passes for one tree
+    children: int = Field(4, ge=1)  # number of candidates under each expanded node
+    breadth: int = Field(3, ge=1)  # number of nodes expanded per level
+    num_nodes: int | None = Field(None, ge=1)  # number of candidates to verify; None for all
+    sampled: bool = True  # whether candidates are sampled whenever tokens are sampled
 
     def shape(self, sampled: bool) -> TreeShape:
         """Return the shape of sampled or deterministic trees."""
@@ -42,15 +42,15 @@ class SmallLMSettings(Settings):
 
 
 class SmallLMDrafter(Drafter):
-    """Drafts with another causal LM that has the target's tokenizer; thread-safe.
+    """Drafts with a small causal LM that uses the target's tokenizer; thread-safe.
 
     Args:
         model: small model, which is moved to the target's device.
-        target: model that it drafts for.
-        settings: settings of the trees.
+        target: model that the drafter drafts for.
+        settings: settings of the trees; None for the defaults.
 
     Raises:
-        TargetNotSupported: the small model cannot read a tree.
+        TargetNotSupported: the small model cannot process a tree.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class SmallLMDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree."""
+        """The largest number of nodes in a tree."""
         return max(shape.max_nodes for shape in self.shapes)
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         return max(shape.depth for shape in self.shapes)
 
     @classmethod
@@ -87,13 +87,13 @@ class SmallLMDrafter(Drafter):
 
         Args:
             name_or_path: folder or hub id of the small model and its tokenizer.
-            target: model that it drafts for.
+            target: model that the drafter drafts for.
             tokenizer: tokenizer of the target.
-            settings: settings of the trees.
+            settings: settings of the trees; None for the defaults.
 
         Raises:
-            CheckpointError: model or tokenizer cannot be loaded.
-            TargetMismatch: it has another tokenizer than the target.
+            CheckpointError: the small model or its tokenizer cannot be loaded.
+            TargetMismatch: the small model has a tokenizer other than the target's.
         """
         check_same_tokenizer(load_tokenizer(name_or_path), tokenizer, name_or_path)
         model = load_causal_lm(name_or_path, "the small language model", dtype=target.dtype)
@@ -104,7 +104,7 @@ class SmallLMDrafter(Drafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return SmallLMSession(self, sampling, capacity, batch)
@@ -115,12 +115,12 @@ class SmallLMDrafter(Drafter):
 
 
 class SmallLMSession(DraftSession):
-    """The small model's own cache of sequences that are decoded together.
+    """The small model's cache of sequences that are decoded together.
 
     Args:
         drafter: drafter of the session.
         sampling: options by which tokens are selected.
-        capacity: number of tokens of the longest sequence.
+        capacity: largest number of tokens of a sequence.
         batch: number of sequences.
     """
 
@@ -135,7 +135,7 @@ class SmallLMSession(DraftSession):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of verified tokens taken in so far, per sequence."""
+        """The number of verified tokens added so far, for each sequence."""
         return self.cache.lengths
 
     @property
@@ -144,10 +144,10 @@ class SmallLMSession(DraftSession):
         return self.shape.sampled
 
     def advance(self, committed: Committed) -> None:
-        """Take in newly verified tokens and the roots.
+        """Add the newly verified tokens and the roots.
 
         Raises:
-            ValueError: tokens are missing between the session and `committed`.
+            ValueError: the committed tokens do not start where the session ends.
         """
         self.cache.advance(committed)
 
@@ -161,7 +161,7 @@ class SmallLMSession(DraftSession):
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
         shape = _within(self.shape, budget)
-        # The model's last position predicts the token after it.
+        # The model's last position can still be read, because it predicts the token after it.
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
             return DraftTree.empty(base_length, self.step_id)
@@ -174,11 +174,11 @@ class SmallLMSession(DraftSession):
         self.cache.rollback(length)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.cache.select_sequences(indices)
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request, which may sample differently."""
+        """Prepare for a new request, whose sampling options may differ."""
         self.sampling = sampling
         self.shape = self.drafter.shape(sampling)
 
@@ -192,7 +192,7 @@ class SmallLMSession(DraftSession):
 
 
 def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
-    """Return the shape cut to a budget; a chain is shortened until it fits."""
+    """Return the shape reduced to a budget, or None; a chain is shortened until it fits."""
     depth = shape.depth if budget.depth is None else budget.depth
     return shape.within(Budget(budget.num_nodes, min(depth, budget.num_nodes)))
 
@@ -200,7 +200,7 @@ def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
 def check_same_tokenizer(
     own: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, name_or_path: str
 ) -> None:
-    """Refuse a small model whose token ids differ from the target's.
+    """Raise an error if the token ids of a small model differ from the target's.
 
     Args:
         own: tokenizer of the small model.
@@ -215,7 +215,8 @@ def check_same_tokenizer(
         differing = sum(theirs.get(token) != number for token, number in ours.items())
         raise TargetMismatch(
             f"the small language model {name_or_path} has another tokenizer than the target",
-            expected=f"the same id for each of {len(theirs)} tokens",
-            got=f"{len(ours)} tokens, {differing} of them with another id or unknown",
-            remedy="use a smaller model of the target's own family",
+            expected=f"the target's vocabulary of {len(theirs)} tokens with the same ids",
+            got=f"{len(ours)} tokens, of which {differing} are unknown to the target or have "
+            "another id there",
+            remedy="use a smaller model of the target's family",
         )

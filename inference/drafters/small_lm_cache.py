@@ -13,12 +13,12 @@ from jakiro.target.cache import SlotCache
 
 
 class LMPass:
-    """A `JointPredictor` for one tree; the nodes that it reads take the slots after the root.
+    """A `JointPredictor` for one tree, which writes nodes to the slots after the root's slot.
 
     Args:
         model: small model.
-        cache: its cache, which has the roots already.
-        vocab_size: number of tokens that target and model have in common.
+        cache: cache of the small model, which must already contain the roots.
+        vocab_size: number of tokens that the target and the small model have in common.
         features: last hidden states of the roots.
         lengths: positions of the roots.
     """
@@ -49,7 +49,7 @@ class LMPass:
 
         Args:
             depth: depth of the candidates, from 1.
-            frontier: their parents; None for the root.
+            frontier: parents of the candidates; None for the root.
         """
         features = self.features if frontier is None else self._read(depth, frontier)
         logits = self.model.logits(features)[..., : self.vocab_size]
@@ -60,7 +60,7 @@ class LMPass:
 
         Args:
             index: batch index of the sequence.
-            token_ids: tokens of the path, which may be longer than what was read.
+            token_ids: tokens of the path; its last nodes may not have been read.
         """
         pairs = zip(self.parents[index].tolist(), self.token_ids[index].tolist(), strict=True)
         node_of = {pair: node for node, pair in enumerate(pairs)}  # (parent, token) -> node
@@ -73,7 +73,7 @@ class LMPass:
         return slots
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices; nothing more is predicted after that."""
+        """Keep only these sequences; afterwards, only `accepted` may be called."""
         self.lengths = [self.lengths[index] for index in indices]
         self.token_ids = self.token_ids[list(indices)]
         self.parents = self.parents[list(indices)]
@@ -95,17 +95,17 @@ class LMPass:
         return self.model.forward(step, self.cache).features
 
     def _take_in(self, depth: int, frontier: TreeLevel) -> None:
-        """Take in the nodes of a frontier, which see what their parents see, and themselves."""
+        """Add the nodes of a frontier, which attend to themselves and to their ancestors."""
         count = frontier.token_ids.shape[1]
         own = torch.eye(count, dtype=torch.bool, device=self.seen.device)
         index = frontier.origin[:, :, None].expand(-1, -1, self.seen.shape[2])
         self.seen = torch.cat(
             (self.seen.gather(1, index), own.expand(len(frontier.origin), -1, -1)), dim=2
         )
-        # The parent of nodes of the first level is the root, -1.
+        # The parent of first-level nodes is the root, whose index is -1.
         parents = frontier.origin + self._first if depth > 2 else frontier.origin - 1
         self._first = self.token_ids.shape[1]
-        # Padding of sampled trees may have any position; it is never visible.
+        # Padding of sampled trees may have any position, because no query attends to padding.
         highest = self.model.spec.max_position - 1
         positions = (self.num_read[:, None] + (depth - 2)).clamp(max=highest)
         self.token_ids = torch.cat((self.token_ids, frontier.token_ids), dim=1)
@@ -113,20 +113,21 @@ class LMPass:
         self.positions = torch.cat((self.positions, positions.expand_as(parents)), dim=1)
 
 
-WAITING = 64  # most verified tokens that wait to be read together with the root
+WAITING = 64  # largest number of verified tokens that wait to be read together with the root
 
 
 class LMCache:
-    """The small model's cache: the slot of a verified token is its position; tree nodes follow.
+    """The small model's cache, which contains verified tokens followed by tree nodes.
 
-    Keys and values of accepted nodes are moved to their positions; the others are overwritten.
+    The slot of a verified token is its position. Keys and values of accepted nodes are moved to the
+    slots of their positions; those of rejected nodes are overwritten later.
 
     Args:
         model: small model.
         batch: number of sequences.
-        capacity: number of tokens of the longest sequence, its root included.
-        num_nodes: largest number of nodes that are read of a tree.
-        vocab_size: number of tokens that target and model have in common.
+        capacity: largest number of tokens of a sequence, including its root.
+        num_nodes: largest number of nodes of a tree that the small model reads.
+        vocab_size: number of tokens that the target and the small model have in common.
     """
 
     def __init__(
@@ -134,27 +135,29 @@ class LMCache:
     ) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        # Slots after the root: nodes that are read, and one for padding.
+        # Number of slots from the root on: the root, the nodes that are read, and one for padding.
         self.scratch = num_nodes + 2
         self.cache: SlotCache = model.new_cache(batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self._tokens: list[list[int]] = [[] for _ in range(batch)]  # verified tokens, then the root
-        self._num_read = [0] * batch  # cached tokens
+        self._num_read = [0] * batch  # number of cached tokens
         self._tree: LMPass | None = None
         self._has_root = False
 
     def advance(self, committed: Committed) -> None:
-        """Take in newly verified tokens and the roots.
+        """Add the newly verified tokens and the roots.
 
         Raises:
-            ValueError: tokens are missing between the cache and `committed`.
+            ValueError: the committed tokens do not start where the cached sequences end.
         """
         if self._has_root and committed.base_length == self.lengths:
             return
         pairs = zip(committed.base_length, committed.num_verified, strict=True)
         starts = tuple(end - count for end, count in pairs)
         if starts != self.lengths:
-            raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
+            raise ValueError(
+                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
+            )
         news = zip(committed.token_ids.tolist(), committed.root.tolist(), strict=True)
         for index, (verified, root) in enumerate(news):
             known = self._tokens[index]
@@ -166,9 +169,9 @@ class LMCache:
             self._read(self.lengths)
 
     def start_tree(self) -> LMPass:
-        """Read the tokens not read yet, the roots last, and return the predictor of a tree."""
+        """Read all unread tokens, including the roots, and return the predictor of a tree."""
         assert self._has_root, "advance before propose"
-        # The root is read again even if it was read before, because its feature is needed.
+        # A root that was already read is read again, because its feature is needed.
         pairs = zip(self._num_read, self.lengths, strict=True)
         self._num_read = [min(read, length) for read, length in pairs]
         features = self._read([length + 1 for length in self.lengths])
@@ -182,7 +185,7 @@ class LMCache:
         self._tree, self._has_root = None, False
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._tokens = [self._tokens[index] for index in indices]
@@ -208,11 +211,11 @@ class LMCache:
         self._tree = None
 
     def _read(self, ends: Sequence[int]) -> Float[Tensor, "batch 1 hidden"]:
-        """Read every sequence up to `ends`; return the features of the last tokens read."""
+        """Read every sequence up to `ends`; return the feature of the last token of each."""
         ends = [max(pair) for pair in zip(self._num_read, ends, strict=True)]
         spans = list(zip(self._tokens, self._num_read, ends, strict=True))
         width = max(end - start for _, start, end in spans)
-        # Padding goes to slots that are overwritten before they become visible.
+        # Padding is written to slots that are overwritten before any query attends to them.
         padded = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
         device = self.model.device
         starts = torch.tensor(self._num_read, device=device)
@@ -236,13 +239,13 @@ def _move(cache: SlotCache, moves: Sequence[tuple[list[int], int]], device: torc
 
     Args:
         cache: cache of the small model.
-        moves: for each sequence, the present slots and the first new slot.
+        moves: for each sequence, the current slots and the first new slot.
         device: device of the cache.
     """
     width = max(len(slots) for slots, _ in moves)
     if all(slots == list(range(first, first + len(slots))) for slots, first in moves):
         return
-    # Padding moves the root, one slot before, onto itself.
+    # Padding copies the slot of the root, which precedes the first new slot, onto itself.
     padded = [[*slots, *[first - 1] * (width - len(slots))] for slots, first in moves]
     final = [
         [*range(first, first + len(slots)), *[first - 1] * (width - len(slots))]

@@ -1,8 +1,9 @@
-"""Measurement of `tree="auto"` against autoregressive decoding, for `jakiro profile automatic`.
+"""Comparison of `tree="auto"` with autoregressive decoding, for `jakiro profile automatic`.
 
-The ratio of seconds is pooled over all prompts, learning included. It is measured with the given
-drafter and with a useless one (random weights) at each temperature. Progress is printed to standard
-error.
+The result is the time for decoding all prompts with automatic trees, divided by the time without
+drafts. It includes the decoding steps in which the sizes of the trees are learned. At each
+temperature, this ratio is measured with the given drafter and with a useless drafter, which has
+random weights. Progress is printed to standard error.
 """
 
 from collections.abc import Sequence
@@ -30,23 +31,23 @@ from inference.profiling.subject import (
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 
-# Largest acceptable slow-down by automatic trees, at the upper end of the interval.
+# Largest acceptable slow-down by automatic trees; the upper end of the interval must not exceed it.
 MOST_SLOW_DOWN = 1.05
 
 
 class Pair(NamedTuple):
-    """Seconds of a prompt decoded both ways."""
+    """Seconds that decoding a prompt takes, without drafts and with automatic trees."""
 
-    autoregressive: float  # seconds
-    automatic: float  # seconds
-    stats: DecodeStats  # with automatic trees
+    autoregressive: float  # seconds without drafts
+    automatic: float  # seconds with automatic trees
+    stats: DecodeStats  # statistics with automatic trees
 
 
 class AutomaticSettings(PromptSettings):
-    """Subject, prompts and temperatures of the measurement.
+    """Target, drafter, prompts and temperatures of the measurement.
 
     Attributes:
-        temperatures: sampling temperatures, 0 for greedy.
+        temperatures: sampling temperatures; 0 is greedy.
     """
 
     count: PositiveInt = 20
@@ -56,7 +57,7 @@ class AutomaticSettings(PromptSettings):
 
 
 def measure_automatic(settings: AutomaticSettings) -> dict[str, Any]:
-    """Decode all prompts both ways and return the figures as JSON holds them."""
+    """Decode all prompts without drafts and with automatic trees; return the JSON output."""
     target = TargetAdapter(load_target(settings))
     prompts = load_prompts(settings, target)
     drafters = {"useless": load_drafter(None, target)}
@@ -78,7 +79,10 @@ def _measure(
     new_tokens: int,
     temperature: float,
 ) -> list[Pair]:
-    """Decode every prompt both ways, interleaved, after a warm-up on the first prompt."""
+    """Decode every prompt without drafts and with automatic trees, in alternating order.
+
+    Decoding the first prompt once in both ways serves as a warm-up.
+    """
     plan = largest_trees(drafter)
     trained = TrainedDrafter(drafter, target, plan)
     costs = known_costs(target, drafter)
@@ -96,7 +100,7 @@ def _measure(
 
     for policy in (None, AutoTree(plan, costs)):
         run(prompts[0], 0, policy).finish()
-    automatic = AutoTree(plan, costs)  # has learnt nothing yet
+    automatic = AutoTree(plan, costs)  # a new policy, which has not learned anything yet
     pairs = []
     for seed, prompt in enumerate(prompts):
         runs = [run(prompt, seed, None), run(prompt, seed, automatic)]

@@ -1,4 +1,4 @@
-"""Efficiency of decoding: an oracle drafter's speed-up as a share of the ideal speed-up."""
+"""Efficiency of decoding: the speed-up of an oracle drafter as a share of the ideal speed-up."""
 
 from functools import partial
 from statistics import median
@@ -12,19 +12,19 @@ from inference.profiling.subject import Subject
 from inference.protocol import Budget
 
 GOAL = 0.9
-RIGHT, NODES = 3, 8
-ALONE = 8  # repeats of the isolated forwards for each run
+RIGHT, NODES = 3, 8  # accepted drafts and nodes of each of the oracle's trees
+ALONE = 8  # number of repetitions of the isolated forward passes, before and after each run
 
 
 class OracleTiming(NamedTuple):
-    """Seconds of decoding a prompt, and of the indispensable forwards."""
+    """Seconds that decoding a prompt takes, and seconds of the forward passes and of drafting."""
 
     autoregressive: float  # seconds of decoding without drafts
     oracle: float  # seconds of decoding with the oracle
     tau: float
-    target: float  # seconds of the target's forward over a token
-    verify: float  # seconds of the target's forward over a tree
-    draft: float  # seconds of drafting
+    target: float  # seconds of the target's forward pass over a token
+    verify: float  # seconds of the target's forward pass over a tree
+    draft: float  # seconds of drafting a tree
 
     @property
     def speedup(self) -> float:
@@ -33,12 +33,12 @@ class OracleTiming(NamedTuple):
 
     @property
     def ideal(self) -> float:
-        """The speed-up if only forwards and drafting took time."""
+        """The speed-up if only forward passes and drafting took time."""
         return self.tau * self.target / (self.verify + self.draft)
 
 
 def measure_efficiency(subject: Subject) -> dict[str, Figure]:
-    """Return the oracle's speed-up over autoregressive decoding as a share of the ideal."""
+    """Return the measured speed-up with an oracle drafter as a share of the ideal speed-up."""
     timings = [_timing(subject, prompt) for prompt in [subject.prompts[0], *subject.prompts]][1:]
     efficiency = median_interval([timing.speedup / timing.ideal for timing in timings])
     details = {
@@ -78,7 +78,10 @@ def _timing(subject: Subject, prompt: list[int]) -> OracleTiming:
 def _isolated(
     subject: Subject, oracle: OracleDrafter, prompt: list[int], steps: int
 ) -> dict[str, Work]:
-    """Return forwards of steps without and with drafts amid a run, and the drafting."""
+    """Return the forward passes of steps in the middle of a run, with and without drafts.
+
+    The result also contains the drafting of a tree.
+    """
     count = steps * (RIGHT + 1) + 1
     middle = steps // 2
     alone, drafted = (subject.start(used, [prompt], count) for used in (None, oracle))

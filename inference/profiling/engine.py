@@ -1,4 +1,4 @@
-"""Measurements of the decode engine itself, as `jakiro profile engine` prints them.
+"""Measurements of the decode engine, for `jakiro profile engine`.
 
 Progress is printed to standard error.
 """
@@ -29,14 +29,14 @@ MEASUREMENTS: dict[Measurement, Callable[[Subject], dict[str, Figure]]] = {
 
 
 class EngineSettings(SubjectSettings):
-    """Subject and amount of the measurements.
+    """Target, drafter and effort of the measurements.
 
     Attributes:
         prompts: number of random prompts.
         new_tokens: number of new tokens per prompt.
         repeats: number of repetitions of single decoding steps.
-        only: measurements to take; None for all.
-        quick: whether to take a few seconds only, to see that everything runs.
+        only: names of the measurements to take; None for all measurements.
+        quick: whether to run for only a few seconds, to test that all measurements work.
     """
 
     prompts: PositiveInt = 12
@@ -47,7 +47,7 @@ class EngineSettings(SubjectSettings):
 
 
 def measure_engine(settings: EngineSettings) -> dict[str, Any]:
-    """Take the measurements and return their figures as JSON holds them."""
+    """Take the measurements, and return the JSON output."""
     effort = Effort(settings.prompts, settings.new_tokens, settings.repeats)
     effort = QUICK if settings.quick else effort
     subject = build_subject(settings, effort, is_quick=settings.quick)

@@ -1,4 +1,4 @@
-"""Forwards of target and drafter, timed inside a run or replayed in isolation."""
+"""Forward passes of target and drafter, timed inside a run or replayed in isolation."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ Around = Callable[[str, Callable[[], Any]], Any]
 
 
 class Stopwatch:
-    """Sums the seconds of calls by name; waits for an accelerator after each call."""
+    """Sums the seconds of calls by name; waits for the accelerator after each call."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -31,7 +31,7 @@ class Stopwatch:
         """Make the call, add its seconds, and return its result.
 
         Args:
-            name: name that the seconds are added to.
+            name: name under which the seconds are added up.
             call: call to time.
         """
         started = now()
@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 class Recorder:
-    """Records calls with their arguments, to replay them."""
+    """Records calls with their arguments, so that they can be replayed."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], Any]] = []
@@ -65,12 +65,15 @@ class Recorder:
 
 @contextmanager
 def watched(target: TargetAdapter, drafter: JakiroDrafter | None, around: Around) -> Iterator[None]:
-    """Send every forward of target and drafter through `around`; nested calls count once.
+    """Route every forward pass of target and drafter through `around`.
+
+    Of nested calls, only the outermost is routed through `around`.
 
     Args:
         target: target, whose decoder and logits are watched.
-        drafter: drafter, whose forward, memory and keys/values are watched; None without.
-        around: function that receives a name and the call, and returns its result.
+        drafter: drafter, whose forward pass, memory and keys/values are watched; None to watch
+            only the target.
+        around: function that receives a name and the call, and returns the result of the call.
     """
     methods = _methods(target, drafter)
     is_inside = False
@@ -117,14 +120,17 @@ def _sent_through(around: Callable[[Work], Any], method: Callable[..., Any]) -> 
 
 
 GOAL = 0.10
-SHORT, LONG = 128, 1536
+SHORT, LONG = 128, 1536  # numbers of tokens of the contexts
 WARM_UP = 2
 
-Seconds = dict[str, float]  # seconds of each work in a repeat of the measurement
+Seconds = dict[str, float]  # seconds of each timed function in one repetition, by name
 
 
 def measure_growth(subject: Subject) -> dict[str, Figure]:
-    """Return the growth of a drafted step from a short to a long context, without forwards."""
+    """Return the growth of a step's time outside forward passes from a short to a long context.
+
+    The growth is given as a share of the time of the whole step with the short context.
+    """
     new_tokens = (subject.effort.repeats + WARM_UP + 2) * (subject.trained().max_depth + 1) + 1
     short, long = _contexts(subject.target.spec.max_position - new_tokens)
     works: dict[str, Work] = {}
@@ -177,12 +183,12 @@ def _works(subject: Subject, name: str, length: int, new_tokens: int) -> dict[st
 
 
 def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
-    """Return the forwards of a decoding step for replay; the run stops after this step.
+    """Return the forward passes of a decoding step for replay; the run stops after this step.
 
     Args:
         subject: target and drafter.
-        run: run that has not begun.
-        skip: number of steps that the run yields before, prefill included.
+        run: run that has not started yet.
+        skip: number of steps before this decoding step, including the prefill.
     """
     steps = iter(run)
     for _ in range(skip):
@@ -196,7 +202,7 @@ def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
 
 
 def _dynamic_step(subject: Subject, prompt: list[int]) -> Work:
-    """Return a token's work in an autoregressive loop over the model with its default cache."""
+    """Return a function that decodes one token with the model and transformers' default cache."""
     model: Any = subject.model
     cache = DynamicCache(config=subject.target.config)
     ids = torch.tensor([prompt], device=subject.target.device)

@@ -1,4 +1,4 @@
-"""Oracle drafter with a fixed number of accepted tokens per decoding step."""
+"""An oracle drafter with a fixed number of accepted tokens per decoding step."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from inference.sampling import Sampling
 class OracleDrafter(Drafter):
     """Drafts for greedy decoding from known continuations.
 
-    Each of the first `num_right` levels has a wrong candidate and the right one, in this order; all
-    other nodes are wrong and are on the level below.
+    Each of the first `num_right` levels contains a wrong candidate followed by the right candidate;
+    all other nodes are wrong and are on the next level.
 
     Args:
-        known: prompt and continuation of each sequence, longer than the decoded text.
+        known: prompt and continuation of each sequence, which must be longer than the decoded text.
         vocab_size: size of the target's vocabulary.
         device: device of the target.
         num_right: number of accepted candidates of every tree.
@@ -48,12 +48,12 @@ class OracleDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The number of nodes of every tree."""
+        """The number of nodes in every tree."""
         return self.num_nodes
 
     @property
     def max_depth(self) -> int:
-        """The longest path of every tree."""
+        """The length of the longest path in every tree."""
         return self.num_right + 1
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "OracleSession":
@@ -61,7 +61,7 @@ class OracleDrafter(Drafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return OracleSession(self, batch)
@@ -119,19 +119,19 @@ class OracleSession(DraftSession):
         self.lengths = committed.base_length
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
-        """Return the trees below the roots, whatever the budget.
+        """Return the trees below the roots.
 
         Args:
-            budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            budget: limits of every tree, which are ignored.
+            generators: random generators of sampled trees, which are not used.
         """
         return self.drafter.tree(self.lengths, self.indices)
 
     def rollback(self, length: int) -> None:
-        """Go back to position `length`."""
+        """Discard everything from position `length` on."""
         self.lengths = tuple(min(length, own) for own in self.lengths)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.indices = [self.indices[index] for index in indices]

@@ -1,4 +1,4 @@
-"""Share of a decoding step outside the forwards of target and drafter."""
+"""Share of a decoding step that is spent outside the forward passes of target and drafter."""
 
 import time
 from statistics import median
@@ -15,20 +15,20 @@ PARTS = ("draft", "verify", "commit")
 
 
 class Spent(NamedTuple):
-    """Seconds per decoding step of a run, without prefill and the first step."""
+    """Seconds per decoding step of a run, without the prefill and the first step."""
 
     total: float
-    parts: dict[str, float]  # as the run itself counts them
-    forwards: dict[str, float]
+    parts: dict[str, float]  # seconds by part of the step, as measured by the run
+    forwards: dict[str, float]  # seconds of the forward passes by name
 
     @property
     def overhead(self) -> float:
-        """The share of a decoding step outside the forwards."""
+        """The share of a decoding step that is spent outside the forward passes."""
         return 1 - sum(self.forwards.values()) / self.total
 
 
 def measure_overhead(subject: Subject) -> dict[str, Figure]:
-    """Return the share of a drafted step outside the forwards of target and drafter."""
+    """Return the share of a decoding step that is spent outside the forward passes."""
     drafter = subject.trained()
     kinds: dict[str, tuple[Drafter | None, float]] = {
         "greedy": (drafter, 0.0),
@@ -43,7 +43,7 @@ def measure_overhead(subject: Subject) -> dict[str, Figure]:
                 spent[kind].append(taken)
     shares = {kind: median_interval([run.overhead for run in spent[kind]]) for kind in kinds}
     for kind, share in shares.items():
-        note(f"own overhead, {kind}: {share.value:.3f} [{share.low:.3f}, {share.high:.3f}]")
+        note(f"overhead, {kind}: {share.value:.3f} [{share.low:.3f}, {share.high:.3f}]")
     details = {
         kind: {"share": shares[kind]._asdict(), "milliseconds": _milliseconds(spent[kind])}
         for kind in kinds

@@ -1,7 +1,8 @@
-"""Frequency of greedy tokens that rounding decides, for `jakiro profile rounding`.
+"""Frequency of greedy tokens that change because of rounding, for `jakiro profile rounding`.
 
-The same tokens read one by one and as trees have logits that differ in the last digits; where two
-tokens nearly tie, the likeliest one may change. Progress is printed to standard error.
+When the same tokens are read one by one and as trees, the logits differ in their last digits. Where
+two tokens have nearly the same logit, the most likely token may therefore change. Progress is
+printed to standard error.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,18 +32,20 @@ from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import StepInput, TargetAdapter
 
-RIGHT, NODES = 3, 8  # accepted drafts and nodes of the oracle's trees
+RIGHT, NODES = 3, 8  # accepted drafts and nodes of each of the oracle's trees
 
 
 class Outcome(NamedTuple):
-    """Differences of a prompt from the target's own `generate()`."""
+    """Differences from the output of transformers' `generate()` for one prompt."""
 
-    differs: dict[str, list[bool]]  # by way of reading: whether each position's best token differs
-    first: dict[str, int | None]  # by way of decoding: index of the first token that differs
+    # whether the most likely token differs at each position, by the way of reading
+    differs: dict[str, list[bool]]
+    # index of the first token that differs, by the way of decoding; None if there is none
+    first: dict[str, int | None]
 
 
 class RoundingSettings(PromptSettings):
-    """Subject and prompts of the measurement."""
+    """Target, drafter and prompts of the measurement."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     count: PositiveInt = 20
@@ -51,7 +54,7 @@ class RoundingSettings(PromptSettings):
 
 
 def measure_rounding(settings: RoundingSettings) -> dict[str, Any]:
-    """Compare all prompts with `generate()` and return the figures as JSON holds them."""
+    """Compare the output for each prompt with that of `generate()`; return the JSON output."""
     target = TargetAdapter(load_target(settings))
     prompts = load_prompts(settings, target)
     shape = TreeShape(parallel_levels=0)
@@ -107,7 +110,7 @@ def _read_as_trees(
     target: TargetAdapter, oracle: OracleDrafter, known: list[int], prompt: int, new_tokens: int
 ) -> list[bool]:
     context = _after_prompt(target, known, prompt)
-    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # queries of the root and the right candidates
+    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # queries of the root and of the right candidates
     differs: list[bool] = []
     for length in range(prompt, prompt + new_tokens, RIGHT + 1):
         output = target.forward(_tree_step(oracle, known, length), context.cache)
@@ -150,7 +153,7 @@ def _first(
     known: list[int],
     new_tokens: int,
 ) -> int | None:
-    """Return the index of the first new token that differs from `generate()`; None if equal."""
+    """Return the index of the first new token that differs from `generate()`, or None."""
     got = start(target, drafter, [prompt], new_tokens).finish().token_ids[len(prompt) :]
     pairs = zip(got, known[len(prompt) :], strict=False)
     return next((index for index, (own, other) in enumerate(pairs) if own != other), None)
@@ -159,7 +162,7 @@ def _first(
 def _shares(
     outcomes: Sequence[Outcome], facts: Callable[[Outcome], dict[str, list[bool]]]
 ) -> dict[str, dict[str, float]]:
-    """Return the share of differences for each way, with its interval over prompts."""
+    """Return the share of differences for each way, with the interval over prompts."""
     return {
         name: interval(
             [facts(outcome)[name] for outcome in outcomes],

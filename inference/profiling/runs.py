@@ -1,4 +1,4 @@
-"""Tokens per second of whole runs: batches, and autoregressive decoding."""
+"""Speed of whole runs: batches of prompts, and autoregressive decoding."""
 
 import inspect
 from collections.abc import Callable
@@ -20,7 +20,7 @@ BATCH = 8
 
 
 def measure_batches(subject: Subject) -> dict[str, Figure]:
-    """Return tokens per second of a batch of 8 prompts over those of a single prompt."""
+    """Return the tokens per second of a batch of 8 prompts, relative to a single prompt."""
     drafter = subject.trained()
     speeds: dict[str, list[tuple[float, float]]] = {"plain": [], "drafted": []}
     for repeat in range(subject.effort.repeats // 3 + 1):
@@ -48,7 +48,7 @@ def measure_batches(subject: Subject) -> dict[str, Figure]:
 
 
 def _speeds(subject: Subject, drafter: Drafter | None, repeat: int) -> tuple[float, float]:
-    """Return tokens per second of a single prompt, and of a batch that begins with it."""
+    """Return the tokens per second of one prompt, and of a batch that begins with this prompt."""
     count = subject.effort.new_tokens
     prompts = [subject.prompts[(repeat + n) % len(subject.prompts)] for n in range(BATCH)]
     runs = [subject.start(drafter, several, count) for several in (prompts[:1], prompts)]
@@ -61,13 +61,13 @@ def _speed(run: DecodeRun) -> float:
 
 
 GOAL, COMPILED_GOAL = 1.05, 1.3
-WARM_UPS = 2  # full generations before timing, of which the first compiles
+WARM_UPS = 2  # number of full generations before timing; the first one compiles
 
 Method = Callable[[list[int]], object]
 
 
 def measure_autoregressive(subject: Subject) -> dict[str, Figure]:
-    """Return the seconds of `generate()` over those of our decoding without drafts."""
+    """Return the seconds of transformers' `generate()`, relative to this decoder without drafts."""
     methods = _methods(subject)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for method in methods.values():
@@ -87,7 +87,7 @@ def measure_autoregressive(subject: Subject) -> dict[str, Figure]:
 
 
 def by_transformers(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
-    """Return the prompt and its greedy continuation by `generate()`.
+    """Return the prompt and its greedy continuation by transformers' `generate()`.
 
     Args:
         model: the target.
@@ -129,7 +129,7 @@ def _by_decoder(decoder: SpeculativeDecoder, new_tokens: int) -> Method:
 
 def _figure(seconds: dict[str, list[float]], name: str, goal: float) -> Figure:
     if name not in seconds:
-        reason = "left out of a quick run" if can_compile() else "the decoder cannot compile"
+        reason = "not measured in a quick run" if can_compile() else "the decoder cannot compile"
         return Figure(None, goal, {"note": reason})
     pairs = zip(seconds["transformers"], seconds[name], strict=True)
     return Figure(median_interval([theirs / ours for theirs, ours in pairs]), goal)

@@ -1,4 +1,4 @@
-"""Loads the subject of profiling: a target, a drafter of suitable size, and prompts."""
+"""The subject of profiling: a target, a drafter of suitable size, and prompts."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer
 from jakiro.utils.settings import Settings
 
 PROMPT_TOKENS = 64
-# Optional folder, beside the checkout, of a target that several programs share.
+# Optional folder, next to the checkout, of a target that several programs share.
 SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
 
 
@@ -39,11 +39,11 @@ class SubjectSettings(Settings):
     """Target and drafter to measure.
 
     Attributes:
-        target: folder or hub id of the target; None for the shared target beside the checkout, or
-            for a random model.
+        target: folder or hub id of the target; None for the shared target next to the checkout, or
+            for a random model if there is no shared target.
         drafter: folder of the drafter; None for a random drafter.
-        dtype: dtype of target and drafter.
-        device: device of target and drafter.
+        dtype: dtype of the target and the drafter.
+        device: device of the target and the drafter.
     """
 
     target: str | None = None
@@ -54,16 +54,16 @@ class SubjectSettings(Settings):
 
 @dataclass(frozen=True)
 class Effort:
-    """Amount of measurement."""
+    """Numbers of prompts, tokens and repetitions that determine the duration of a measurement."""
 
-    prompts: int
-    new_tokens: int
-    repeats: int  # repeats of a decoding step or run
+    prompts: int  # number of prompts
+    new_tokens: int  # number of new tokens per prompt
+    repeats: int  # number of repetitions of a decoding step or run
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A target, a drafter and prompts to profile decoding with."""
+    """A target, a drafter and prompts with which decoding is profiled."""
 
     target: TargetAdapter
     drafter: JakiroDrafter
@@ -77,7 +77,7 @@ class Subject:
         return self.target.model
 
     def trained(self) -> TrainedDrafter:
-        """Return the drafter with default trees of its schedule."""
+        """Return the drafter with default trees, which have as many levels as in training."""
         schedule = self.drafter.config.settings.schedule.model_dump()
         plan = TreePlan()
         shapes = {
@@ -93,12 +93,12 @@ class Subject:
         new_tokens: int,
         temperature: float = 0.0,
     ) -> DecodeRun:
-        """Return a run over prompts that has not begun.
+        """Return a decoding run over the given prompts that has not started yet.
 
         Args:
             drafter: drafter; None for autoregressive decoding.
             prompts: token ids of each prompt.
-            new_tokens: number of new tokens of each prompt.
+            new_tokens: number of new tokens per prompt.
             temperature: sampling temperature; 0 is greedy.
         """
         return start(self.target, drafter, prompts, new_tokens, temperature)
@@ -111,13 +111,13 @@ def start(
     new_tokens: int,
     temperature: float = 0.0,
 ) -> DecodeRun:
-    """Return a run over prompts that has not begun, and drafts in every decoding step.
+    """Return a decoding run that has not started yet; a drafter drafts in every decoding step.
 
     Args:
         target: the target.
         drafter: drafter; None for autoregressive decoding.
         prompts: token ids of each prompt.
-        new_tokens: number of new tokens of each prompt.
+        new_tokens: number of new tokens per prompt.
         temperature: sampling temperature; 0 is greedy.
     """
     requests, _ = prepare_requests(
@@ -132,7 +132,7 @@ def start(
 
 
 def load_target(settings: SubjectSettings) -> PreTrainedModel:
-    """Return the target of the settings; by default the shared target, or a random Llama."""
+    """Return the target in the settings; the default is the shared target or a random Llama."""
     shared = str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None
     name_or_path = settings.target or shared
     dtype = TORCH_DTYPES[settings.dtype]
@@ -142,15 +142,15 @@ def load_target(settings: SubjectSettings) -> PreTrainedModel:
         model = model.to(device=settings.device, dtype=dtype).eval()
     else:
         model = load_causal_lm(name_or_path, dtype=dtype, device=settings.device)
-    model.generation_config.eos_token_id = None  # all runs have the same length
+    model.generation_config.eos_token_id = None  # so that all runs have the same length
     return model
 
 
 def load_drafter(path: str | None, target: TargetAdapter) -> JakiroDrafter:
-    """Return a drafter in the target's dtype, on its device.
+    """Return a drafter on the target's device and in the target's dtype.
 
     Args:
-        path: folder of the drafter; None for a random drafter of about the size of a target layer.
+        path: folder of the drafter; None for a random drafter about as large as a target layer.
         target: the target.
     """
     if path is None:
@@ -162,10 +162,10 @@ def load_drafter(path: str | None, target: TargetAdapter) -> JakiroDrafter:
 
 
 def random_prompts(target: TargetAdapter, count: int, length: int) -> list[list[int]]:
-    """Return prompts of random tokens, the same in every run.
+    """Return prompts of random tokens, which are the same in every run.
 
     Args:
-        target: the target, whose vocabulary the tokens are from.
+        target: target from whose vocabulary the tokens are sampled.
         count: number of prompts.
         length: number of tokens of each prompt.
     """
@@ -175,12 +175,12 @@ def random_prompts(target: TargetAdapter, count: int, length: int) -> list[list[
 
 
 def build_subject(settings: SubjectSettings, effort: Effort, *, is_quick: bool) -> Subject:
-    """Load target, drafter and prompts.
+    """Return the target, the drafter and random prompts.
 
     Args:
-        settings: names of target and drafter.
-        effort: amount of measurement.
-        is_quick: whether the run is only a test that everything runs.
+        settings: names of the target and the drafter.
+        effort: numbers of prompts, tokens and repetitions.
+        is_quick: whether the run only tests that all measurements work.
     """
     target = TargetAdapter(load_target(settings))
     length = min(PROMPT_TOKENS, target.spec.max_position // 4)
@@ -221,11 +221,11 @@ def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
 
 
 def _alike(spec: TargetSpec) -> tuple[int, ...]:
-    """Return the layers whose keys/values are as wide as those of the first layer."""
+    """Return the indices of the layers whose keys/values are as wide as those of the first."""
     return tuple(i for i, width in enumerate(spec.kv_widths) if width == spec.kv_widths[0])
 
 
-MARGIN = 16  # positions left after the new tokens
+MARGIN = 16  # number of positions that stay free after the new tokens
 SHARED_PROMPTS = SHARED_TARGET / "prompts-test.jsonl"
 
 
@@ -233,10 +233,10 @@ class PromptSettings(SubjectSettings):
     """Prompts to continue, and the number of new tokens.
 
     Attributes:
-        prompts: file of prompts; None for the test prompts beside the shared target, or for
-            built-in prompts.
-        count: number of prompts.
-        prompt_tokens: number of tokens kept from the end of each prompt.
+        prompts: file of prompts; None for the test prompts of the shared target, or for built-in
+            prompts if there are no test prompts.
+        count: largest number of prompts.
+        prompt_tokens: largest number of tokens per prompt; of longer prompts, the end is kept.
         new_tokens: number of new tokens per prompt.
     """
 
@@ -247,7 +247,7 @@ class PromptSettings(SubjectSettings):
 
 
 def load_prompts(settings: PromptSettings, target: TargetAdapter) -> list[list[int]]:
-    """Return the token ids of the prompts, at random if the target has no tokenizer.
+    """Return the token ids of the prompts, or random ids if the target has no tokenizer.
 
     Args:
         settings: file and number of the prompts.

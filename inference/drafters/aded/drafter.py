@@ -16,32 +16,35 @@ from jakiro.utils.settings import Settings
 
 
 class AdedSettings(Settings):
-    """How trigrams are learned, and how they are searched."""
+    """Learning and search of the trigrams."""
 
-    num_nodes: int = Field(24, ge=1)
-    depth: int = Field(8, ge=1)
+    num_nodes: int = Field(24, ge=1)  # largest number of candidates in a tree
+    depth: int = Field(8, ge=1)  # largest number of tokens on a path
     search: SearchSettings = SearchSettings()
-    # Number of bigrams that are learned; 112 bytes each with 12 successors.
+    # Largest number of learned bigrams; each takes 112 bytes if there are 12 successors.
     max_bigrams: int = Field(2**17, ge=1, le=2**32)
-    successors: int = Field(12, ge=1, le=256)  # of each bigram
-    # Weight that a trigram gains at each occurrence; the paper: 0.04.
+    successors: int = Field(12, ge=1, le=256)  # largest number of successors of each bigram
+    # Weight that a trigram gains at each occurrence; the paper uses 0.04.
     step: float = Field(0.1, ge=0, le=1e6)
-    max_weight: float = Field(3.0, gt=0, le=1e6)
-    window: int = Field(16, ge=3)  # last tokens whose trigrams are learned at every decoding step
+    max_weight: float = Field(3.0, gt=0, le=1e6)  # largest weight of a trigram
+    # Number of last tokens whose trigrams are learned at every decoding step.
+    window: int = Field(16, ge=3)
     decay: float = Field(1.0, gt=0, le=1)  # factor of a bigram's weights at each occurrence
-    # Most likely tokens of each target distribution to learn from, at most `successors`.
+    # Number of most likely tokens to learn from each target distribution, at most `successors`.
     distribution_tokens: int = Field(0, ge=0)
-    # Weight that a token of probability 1 gains there.
+    # Weight that a token of probability 1 gains from a target distribution.
     distribution_step: float = Field(0.04, gt=0, le=1e6)
-    reset_per_request: bool = False  # whether each request learns alone and forgets at its end
+    # Whether each request starts without what was learned from earlier requests.
+    reset_per_request: bool = False
 
 
 class AdedDrafter(TokenDrafter, AdaptiveDrafter):
-    """Drafts by searching a table of trigrams that learns while it is used; thread-safe.
+    """Drafts by searching a table of trigrams, which is updated during decoding; thread-safe.
 
     Args:
-        settings: settings of learning and search.
-        index: trigrams known from the beginning, such as those of a corpus; None for none.
+        settings: settings of learning and search; None for the defaults.
+        index: trigrams known from the beginning, such as those of a corpus; None to start with an
+            empty table.
     """
 
     def __init__(
@@ -49,14 +52,14 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
     ) -> None:
         self.settings = settings or AdedSettings()
         super().__init__("aded", self.settings.num_nodes, self.settings.depth)
-        # Narrowed here, not again for the table of every request.
+        # The index is narrowed once here, and not again for the table of every request.
         self.index = None if index is None else index.narrowed(self.settings.successors)
         self.table = self._new_table()
         if self.settings.reset_per_request:
             self.request_counter = None
 
     def new_proposer(self) -> "TrigramProposer":
-        """Return a proposer with the shared table, or with its own if requests learn alone."""
+        """Return a proposer whose table is new if `reset_per_request` is set, and else shared."""
         table = self._new_table() if self.settings.reset_per_request else self.table
         return TrigramProposer(table, self.settings)
 
@@ -76,7 +79,7 @@ class TrigramProposer(TokenProposer):
     """Learns the trigrams of a sequence, and proposes its continuations.
 
     Args:
-        table: table of trigrams, into which other proposers may learn, too.
+        table: table of trigrams, which other proposers may update as well.
         settings: settings of learning and search.
     """
 
@@ -86,17 +89,17 @@ class TrigramProposer(TokenProposer):
         self.reads_logits = settings.distribution_tokens > 0
 
     def begin(self) -> bool:
-        """Forget earlier requests of a conversation, if each request learns alone."""
+        """Discard what was learned from earlier requests, if requests have separate tables."""
         if self.settings.reset_per_request:
             self.table.clear()
         return self.settings.reset_per_request
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
-        """Learn the trigrams that end in a new token, and those of the window.
+        """Learn the trigrams that end in a new token, and the trigrams of the window.
 
         Args:
             token_ids: all tokens of the sequence.
-            num_known: number of tokens that were read before.
+            num_known: number of tokens that have already been read.
         """
         if not self.settings.step or num_known == len(token_ids):
             return
@@ -112,7 +115,7 @@ class TrigramProposer(TokenProposer):
 
         Args:
             token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates.
+            num_nodes: largest number of candidates to return.
             depth: largest number of tokens on a path.
         """
         if len(token_ids) < 2:
@@ -127,14 +130,15 @@ class TrigramProposer(TokenProposer):
 
         Args:
             token_ids: tokens of the sequence.
-            logits: raw logits after each of the last tokens.
+            logits: raw logits after each of the last `steps` tokens.
         """
         count = min(len(logits), len(token_ids) - 1)
         kept = min(self.settings.distribution_tokens, self.settings.successors, logits.shape[1])
         if count < 1:
             return
         probs, ids = logits[-count:].float().softmax(dim=-1).topk(kept, dim=-1)
-        # One copy from the device: float32 represents every id, which has at most TOKEN_BITS.
+        # Ids and probabilities are copied from the device together: float32 represents every id
+        # exactly, because an id has at most TOKEN_BITS bits.
         found = torch.stack((probs, ids)).cpu().numpy()
         tokens = token_ids[-count - 1 :]
         amounts = found[0] * np.float32(self.settings.distribution_step)

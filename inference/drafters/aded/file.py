@@ -1,4 +1,4 @@
-"""Counting trigrams of a corpus in bounded memory, and the file of the most frequent ones."""
+"""Trigram counts of a corpus in bounded memory, and the file of its most frequent trigrams."""
 
 import json
 from pathlib import Path
@@ -24,14 +24,15 @@ from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import write_atomically
 from jakiro.utils.settings import Settings
 
-CHUNK: Final = 1 << 20  # trigrams counted at once
+CHUNK: Final = 1 << 20  # number of trigrams that are counted at once
 
 
 class TrigramCounter:
-    """Counts of trigrams; exact as long as `max_trigrams` different ones are enough.
+    """Counts of trigrams, which are exact if there are at most `max_trigrams` different ones.
 
     Args:
-        max_trigrams: largest number of different trigrams; beyond it, the rarest are forgotten.
+        max_trigrams: largest number of different trigrams; when there are more, the rarest ones
+            are discarded.
     """
 
     def __init__(self, max_trigrams: int = 1 << 24) -> None:
@@ -57,12 +58,12 @@ class TrigramCounter:
     def index(self, max_bigrams: int, num_successors: int = 12) -> TrigramIndex:
         """Return the most frequent bigrams and their most frequent successors.
 
-        Weights are relative frequencies among all successors of a bigram. Among equal frequencies,
-        smaller bigrams and tokens come first.
+        Weights are relative frequencies among all successors of a bigram. Of bigrams or tokens with
+        the same frequency, the smaller ones come first.
 
         Args:
             max_bigrams: largest number of bigrams.
-            num_successors: largest number of successors of each.
+            num_successors: largest number of successors of each bigram.
         """
         self._merge()
         bigrams, row = np.unique(self._keys >> TOKEN_BITS, return_inverse=True)
@@ -80,7 +81,7 @@ class TrigramCounter:
         return TrigramIndex(bigrams[kept], rows)
 
     def _merge(self) -> None:
-        """Count the waiting trigrams, and forget the rarest if there are too many."""
+        """Count the waiting trigrams, and discard the rarest if there are too many."""
         if not self._waiting:
             return
         new = np.concatenate(self._waiting)
@@ -96,7 +97,7 @@ class TrigramCounter:
 
 _RECORD: Final = "trigrams"  # key of the file's metadata
 
-# Exceptions from reading a damaged file, also with types that numpy lacks.
+# Exceptions raised by a damaged file, or by a file with types that numpy does not support.
 _DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
 
 
@@ -106,30 +107,30 @@ class TrigramRecord(Settings):
     version: Literal[1] = 1
     tokenizer_fingerprint: str
     vocab_size: int
-    num_tokens: int  # of the corpus; 0: unknown
+    num_tokens: int  # number of tokens in the corpus; 0 if it is unknown
 
 
 def save_trigrams(
     index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
 ) -> None:
-    """Store an index as a safetensors file, completely or not at all.
+    """Store an index atomically as a safetensors file.
 
     Args:
         index: index, for example from `TrigramTable.frozen()`.
         path: path of the file.
-        tokenizer: tokenizer of the trigrams' tokens.
-        num_tokens: number of tokens of the corpus; 0 if it is unknown.
+        tokenizer: tokenizer that produced the tokens of the trigrams.
+        num_tokens: number of tokens in the corpus; 0 if it is unknown.
 
     Raises:
-        CheckpointError: the index contains values that loading would refuse.
+        CheckpointError: the index contains values that `load_trigrams` would reject.
     """
     size = vocabulary_size(tokenizer)
     if fault := _fault(index.keys, *index.rows, size):
         raise CheckpointError(
             f"cannot store these trigrams in {path}",
-            expected=f"tokens from 0 to {size - 1} with weights, bigrams in order",
+            expected=f"tokens from 0 to {size - 1} with positive weights, and bigrams in order",
             got=fault,
-            remedy="count the corpus with the tokenizer passed here",
+            remedy="count the corpus with the same tokenizer with which the file is stored",
         )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
@@ -142,7 +143,7 @@ def save_trigrams(
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the largest id + 1; `len()` does not count gaps between ids."""
+    """Return the largest id + 1; `len(tokenizer)` is smaller if there are gaps between the ids."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
@@ -154,11 +155,11 @@ def load_trigrams(
     Args:
         path: path of the file.
         tokenizer: tokenizer of the target.
-        vocab_size: vocabulary of the target, to leave out tokens that only its tokenizer has; None
-            to keep all.
+        vocab_size: size of the target's vocabulary; larger token ids, which only the tokenizer
+            has, are left out. None to keep all tokens.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or of another kind.
+        CheckpointError: the file is missing or damaged, or is not a file of trigrams.
         TargetMismatch: the trigrams were counted with another tokenizer.
     """
     try:
@@ -171,9 +172,9 @@ def load_trigrams(
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(
             f"the trigrams in {path} were counted with another tokenizer",
-            expected=f"a vocabulary of {record.vocab_size} tokens with the hash in the file",
-            got=f"{len(tokenizer)} tokens with another hash",
-            remedy="count the corpus with the target's own tokenizer: `jakiro aded build`",
+            expected=f"a tokenizer with {record.vocab_size} tokens and the hash in the file",
+            got=f"{len(tokenizer)} tokens and another hash",
+            remedy="count the corpus with the target's tokenizer, by `jakiro aded build`",
         )
     if fault := _fault(keys, ids, weights, record.vocab_size):
         raise _damaged(path, fault)
@@ -186,22 +187,22 @@ def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:
 
 
 def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
-    """Return the fault of arrays that were read, or None."""
+    """Return a description of the first fault in the arrays of an index, or None."""
     kinds = [(array.dtype, array.ndim) for array in (keys, ids, weights)]
     if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
-        return "arrays of other types or dimensions"
+        return "arrays of other types or dimensions than those of an index"
     if ids.shape != weights.shape or len(ids) != len(keys):
-        return "arrays that do not fit together"
+        return "arrays whose sizes do not fit together"
     tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
     if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < NO_SUCCESSOR:
-        return "tokens outside the vocabulary"
+        return "tokens outside the vocabulary of the tokenizer"
     if (np.diff(keys) <= 0).any():
         return "bigrams out of order"
     is_missing = weights == 0
     if not np.isfinite(weights).all() or (weights < 0).any():
         return "weights that are negative or not finite"
     if (np.diff(is_missing.astype(np.int8), axis=1) < 0).any() or (ids[~is_missing] < 0).any():
-        return "gaps between successors"
+        return "gaps between the successors of a bigram"
     return None
 
 

@@ -1,4 +1,4 @@
-"""An immutable index of trigrams, counted from a corpus or frozen from an adaptive table."""
+"""An immutable index of trigrams, either counted in a corpus or copied from an adaptive table."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -33,14 +33,14 @@ class Successors(NamedTuple):
 
 @runtime_checkable
 class Trigrams(Protocol):
-    """A source of weights of the tokens that follow two others."""
+    """A source of weights of the tokens that follow each pair of tokens."""
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow two others, and their weights.
+        """Return the tokens that follow a pair of tokens, and the weights of these successors.
 
         Args:
-            first: token before the last.
-            second: last token.
+            first: first token of the pair.
+            second: second token of the pair.
         """
         ...
 
@@ -49,7 +49,7 @@ class TrigramIndex:
     """A table of successors, sorted by bigram; immutable and thread-safe.
 
     Args:
-        keys: packed bigrams, ascending.
+        keys: packed bigrams in ascending order.
         rows: successors of each bigram.
     """
 
@@ -64,7 +64,7 @@ class TrigramIndex:
 
     @property
     def num_successors(self) -> int:
-        """The number of columns for successors of each bigram."""
+        """The number of columns, which is the largest number of successors of a bigram."""
         return int(self.rows.ids.shape[1])
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
@@ -79,11 +79,11 @@ class TrigramIndex:
         return found
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow two others, and their weights.
+        """Return the tokens that follow a pair of tokens, and the weights of these successors.
 
         Args:
-            first: token before the last.
-            second: last token.
+            first: first token of the pair.
+            second: second token of the pair.
         """
         key = (first << TOKEN_BITS) | second
         row = int(self.keys.searchsorted(key))
@@ -92,10 +92,11 @@ class TrigramIndex:
         return successors_at(self.rows, row)
 
     def narrowed(self, num_successors: int) -> "TrigramIndex":
-        """Return the index with the heaviest successors of each bigram; of equals, the first ones.
+        """Return the index with only the heaviest successors of each bigram.
 
-        Rows that are short enough do not change. Narrow once before many lookups: it costs a pass
-        over the index, instead of a sort at every lookup.
+        Of successors with the same weight, the first ones are kept. Rows that are short enough do
+        not change. Call this method once before many lookups: one pass over the index replaces a
+        sort at every lookup.
 
         Args:
             num_successors: largest number of successors of a bigram.
@@ -103,7 +104,7 @@ class TrigramIndex:
         if self.num_successors <= num_successors:
             return self
         rows = Successors(*(column[:, :num_successors].copy() for column in self.rows))
-        is_long = self.rows.weights[:, num_successors] > 0  # missing ones are at the end
+        is_long = self.rows.weights[:, num_successors] > 0  # missing successors are at the end
         ids, weights = (column[is_long] for column in self.rows)
         order = np.argsort(-weights, axis=1, kind="stable")[:, :num_successors]
         rows.ids[is_long] = np.take_along_axis(ids, order, axis=1)
@@ -111,7 +112,7 @@ class TrigramIndex:
         return TrigramIndex(self.keys, rows)
 
     def within(self, vocab_size: int) -> "TrigramIndex":
-        """Return the index without tokens outside a target's vocabulary of `vocab_size`."""
+        """Return the index without the tokens from `vocab_size` on, which the target lacks."""
         tokens = np.maximum(self.keys >> TOKEN_BITS, self.keys & (MAX_VOCABULARY - 1))
         is_successor = (self.rows.weights > 0) & (self.rows.ids < vocab_size)
         is_kept = (tokens < vocab_size) & is_successor.any(axis=1)
@@ -128,17 +129,17 @@ class TrigramIndex:
         )
 
     def items(self) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
-        """Yield every bigram with its successors' weights, heaviest first."""
+        """Yield every bigram with its successors' weights, the heaviest successor first."""
         for key, ids, weights in zip(self.keys.tolist(), *self.rows, strict=True):
             order = [at for at in np.argsort(-weights, kind="stable") if weights[at] > 0]
             yield unpacked(key), {int(ids[at]): float(weights[at]) for at in order}
 
 
 def successors_at(rows: Successors, row: int) -> tuple[list[int], list[float]]:
-    """Return a row without its missing successors, which are at its end.
+    """Return one bigram's successors and their weights, without missing successors.
 
     Args:
-        rows: successors of several bigrams.
+        rows: successors of several bigrams; missing successors must be at the end of each row.
         row: index of the bigram.
     """
     weights = rows.weights[row].tolist()
@@ -149,11 +150,11 @@ def successors_at(rows: Successors, row: int) -> tuple[list[int], list[float]]:
 def packed(
     first: Int64[np.ndarray, " bigrams"], second: Int64[np.ndarray, " bigrams"]
 ) -> Int64[np.ndarray, " bigrams"]:
-    """Return pairs of tokens as numbers, which sort as the pairs do.
+    """Return pairs of tokens as single integers that have the same order as the pairs.
 
     Args:
-        first: first tokens.
-        second: second tokens.
+        first: first token of each pair.
+        second: second token of each pair.
     """
     return (first << TOKEN_BITS) | second
 
@@ -161,7 +162,7 @@ def packed(
 def trigrams_of(
     token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"],
 ) -> tuple[Int64[np.ndarray, " trigrams"], Int64[np.ndarray, " trigrams"]]:
-    """Return the packed bigrams of a text and the token after each."""
+    """Return the packed bigrams of a text, and the token after each bigram."""
     ids = np.asarray(token_ids, np.int64)
     return packed(ids[:-2], ids[1:-1]), ids[2:]
 
@@ -172,7 +173,7 @@ def unpacked(key: int) -> tuple[int, int]:
 
 
 def check_vocabulary(vocab_size: int) -> None:
-    """Refuse a vocabulary with more tokens than a packed bigram can hold.
+    """Raise an error if a vocabulary has more tokens than a packed bigram can represent.
 
     Raises:
         ConfigError: the vocabulary is too large.

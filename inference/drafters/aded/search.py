@@ -1,9 +1,11 @@
 """Deterministic search of a trigram table for promising continuations (ADED, arXiv 2407.12021).
 
-The paper's Monte Carlo tree search visits the child that maximises
-`Q + (c1 + ln((N + c2 + 1) / c2)) p sqrt(N) / (1 + n)`. In the limit, this rule distributes a node's
-visits among its children in a closed form (arXiv 2007.12509, section 3.2). The search uses that
-form: it needs no random numbers and looks up only nodes that become candidates.
+The paper's Monte Carlo tree search visits the child that maximizes
+`Q + (c1 + ln((N + c2 + 1) / c2)) p sqrt(N) / (1 + n)`. Here Q, p and n are the value, the prior
+probability and the number of visits of the child, and N is the number of visits of its parent. In
+the limit of many visits, the children's shares have a closed form (arXiv 2007.12509, section 3.2).
+The search computes the shares directly, so that it needs no random numbers and looks up only nodes
+that become candidates.
 """
 
 from heapq import heappop, heappush
@@ -17,15 +19,15 @@ from inference.drafters.aded.index import Trigrams
 from inference.drafters.candidates import Candidates
 from jakiro.utils.settings import Settings
 
-_NEWTON_STEPS: Final = 4  # shares are exact to about a percent
+_NEWTON_STEPS: Final = 4  # enough for shares with errors of about one percent
 
 
 class SearchSettings(Settings):
-    """Number of visits of a search, and its exploration."""
+    """Number of visits of a search, and weight of its exploration."""
 
-    visits: float = Field(150.0, gt=1, le=1e9)
+    visits: float = Field(150.0, gt=1, le=1e9)  # total number of visits
     exploration: float = Field(32.0, gt=0, le=1e9)  # c1
-    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits until it grows
+    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits until exploration grows
 
 
 def search(
@@ -39,15 +41,15 @@ def search(
     """Return the most visited continuations of two tokens, in the order of their visits.
 
     Args:
-        trigrams: weights of the tokens that follow two others.
-        first: token before the last.
+        trigrams: weights of the tokens that follow each pair of tokens.
+        first: last token but one.
         second: last token.
-        num_nodes: largest number of candidates.
+        num_nodes: largest number of candidates to return.
         depth: largest number of tokens on a path.
         settings: settings of the search.
     """
     nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
-    # Smallest first: (-visits, order, parent, depth, token before, token).
+    # A heap with the smallest entry first: (-visits, order, parent, depth, previous token, token).
     waiting: list[tuple[float, int, int, int, int, int]] = []
     order = 0
     node, level, visits = ROOT, 0, settings.visits
@@ -68,15 +70,16 @@ def search(
 
 
 def share_visits(visits: float, weights: list[float], settings: SearchSettings) -> list[float]:
-    """Return the visits of a node's children, which sum up to its own visits less 1.
+    """Return the visits of a node's children, which add up to the visits of the node minus 1.
 
-    Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)`. C is the factor of p / (1 + n) in the
-    rule; `level` is determined by the sum. A child's value Q is the weight of its edge: nodes
-    further below do not change it.
+    Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)` visits, where w_c is its weight and C is
+    the factor of p / (1 + n) in the rule at the top of this module. The sum of the visits
+    determines `level`. Both p and the value Q of a child equal its weight; nodes further below do
+    not change Q.
 
     Args:
         visits: number of visits of the node.
-        weights: weights of its children.
+        weights: weights of the node's children.
         settings: settings of the search.
     """
     total = visits - 1.0
@@ -84,8 +87,9 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
         return [0.0] * len(weights)
     growth = settings.exploration_growth
     factor = (settings.exploration + log((visits + growth + 1.0) / growth)) * sqrt(visits)
-    # The sum is a falling, convex function of the level. At this level, the heaviest child alone
-    # gets all visits: Newton's steps from below approach the solution without passing it.
+    # The sum of the visits is a falling, convex function of `level`. Initially, the heaviest child
+    # alone would get all visits, so this level is not above the solution, and Newton's method
+    # approaches the solution from below without passing it.
     level = max(weights) * (1.0 + factor / (total + 1.0))
     for _ in range(_NEWTON_STEPS if len(weights) > 1 else 0):
         excess, slope = -total, 0.0
@@ -100,5 +104,5 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
         level += excess / slope
     shares = [max(0.0, factor * weight / (level - weight) - 1.0) for weight in weights]
     found = sum(shares)
-    # Rounding loses the visits of a node that has barely more than one.
+    # If a node has barely more than one visit, rounding may leave no visits for its children.
     return [share * total / found for share in shares] if found > 0.0 else shares

@@ -1,7 +1,7 @@
-"""An adaptive table of trigrams in bounded memory, organised like a processor's cache.
+"""An adaptive table of trigrams in bounded memory, organized like a set-associative cache.
 
-A bigram's hash selects its set of slots. If the set is full, the bigram that was learned longest
-ago is evicted.
+The hash of a bigram selects a set of slots. If this set is full, the bigram in it that was learned
+longest ago is evicted.
 """
 
 from threading import Lock
@@ -19,13 +19,13 @@ from inference.drafters.aded.index import (
     successors_at,
 )
 
-WAYS: Final = 8  # slots of a set
+WAYS: Final = 8  # number of slots in a set
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # distributes neighbouring bigrams over all sets
 _64_BITS: Final = (1 << 64) - 1
 
 
 class BigramSlots:
-    """Assigns slots to bigrams, evicting the oldest; not thread-safe.
+    """Assigns slots to bigrams, and evicts the oldest bigrams; not thread-safe.
 
     Args:
         max_bigrams: number of slots.
@@ -34,7 +34,7 @@ class BigramSlots:
     def __init__(self, max_bigrams: int) -> None:
         self._ways = min(WAYS, max_bigrams)
         num_sets = max_bigrams // self._ways
-        self._keys = np.zeros((num_sets, self._ways), np.int64)  # bigram + 1; 0: free
+        self._keys = np.zeros((num_sets, self._ways), np.int64)  # bigram + 1, or 0 if free
         self._learned_at = np.zeros((num_sets, self._ways), np.int64)
         self._clock = 0
 
@@ -50,7 +50,7 @@ class BigramSlots:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of all arrays, which does not grow."""
+        """The constant size of all arrays in bytes."""
         return self._keys.nbytes + self._learned_at.nbytes
 
     def taken(self) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
@@ -59,7 +59,7 @@ class BigramSlots:
         return self._keys[is_taken] - 1, self._learned_at[is_taken]
 
     def find_one(self, bigram: int) -> int | None:
-        """Return the slot of a single bigram, or None; faster than `find`."""
+        """Return the slot of a single bigram, or None; this is faster than `find`."""
         here = ((bigram * _GOLDEN & _64_BITS) >> 32) % len(self._keys)
         keys = self._keys[here].tolist()
         return here * self._ways + keys.index(bigram + 1) if bigram + 1 in keys else None
@@ -74,13 +74,13 @@ class BigramSlots:
     def claim(
         self, bigrams: Int64[np.ndarray, " n"], found: Int64[np.ndarray, " n"]
     ) -> Int64[np.ndarray, " n"]:
-        """Return the slots of bigrams that are learned; new bigrams get one.
+        """Return the slots of the given bigrams, after new bigrams have been assigned slots.
 
-        The slot is -1 if too many of the bigrams share a set.
+        The slot is -1 for bigrams that get no slot, because too many of them share a set.
 
         Args:
             bigrams: different bigrams.
-            found: their present slots, from `find`.
+            found: current slots of the bigrams, from `find`.
         """
         self._clock += 1
         is_new = found < 0
@@ -96,11 +96,11 @@ class BigramSlots:
         self._keys.fill(0)
 
     def _insert(self, bigrams: Int64[np.ndarray, " n"]) -> None:
-        """Give new bigrams the slots that are free or were learned longest ago."""
+        """Assign new bigrams to free slots, or to the slots that were learned longest ago."""
         sets = self._sets(bigrams)
         order = np.argsort(sets, kind="stable")
         sets, bigrams = sets[order], bigrams[order]
-        order = np.arange(len(sets)) - np.searchsorted(sets, sets)  # among those of one set
+        order = np.arange(len(sets)) - np.searchsorted(sets, sets)  # index within a set
         has_room = order < self._ways
         sets, bigrams, order = sets[has_room], bigrams[has_room], order[has_room]
         age = np.where(self._keys[sets] == 0, -1, self._learned_at[sets])
@@ -113,14 +113,15 @@ class BigramSlots:
         return (mixed % np.uint64(len(self._keys))).view(np.int64)
 
 
-# Sort key of a successor, from the highest bit: known only, 31 bits of lightness, token.
+# The sort key of a successor contains, from the highest bit: one bit that is 1 if the successor
+# was known before but does not occur now; 31 bits that are larger for smaller weights; the token.
 _KNOWN: Final = 1 << (31 + TOKEN_BITS)
 _LIGHTEST: Final = (1 << 31) - 1  # larger than the bits of any positive float32
-_MISSING: Final = _KNOWN | _LIGHTEST << TOKEN_BITS  # a weight of 0, after all others
+_MISSING: Final = _KNOWN | _LIGHTEST << TOKEN_BITS  # a weight of 0, sorted after all others
 
 
 class Met(NamedTuple):
-    """Different trigrams, and the weight that each gains."""
+    """Different trigrams that occurred, and the weight that each trigram gains."""
 
     bigrams: Int64[np.ndarray, " rows"]  # distinct, ascending
     row: Int64[np.ndarray, " trigrams"]  # index of each trigram's bigram
@@ -135,12 +136,12 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, " given"],
         amounts: Float32[np.ndarray, " given"],
     ) -> "Met":
-        """Return distinct trigrams with their total amounts.
+        """Return the distinct trigrams with the total weight that each gains.
 
         Args:
             bigrams: packed bigrams, at least one.
             successors: token after each bigram.
-            amounts: amount of each occurrence.
+            amounts: weight that each occurrence adds.
         """
         cells = bigrams << TOKEN_BITS | successors
         order = cells.argsort(kind="stable")
@@ -161,12 +162,12 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, "rows each"],
         amounts: Float32[np.ndarray, "rows each"],
     ) -> "Met":
-        """Return the same for distinct bigrams with distinct successors.
+        """Return the trigrams of distinct bigrams that each have distinct successors.
 
         Args:
             bigrams: packed bigrams.
             successors: successors of each bigram.
-            amounts: amount of each successor.
+            amounts: weight that each successor gains.
         """
         order = bigrams.argsort()
         row, column = np.divmod(np.arange(amounts.size), amounts.shape[1])
@@ -175,24 +176,26 @@ class Met(NamedTuple):
 
 
 def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Successors:
-    """Return heavier successors; if there are too many, those met now are kept first.
+    """Return the successors with the weights that occurring trigrams add.
+
+    If a bigram has too many successors, those that occurred now are kept first.
 
     Args:
-        before: present successors of the bigrams.
-        met: trigrams that were met.
+        before: current successors of the bigrams.
+        met: trigrams that occurred.
         max_weight: largest weight.
-        decay: factor of the present weights.
+        decay: factor of the current weights.
     """
     count = before.ids.shape[1]
     known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
     is_same = before.ids[met.row] == met.successors[:, None]
-    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much faster than in two axes
+    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much faster than with two axes
     was_known = met.row[again], at
     weights = met.amounts.copy()
     weights[again] += known[was_known]
     weights = np.minimum(weights, max_weight).astype(np.float32)
     row, column, met_keys = met.row, met.column, _keys(weights, met.successors)
-    if column.max() >= count:  # a bigram may have thousands
+    if column.max() >= count:  # a bigram may have thousands of successors
         row, column, met_keys = _first_of_each(row, met_keys, count)
     keys = np.full((len(before.ids), count + int(column.max()) + 1), _MISSING)
     keys[:, :count] = _keys(known, before.ids) | _KNOWN
@@ -205,7 +208,7 @@ def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Succ
 def _first_of_each(
     row: Int64[np.ndarray, " n"], keys: Int64[np.ndarray, " n"], count: int
 ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-    """Return row, column and key of the smallest keys of each row, at most `count` of each."""
+    """Return the row, column and key of the `count` smallest keys of each row."""
     order = np.lexsort((keys, row))
     row, keys = row[order], keys[order]
     column = np.arange(len(row)) - np.searchsorted(row, row)
@@ -217,7 +220,7 @@ def _keys(
     weights: Float32[np.ndarray, "*shape"],
     tokens: Int32[np.ndarray, "*shape"] | Int64[np.ndarray, "*shape"],
 ) -> Int64[np.ndarray, "*shape"]:
-    # The bits of floats that are not negative sort as the floats do.
+    # The bits of non-negative floats have the same order as the floats.
     lightness = _LIGHTEST - weights.view(np.int32)
     return lightness.astype(np.int64) << TOKEN_BITS | tokens & (MAX_VOCABULARY - 1)
 
@@ -230,25 +233,26 @@ def _rows(keys: Int64[np.ndarray, "rows successors"]) -> Successors:
 
 
 def _is_first(values: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Return where ascending values differ from the value before."""
+    """Return a mask of the values that differ from the value before; values are ascending."""
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
     return is_first
 
 
 class TrigramTable:
-    """`M[(a, b)] -> {c: weight}`, on top of an immutable index; thread-safe.
+    """An adaptive table `M[(a, b)] -> {c: weight}` on top of an immutable index; thread-safe.
 
-    A bigram that is learned takes its successors from the index, and is looked up here from then
-    on; after its eviction, the index counts again. Memory is allocated once: 16 bytes for each
-    bigram and 8 for each of its successors.
+    When a bigram is first learned, its successors are copied from the index. From then on, it is
+    looked up in this table; after its eviction, it is looked up in the index again. Memory is
+    allocated once: 16 bytes for each bigram and 8 bytes for each of its successors.
 
     Args:
         max_bigrams: largest number of learned bigrams.
-        num_successors: largest number of successors of each; the latest and heaviest are kept.
+        num_successors: largest number of successors of each bigram; the latest and heaviest are
+            kept.
         max_weight: largest weight.
-        decay: factor of a bigram's weights each time that it is learned.
-        below: trigrams known from the beginning; None for none.
+        decay: factor by which a bigram's weights are multiplied each time the bigram is learned.
+        below: index of the trigrams that are known from the beginning; None to start empty.
     """
 
     def __init__(
@@ -264,7 +268,7 @@ class TrigramTable:
         self.decay = decay
         self.below = None if below is None else below.narrowed(num_successors)
         self._slots = BigramSlots(max_bigrams)
-        # A page of zeros costs nothing until it is written.
+        # A page of zeros takes no memory until something is written to it.
         self._ids = np.zeros((self._slots.size, num_successors), np.int32)
         self._weights = np.zeros((self._slots.size, num_successors), np.float32)
         self._lock = Lock()
@@ -276,7 +280,7 @@ class TrigramTable:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of all arrays, without the index below; it does not grow."""
+        """The constant size in bytes of all arrays except those of the index below."""
         return self._slots.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
@@ -285,11 +289,11 @@ class TrigramTable:
             return self._lookup(bigrams)
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow two others, and their weights.
+        """Return the tokens that follow a pair of tokens, and the weights of these successors.
 
         Args:
-            first: token before the last.
-            second: last token.
+            first: first token of the pair.
+            second: second token of the pair.
         """
         with self._lock:
             slot = self._slots.find_one((first << TOKEN_BITS) | second)
@@ -305,15 +309,15 @@ class TrigramTable:
         successors: Int64[np.ndarray, " trigrams"],
         amounts: Float32[np.ndarray, " trigrams"],
     ) -> None:
-        """Make trigrams heavier, once for each occurrence; unknown ones are created.
+        """Add weight to trigrams, once for each occurrence; unknown trigrams are created.
 
-        If a bigram gets too many successors, those given now are kept first, then the heaviest of
-        the others; of equals, the smallest token.
+        If a bigram gets too many successors, the given ones are kept first, then the heaviest of
+        the others. Of successors with the same weight, those with the smallest tokens are kept.
 
         Args:
             bigrams: packed bigrams.
             successors: token after each bigram.
-            amounts: weight that each trigram gains; amounts up to 0 are ignored.
+            amounts: weight that each occurrence adds; amounts that are not positive are ignored.
         """
         is_given = amounts > 0
         if is_given.any():
@@ -325,12 +329,12 @@ class TrigramTable:
         successors: Int64[np.ndarray, "bigrams each"],
         amounts: Float32[np.ndarray, "bigrams each"],
     ) -> None:
-        """Make several successors of each bigram heavier, faster than `add`.
+        """Add weight to several successors of each bigram; this is faster than `add`.
 
         Args:
             bigrams: packed bigrams.
             successors: distinct successors of each bigram.
-            amounts: weight that each of them gains.
+            amounts: weight that each successor gains.
         """
         if not bigrams.size:
             return
@@ -341,15 +345,16 @@ class TrigramTable:
             self.add(each, successors.ravel(), amounts.ravel())
 
     def clear(self) -> None:
-        """Forget everything but the index below."""
+        """Discard everything except the index below."""
         with self._lock:
             self._slots.clear()
 
     def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
-        """Return the present knowledge, including the index below, as an index.
+        """Return the current content of the table, including the index below, as an index.
 
         Args:
-            max_bigrams: largest number of bigrams, latest learned first; None for all.
+            max_bigrams: largest number of bigrams, of which the latest learned are kept; None for
+                all bigrams.
         """
         with self._lock:
             keys, learned_at = self._slots.taken()
@@ -378,7 +383,7 @@ class TrigramTable:
     def _rows_at(
         self, slots: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]
     ) -> Successors:
-        """Return the successors of bigrams with known slots, or -1."""
+        """Return the successors of bigrams, given their slots, or -1 for bigrams without one."""
         ids, weights = self._ids[slots], self._weights[slots]
         is_missing = slots < 0
         if is_missing.any():
@@ -395,5 +400,5 @@ class TrigramTable:
         padded = Successors.none(len(bigrams), self.num_successors)
         width = found.ids.shape[1]
         padded.ids[:, :width], padded.weights[:, :width] = found
-        padded.ids[padded.weights == 0] = NO_SUCCESSOR  # a file may contain anything there
+        padded.ids[padded.weights == 0] = NO_SUCCESSOR  # files may contain any id here
         return padded

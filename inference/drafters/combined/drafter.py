@@ -1,8 +1,8 @@
 """Two drafters under one budget of nodes: a model's tree, with continuations found in the text.
 
-Sampled candidates of the model are tried first, by recursive rejection sampling; the deterministic
-candidates beside them follow, as point masses on the residual distribution. The number of sampled
-nodes is fixed before sampling, which keeps acceptance exact.
+Sampled candidates of the model are tried first, by recursive rejection sampling. Then their
+deterministic siblings are tried as point masses on the residual distribution. The number of sampled
+nodes is fixed before sampling, so that acceptance stays exact.
 """
 
 from jaxtyping import Int
@@ -23,13 +23,13 @@ from jakiro.target.adapter import StepOutput
 class CombinedDrafter(AdaptiveDrafter):
     """Drafts with a model and from the text; thread-safe.
 
-    Proposers of candidates are those of the first drafter, and one more for candidates that only
-    the second drafter has.
+    The proposer ids of candidates are those of the first drafter, and one more id for candidates
+    that only the second drafter proposes.
 
     Args:
         first: trained drafter or small language model.
         second: drafter that continues the root and some of the first drafter's candidates.
-        settings: division of a tree between the two.
+        settings: division of a tree between the two drafters; None for the defaults.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class CombinedDrafter(AdaptiveDrafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree."""
+        """The largest number of nodes in a tree."""
         return self.settings.num_nodes or self.first.max_nodes
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         return max(self.first.max_depth, self.second.max_depth)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
@@ -70,7 +70,7 @@ class CombinedDrafter(AdaptiveDrafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return CombinedSession(
@@ -84,9 +84,9 @@ class CombinedDrafter(AdaptiveDrafter):
         )
 
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
-        """Return the knowledge of one way of sampling.
+        """Return the statistics for one way of sampling.
 
-        A reset of a shared second drafter resets this knowledge, too.
+        A reset of a shared second drafter resets these statistics as well.
 
         Args:
             do_sample: whether tokens are sampled.
@@ -102,8 +102,8 @@ class CombinedDrafter(AdaptiveDrafter):
         """Return the memory of the first drafter.
 
         Args:
-            output: output of the target's forward over the tokens.
-            queries: query indices of the tokens in that forward; None for all.
+            output: output of the target's forward pass over the tokens.
+            queries: query indices of the tokens in that forward pass; None for all queries.
         """
         return self.first.encode_memory(output, queries)
 

@@ -1,4 +1,4 @@
-"""Online statistics about two drafters that share trees: which candidates prove right."""
+"""Online statistics of two drafters that share trees, on the candidates that prove right."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -49,7 +49,7 @@ class SampledNodes:
         return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT).sum())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard everything that was learned."""
         self._learned.clear()
 
 
@@ -59,16 +59,16 @@ def sampled_budget(
     budget: Budget,
     gains: Sequence[Sequence[float]],
 ) -> int:
-    """Return how many nodes of a budget to sample; other candidates get the rest.
+    """Return the number of nodes in a budget to sample; deterministic candidates get the rest.
 
-    The number does not depend on what will be sampled, so that acceptance stays exact.
+    The number does not depend on the nodes that are then sampled, so that acceptance stays exact.
 
     Args:
         sampled: acceptance rates of sampled nodes.
         shape: shape of the largest sampled tree.
         budget: budget of the whole tree.
-        gains: for each sequence, the expected number of tokens that each other candidate wins, in
-            descending order.
+        gains: for each sequence, the expected number of tokens that each deterministic candidate
+            adds, in descending order.
     """
     shapes = _cuts(shape, budget)
 
@@ -81,7 +81,7 @@ def sampled_budget(
 
 @lru_cache(maxsize=256)
 def _cuts(shape: TreeShape, budget: Budget) -> Mapping[int, TreeShape]:
-    """Return all shapes of smaller sampled trees by their sizes."""
+    """Return the shapes of all sampled trees within a budget, by their numbers of nodes."""
     cuts = (shape.within(Budget(count, budget.depth)) for count in range(1, budget.num_nodes + 1))
     return {cut.max_nodes: cut for cut in cuts if cut is not None}
 
@@ -140,7 +140,7 @@ class Knowledge:
         self.sampled = SampledNodes(shape)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard everything that was learned."""
         for statistics in (self.candidates, self.guesses, self.sampled):
             statistics.clear()
 
@@ -184,7 +184,7 @@ class Knowledge:
         _learn(self.guesses, alone, gains, GAIN)
 
     def gains(self, guess: Candidates) -> list[float]:
-        """Return the expected tokens that guesses win beside sampled candidates, descending."""
+        """Return the expected tokens that guesses add to sampled candidates, in falling order."""
         if not len(guess.token_ids):
             return []
         shares, zeros = guess.shares, np.zeros(len(guess.scores), np.int64)
@@ -206,7 +206,7 @@ def _learn(
     outcomes: Iterable[tuple[int, bool]],
     source: int | None = None,
 ) -> None:
-    """Add outcomes of candidates to a calibration, by `source` or by their own sources."""
+    """Add outcomes of candidates to a calibration, as from `source` or from their own sources."""
     found = list(outcomes)
     if not found:
         return

@@ -17,13 +17,13 @@ DEPTHS = 3  # deeper candidates count alike
 class Calibration:
     """Acceptance rates by source, depth and score, learned online; fixed size, thread-safe.
 
-    A rate is the probability that a candidate is right if its parent is. Without observations it is
-    the candidate's own score, times the trust in its source.
+    A rate is the probability that a candidate is right if its parent is right. Without
+    observations, this is the candidate's score, multiplied by the trust in its source.
 
     Args:
         trust: factor of each source's scores.
-        doubt: number of observations that the initial rates count for.
-        memory: number of observations after which one weighs 1/e.
+        doubt: number of observations that have the same weight as the initial rates.
+        memory: number of later observations after which an observation has the weight 1/e.
     """
 
     def __init__(self, trust: tuple[float, ...], doubt: float, memory: float) -> None:
@@ -37,7 +37,7 @@ class Calibration:
         depths: Int64[np.ndarray, " n"],
         scores: Float64[np.ndarray, " n"],
     ) -> Float64[np.ndarray, " n"]:
-        """Return the probabilities that candidates are right if their parents are.
+        """Return the probabilities that candidates are right if their parents are right.
 
         Args:
             sources: sources of the candidates.
@@ -54,7 +54,7 @@ class Calibration:
         scores: Float64[np.ndarray, " n"],
         is_right: Bool[np.ndarray, " n"],
     ) -> None:
-        """Count candidates whose parents were right.
+        """Add observations of candidates whose parents were right.
 
         Args:
             sources: sources of the candidates.
@@ -69,7 +69,7 @@ class Calibration:
         self._learned.add(right, observed)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard all observations."""
         self._learned.clear()
 
 
@@ -87,11 +87,10 @@ FIRST, SECOND, BOTH = range(3)  # sources that have a candidate
 class CandidatePool:
     """A growing tree: candidates of a first source, with grafted candidates of a second.
 
-    Only this package uses it; `kept` returns the `Candidates` that are verified.
-
+    Only this package uses this class; `kept` returns the `Candidates` that are verified.
     Args:
         first: tree of the first source, whose nodes keep their indices.
-        scores: cumulative log-probabilities of its nodes.
+        scores: cumulative log-probabilities of the nodes of `first`.
     """
 
     def __init__(self, first: SequenceTree, scores: Sequence[float]) -> None:
@@ -117,7 +116,7 @@ class CandidatePool:
         """Add continuations of a node (or ROOT), and return the index of each of their nodes.
 
         Args:
-            anchor: node that they continue.
+            anchor: node that the continuations extend, or ROOT.
             guess: continuations by the second source.
             depth: largest depth in the tree; deeper nodes are left out and get the index ROOT.
         """
@@ -164,7 +163,7 @@ class CandidatePool:
         return values
 
     def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Yield the candidates whose parents proved right, and whether each of them did.
+        """Yield each candidate whose parent proved right, and whether it proved right as well.
 
         Args:
             emitted: tokens that followed the root.
@@ -187,12 +186,12 @@ class CandidatePool:
         nodes: Int64[np.ndarray, " kept"],
         second_id: int,
     ) -> Candidates:
-        """Return some nodes as candidates, whose column `origin` is the node of the pool.
+        """Return the given nodes as candidates, whose column `origin` contains these nodes.
 
         Args:
             values: probabilities of the paths, which become the scores.
-            nodes: nodes to keep, ascending; parents are among them.
-            second_id: proposer of candidates that the first source does not have.
+            nodes: nodes to keep, in ascending order; their parents must be among them.
+            second_id: proposer id of candidates that the first source does not have.
         """
         new_index = np.full(len(self.token_ids) + 1, ROOT)  # the parent ROOT = -1 selects the last
         new_index[nodes] = np.arange(len(nodes))
@@ -210,7 +209,7 @@ class CandidatePool:
     def best(
         self, values: Float64[np.ndarray, " nodes"], count: int, among: Bool[np.ndarray, " nodes"]
     ) -> Int64[np.ndarray, " kept"]:
-        """Return the most valuable nodes, ascending; parents are kept with their children.
+        """Return the most valuable nodes in ascending order; parents are kept with their children.
 
         Args:
             values: value of every node.
@@ -222,7 +221,7 @@ class CandidatePool:
         return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
 
     def _join(self, parent: int, token: int, depth: int, share: float) -> int:
-        """Return the node of a token below a parent, which is added if there was none."""
+        """Return the node of a token below a parent; a missing node is added."""
         node = self.node_of.get((parent, token))
         if node is not None:
             if self.sources[node] == FIRST:

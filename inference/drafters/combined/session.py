@@ -1,4 +1,4 @@
-"""The session of two drafters that share trees."""
+"""The session of two drafters that share one tree for each sequence."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,12 +30,13 @@ from inference.trees.shape import TreeShape
 def mixed_tree(
     pools: Sequence[CandidatePool], kept: Sequence[Candidates], first: DraftTree
 ) -> DraftTree:
-    """Return trees of two sources' candidates.
+    """Return trees with the candidates of both drafters.
 
     Args:
-        pools: candidates of both sources, for each sequence.
-        kept: those to verify, with nodes of the pools as `origin`; all sampled ones are among them.
-        first: trees of the first source, with the distributions of sampled candidates.
+        pools: candidates of both drafters, for each sequence.
+        kept: candidates to verify, for each sequence. They must include all sampled candidates, and
+            the column `origin` must contain their nodes in the pool.
+        first: trees of the first drafter, with the distributions of sampled candidates.
     """
     count = max(len(own.token_ids) for own in kept)
     if count == 0:
@@ -68,7 +69,7 @@ def mixed_tree(
 def _columns(
     pool: CandidatePool, kept: Candidates, is_sampled: bool, count: int
 ) -> Int64[np.ndarray, "fields nodes"]:
-    """Return token, parent, depth, kind, rank, proposer and validity; padding is below ROOT."""
+    """Return token, parent, depth, kind, rank, proposer and validity; padding has parent ROOT."""
     assert kept.origin is not None
     assert kept.source is not None
     sampled = (kept.origin < pool.num_first) & is_sampled
@@ -86,7 +87,7 @@ def _columns(
 def _ranks(
     pool: CandidatePool, kept: Candidates, sampled: Bool[np.ndarray, " kept"]
 ) -> Int64[np.ndarray, " kept"]:
-    """Return the sampling order of sampled candidates, and the order by score of the others."""
+    """Return the sampling order of sampled candidates, and the rank by score of the others."""
     assert kept.origin is not None
     ranks = np.zeros(len(sampled), np.int64)
     ranks[sampled] = np.array(pool.first.rank, np.int64)[kept.origin[sampled]]
@@ -104,7 +105,7 @@ def _scores(kept: Candidates, count: int) -> Float[np.ndarray, " nodes"]:
 
 
 def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistribution | None:
-    """Return the distributions below ROOT and `count` nodes; zero below the deterministic ones."""
+    """Return the distributions below ROOT and `count` nodes, padded with zeros."""
     if draft_probs is None:
         return None
     more: int = count + 1 - draft_probs.ids.shape[1]
@@ -115,20 +116,21 @@ def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistrib
     return SparseDistribution(longer(draft_probs.ids), longer(draft_probs.probs))
 
 
-KnowledgeOf = Callable[[bool, TreeShape], Knowledge]  # whether tokens are sampled; trees
+# The arguments are whether tokens are sampled, and the shape of the first drafter's trees.
+KnowledgeOf = Callable[[bool, TreeShape], Knowledge]
 
 
 class CombinedSession(AdaptiveSession):
     """The sessions of both drafters for the same sequences.
 
     Args:
-        first: session of the model.
-        second: session that continues the text.
-        settings: division of a tree between the two.
+        first: session of the first drafter, which is a trained drafter or a small language model.
+        second: session of the second drafter, which continues the text.
+        settings: division of a tree between the two drafters.
         sampling: options by which tokens are selected.
-        knowledge_of: returns the knowledge of one way of sampling.
-        second_id: proposer of candidates that only the second session has.
-        max_depth: longest path of a tree.
+        knowledge_of: function that returns the statistics for a way of sampling and its trees.
+        second_id: proposer id of candidates that only the second drafter proposes.
+        max_depth: length of the longest path in a tree.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class CombinedSession(AdaptiveSession):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of verified tokens taken in so far, per sequence."""
+        """The number of verified tokens added so far, for each sequence."""
         return self.first.lengths
 
     @property
@@ -162,10 +164,10 @@ class CombinedSession(AdaptiveSession):
         return self.first.is_sampled
 
     def advance(self, committed: Committed) -> None:
-        """Take in newly verified tokens and the roots.
+        """Add the newly verified tokens and the roots.
 
         Raises:
-            ValueError: tokens are missing between the sessions and `committed`.
+            ValueError: the committed tokens do not start where the sessions end.
         """
         self.first.advance(committed)
         self.second.advance(committed)
@@ -194,9 +196,9 @@ class CombinedSession(AdaptiveSession):
         return mixed_tree(self._pools, self._kept, tree)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Learn which candidates the target confirmed, whether they were verified or not."""
+        """Learn which candidates agree with the emitted tokens, including unverified candidates."""
         if result.base_length != list(self.lengths) or not self._kept:
-            return  # a step without drafts, whose tokens come with the next `advance`
+            return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, (pool, kept) in enumerate(zip(self._pools, self._kept, strict=True)):
             accepted = kept.token_ids[result.path[index]].tolist()
             emitted = [*accepted, result.next_token[index]]
@@ -209,7 +211,7 @@ class CombinedSession(AdaptiveSession):
             self.second.learn(index, accepted, partial(result.logits, index, visited))
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Let the second drafter learn from a complete sequence.
+        """Pass a complete sequence to the second drafter, which learns from it.
 
         Args:
             index: batch index of the sequence.
@@ -224,13 +226,13 @@ class CombinedSession(AdaptiveSession):
         self._pools, self._kept = [], []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.first.select_sequences(indices)
         self.second.select_sequences(indices)
         self._pools, self._kept = [], []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request, which may sample differently."""
+        """Prepare for a new request, whose sampling options may differ."""
         self.first.set_sampling(sampling)
         self.second.set_sampling(sampling)
         self.shape = self.first.shape
@@ -248,7 +250,11 @@ class CombinedSession(AdaptiveSession):
         self.second.close()
 
     def _share(self, limit: Budget) -> Budget:
-        """Return the budget of the first drafter; deterministic candidates are compared later."""
+        """Return the budget of the first drafter.
+
+        Without sampled candidates, this is the whole budget, because the best deterministic
+        candidates of both drafters are selected later.
+        """
         if not self.is_sampled:
             return limit
         gains = [self.knowledge.gains(guess) for guess in self._guesses]
@@ -258,7 +264,7 @@ class CombinedSession(AdaptiveSession):
     def _pool(
         self, index: int, tree: SequenceTree, scores: list[float], depth: int
     ) -> CandidatePool:
-        """Return both drafters' candidates of a sequence."""
+        """Return the candidates of both drafters for a sequence."""
         pool = CandidatePool(tree, scores)
         pool.graft(ROOT, self._guesses[index], depth)
         for anchor in self._anchors(pool, depth):
@@ -269,7 +275,7 @@ class CombinedSession(AdaptiveSession):
         return pool
 
     def _best(self, pool: CandidatePool, num_nodes: int) -> Candidates:
-        """Return the candidates of a sequence that are verified; all sampled ones are."""
+        """Return the candidates of a sequence to verify, including all sampled candidates."""
         values = pool.values(self.knowledge.candidates)
         is_first = np.arange(len(values)) < pool.num_first
         if self.is_sampled:
@@ -280,7 +286,7 @@ class CombinedSession(AdaptiveSession):
         return pool.kept(values, nodes, self.second_id)
 
     def _anchors(self, pool: CandidatePool, depth: int) -> list[int]:
-        """Return the most likely candidates that only the first drafter has."""
+        """Return the most likely candidates that only the first drafter proposes."""
         values = pool.values(self.knowledge.candidates)
         nodes = [
             node

@@ -1,4 +1,4 @@
-"""The engine's drafter over a trained `JakiroDrafter` and its target."""
+"""The engine's drafter for a trained `JakiroDrafter` and its target."""
 
 from collections.abc import Sequence
 
@@ -23,16 +23,17 @@ from jakiro.target.tail import TargetTail
 
 
 class TrainedDrafter(Drafter):
-    """Drafts with a `JakiroDrafter`; holds weights only and is thread-safe.
+    """Drafts with a `JakiroDrafter`; contains only weights and is thread-safe.
 
     Args:
         drafter: trained model.
         target: target that supplies embeddings and logits.
-        trees: shapes of the trees, which may have more autoregressive levels than were trained.
+        trees: shapes of the trees, which may have more autoregressive levels than in training.
 
     Raises:
-        ConfigError: a tree asks for parallel levels that the drafter does not have.
-        TargetNotSupported: the drafter needs the target's last layers, which cannot run alone.
+        ConfigError: a tree has more parallel levels than the drafter.
+        TargetNotSupported: the drafter needs the target's last layers, but these cannot run
+            separately.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TrainedDrafter(Drafter):
                 "the tree has more parallel levels than the drafter",
                 expected=f"at most {trained}",
                 got=asked,
-                remedy="lower parallel_levels or train a drafter with more",
+                remedy="lower parallel_levels of the tree, or train a drafter with more levels",
             )
         self.model = drafter
         self.target = target
@@ -68,18 +69,20 @@ class TrainedDrafter(Drafter):
         *,
         compiled: bool = False,
     ) -> "TrainedDrafter":
-        """Return a drafter that was checked and moved to the target's device and dtype.
+        """Check a trained model, move it to the target's device and dtype, and return its drafter.
 
         Args:
             drafter: trained model.
-            target: target that it was trained for.
-            tokenizer: tokenizer of the target; None if it is unknown.
-            trees: shapes of the trees; None for those of the drafter's schedule.
-            compiled: whether to compile the drafter.
+            target: target that the model was trained for.
+            tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
+            trees: shapes of the trees; None for trees with the levels that the model was trained
+                for.
+            compiled: whether to compile the trained model.
 
         Raises:
-            TargetMismatch: the drafter or the tokenizer belongs to another target.
-            ConfigError: as for the class.
+            TargetMismatch: the model was trained for another target, or the tokenizer belongs to
+                another target.
+            ConfigError: a tree has more parallel levels than the drafter.
         """
         record = drafter.config.target_record
         check_target(record, target.spec)
@@ -92,12 +95,12 @@ class TrainedDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree."""
+        """The largest number of nodes in a tree."""
         return max(shape.max_nodes for shape in self.plan.shapes)
 
     @property
     def max_depth(self) -> int:
-        """The longest path of a tree."""
+        """The length of the longest path in a tree."""
         return max(shape.depth for shape in self.plan.shapes)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
@@ -105,7 +108,7 @@ class TrainedDrafter(Drafter):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
         return TrainedSession(self, sampling, capacity, batch)
@@ -120,8 +123,8 @@ class TrainedDrafter(Drafter):
         """Return the memory of tokens that the target has read.
 
         Args:
-            output: output of the target's forward over the tokens.
-            queries: query indices of the tokens in that forward; None for all.
+            output: output of the target's forward pass over the tokens.
+            queries: query indices of the tokens in that forward pass; None for all queries.
         """
         slots, positions = output.step.slots, output.step.positions
         if queries is not None:
@@ -139,7 +142,7 @@ class TrainedDrafter(Drafter):
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
-    """Return trees of the schedule that the drafter was trained for."""
+    """Return trees with the numbers of levels that the drafter was trained for."""
     schedule = drafter.config.settings.schedule.model_dump()
     defaults = TreePlan()
     return TreePlan(
@@ -149,15 +152,15 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
 
 
 class TrainedSession(DraftSession):
-    """The drafter's cache of verified tokens; proposes trees below the roots.
+    """The trained drafter's cache of verified tokens; proposes trees below the roots.
 
-    The slot of a verified token is its position. While drafting, the expanded nodes of a tree take
-    the slots after the root; the next tree overwrites them.
+    The slot of a verified token is its position. While drafting, the expanded nodes of a tree are
+    written to the slots after the root's slot; the next tree overwrites these slots.
 
     Args:
         drafter: drafter of the session.
         sampling: options by which tokens are selected.
-        capacity: number of tokens of the longest sequence.
+        capacity: largest number of tokens of a sequence.
         batch: number of sequences.
     """
 
@@ -168,7 +171,7 @@ class TrainedSession(DraftSession):
     ) -> None:
         self.drafter = drafter
         self.set_sampling(sampling)
-        # Slots after the root: expanded nodes, and one for padding.
+        # Number of slots from the root on: the root, the expanded nodes, and one for padding.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
         self.cache = DrafterCache(drafter.model, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
@@ -184,17 +187,19 @@ class TrainedSession(DraftSession):
         """Cache newly verified tokens, and store the roots.
 
         Raises:
-            ValueError: tokens are missing between the session and `committed`, or another encoder
-                made the memory.
+            ValueError: the committed tokens do not start where the session ends, or their memory
+                was not encoded by this drafter.
         """
         if self.root is not None and committed.base_length == self.lengths:
             return
         starts = _starts(committed)
         memory = committed.memory
         if memory is None or memory.encoder_version != self.drafter.version:
-            raise ValueError("the memory must come from the drafter's own encoder")
+            raise ValueError("the memory was not encoded by this drafter")
         if starts != self.lengths:
-            raise ValueError(f"session ends at {self.lengths}, the next tokens start at {starts}")
+            raise ValueError(
+                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
+            )
         positions = self._positions(committed)
         self.cache.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
         self.lengths, self.root = committed.base_length, committed.root
@@ -203,8 +208,8 @@ class TrainedSession(DraftSession):
         """Return trees below the roots, within the budget.
 
         Args:
-            budget: limits of every tree; a sampled tree is empty if it cannot fit, because it must
-                not be cut after sampling.
+            budget: limits of every tree. If even the smallest sampled tree exceeds these limits,
+                the trees are empty, because candidates must not be removed after sampling.
             generators: random generators of sampled trees, one per sequence.
         """
         assert self.root is not None, "advance before propose"
@@ -217,7 +222,7 @@ class TrainedSession(DraftSession):
         return builder.build(self.start_tree(shape), base_length, self.step_id)
 
     def start_tree(self, shape: TreeShape | None = None) -> TreePass:
-        """Return the predictor of trees below the roots; `shape` is by default the session's."""
+        """Return the predictor of trees below the roots; `shape` defaults to the session's."""
         assert self.root is not None, "advance before propose"
         return TreePass(
             self.cache,
@@ -234,13 +239,13 @@ class TrainedSession(DraftSession):
         self.root = None
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.root = None if self.root is None else self.root[list(indices)]
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Draft for another request, which may sample differently."""
+        """Prepare for a new request, whose sampling options may differ."""
         self.sampling = sampling
         self.shape = self.drafter.plan.shape(sampling)
 
@@ -256,7 +261,7 @@ class TrainedSession(DraftSession):
         return torch.tensor(self.lengths, device=self.drafter.target.device)
 
     def _positions(self, committed: Committed) -> Int[Tensor, "batch verified"]:
-        """Return the positions of committed tokens; padding goes to the last slot."""
+        """Return the positions of committed tokens, and the last slot for padding."""
         count = committed.token_ids.shape[1]
         device = committed.token_ids.device
         offsets = torch.arange(count, device=device)

@@ -1,4 +1,4 @@
-"""The trained drafter's cache: keys, values and features of verified tokens and tree nodes."""
+"""The trained drafter's cache of keys, values and features of verified tokens and tree nodes."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ from moa.trunk import TrunkInputs
 
 
 class KVBuffer:
-    """Tensors kept for each token of a session, such as keys and values, in slots.
+    """Slots that keep several tensors, such as keys and values, for each token of a session.
 
     Args:
         batch: number of sequences.
-        capacity: number of slots, rounded up to whole buckets.
+        capacity: number of slots, which is rounded up to whole buckets.
         shapes: number of heads and size of a head, for each kept tensor.
         like: tensor with the dtype and device to use.
     """
@@ -28,7 +28,7 @@ class KVBuffer:
     def __init__(
         self, batch: int, capacity: int, shapes: Sequence[tuple[int, int]], like: Tensor
     ) -> None:
-        # Zeros, not garbage: a NaN among masked values would reach every query.
+        # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
         self._tensors = tuple(
             in_place(like.new_zeros((batch, heads, bucketed(capacity), dim)))
             for heads, dim in shapes
@@ -47,8 +47,8 @@ class KVBuffer:
         """Store tokens.
 
         Args:
-            kept: the tensors of these tokens.
-            slots: their slots.
+            kept: the tensors to keep for these tokens.
+            slots: slots of the tokens.
         """
         for buffer, new in zip(self._tensors, kept, strict=True):
             write_kv(buffer, new, slots)
@@ -59,26 +59,26 @@ class KVBuffer:
         return tuple(buffer[:, :, :count] for buffer in self._tensors)
 
     def last_at(self, slots: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch _ tokens _"]:
-        """Return a copy of the last tensor at `slots`."""
+        """Return a copy of the entries of the last kept tensor at `slots`."""
         last = self._tensors[-1]
         index = slots[:, None, :, None].expand(-1, last.shape[1], -1, last.shape[3])
         return last.gather(2, index)
 
     def write_through(self, slots: Int[Tensor, "batch tokens"], count: int) -> "WriteThrough":
-        """Return a store of new keys and values.
+        """Return a key/value store that writes new tokens to this buffer.
 
         Args:
             slots: slots of the new tokens.
-            count: number of slots that their queries may attend to.
+            count: number of slots that the queries of the new tokens may attend to.
         """
         return WriteThrough(self, slots, count)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self._tensors = tuple(selected(buffer, indices, dim=0) for buffer in self._tensors)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots; their content stays."""
+        """Make room for `capacity` slots; existing slots keep their content."""
         if capacity > self.capacity:
             self._tensors = tuple(grown(buffer, bucketed(capacity)) for buffer in self._tensors)
 
@@ -89,7 +89,8 @@ class WriteThrough:
     Args:
         buffer: buffer of keys and values.
         slots: slots of the new tokens.
-        count: number of slots to attend to; `self.count` is rounded up to whole buckets.
+        count: number of slots that queries may attend to; the attribute `count` is this number
+            rounded up to whole buckets.
     """
 
     def __init__(self, buffer: KVBuffer, slots: Tensor, count: int) -> None:
@@ -97,13 +98,13 @@ class WriteThrough:
         self.count = min(bucketed(count), buffer.capacity)
 
     def __call__(self, kv: KV) -> KV:
-        """Store keys and values, and return all that may be attended to."""
+        """Store keys and values, and return all keys and values that queries may attend to."""
         self.buffer.write(kv, self.slots)
         return KV(*self.buffer.prefix(self.count))
 
 
 def token_slots(start: int, count: int, batch: int, device: torch.device) -> Tensor:
-    """Return consecutive slots from `start` on for every sequence, shape [batch, count].
+    """Return consecutive slots from `start` on for every sequence, with shape [batch, count].
 
     Args:
         start: first slot.
@@ -117,14 +118,15 @@ def token_slots(start: int, count: int, batch: int, device: torch.device) -> Ten
 class TreeTrunkInputs:
     """The trunk inputs of a drafter's passes over trees below the roots.
 
-    Every query sees the memory of all verified tokens. The root reads the feature of the last
-    verified token; a node reads the feature that was predicted at its parent.
+    Every query attends to the memory of all verified tokens. The input of the root contains the
+    feature of the last verified token; the input of any other node contains the feature that was
+    predicted at its parent.
 
     Args:
         model: trained drafter, whose trunk determines the inputs.
-        kept: tensors kept for verified tokens, at their positions.
+        kept: tensors kept for verified tokens, in the slots of their positions.
         lengths: number of verified tokens of each sequence.
-        highest: largest of them, known on the host.
+        highest: largest of the `lengths`, known on the host.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class TreeTrunkInputs:
         Args:
             positions: positions of the nodes.
             frontier: the nodes; None for the root.
-            last: output of the drafter at their parents; None for the root.
+            last: output of the drafter at the parents of the nodes; None for the root.
         """
         previous = self._previous(positions, frontier, last) if self._reads_features else None
         if self._memory is None:
@@ -172,7 +174,7 @@ def previous_features(
     """Return the kept features of the tokens before `positions`; zeros before the first token.
 
     Args:
-        kept: tensors kept for verified tokens; the last one holds features.
+        kept: tensors kept for verified tokens; the last tensor contains features.
         positions: positions of tokens.
     """
     features = kept.last_at((positions - 1).clamp(min=0))
@@ -180,11 +182,13 @@ def previous_features(
 
 
 class DrafterCache:
-    """All caches of a session: the slot of a verified token is its position; tree nodes follow.
+    """All caches of a session, which contain verified tokens followed by tree nodes.
 
+    The slot of a verified token is its position.
     Args:
         model: trained drafter.
-        tail: last layers of the target that process the drafter's output; None for none.
+        tail: last layers of the target, which process the drafter's output; None if the drafter
+            does not use them.
         batch: number of sequences.
         capacity: number of slots of each sequence.
     """
@@ -213,11 +217,12 @@ class DrafterCache:
         kept: Sequence[Float[Tensor, "batch _ verified _"]],
         positions: Int[Tensor, "batch verified"],
     ) -> None:
-        """Take in verified tokens.
+        """Add verified tokens.
 
         Args:
             embeddings: embeddings of the tokens.
-            kept: encoded memory: tensors that the trunk reads, then those of the tail.
+            kept: encoded memory: the tensors that the trunk reads, followed by those that the
+                target's last layers read.
             positions: positions of the tokens.
         """
         count = len(self.model.memory_shapes)
@@ -227,7 +232,7 @@ class DrafterCache:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         for cache in self._all:
             cache.select_sequences(indices)
 

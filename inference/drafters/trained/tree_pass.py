@@ -14,16 +14,17 @@ from jakiro.target.masks import positions_in_slots, slot_mask
 class TreePass:
     """A `JointPredictor` for one tree.
 
-    Depth d = 1..A runs the trunk on the expanded nodes of depth d - 1 (the root first). Depth A + k
-    reads parallel level k of pass A, at the query that each expanded node descends from.
+    For depth d = 1..A, the trunk runs on the expanded nodes of depth d - 1, beginning with the
+    root. Depth A + k is predicted by parallel level k of pass A, at the query from which each
+    expanded node descends.
 
     Args:
         cache: cache of the session; expanded nodes are written after the root's slot.
         head: head that turns features into distributions.
-        num_passes: number of trunk passes A.
+        num_passes: number A of trunk passes.
         root: last emitted token of each sequence.
-        lengths: numbers of verified tokens, which are the positions of the roots.
-        highest: largest of them, known on the host.
+        lengths: number of verified tokens of each sequence, which is the position of its root.
+        highest: largest of the `lengths`, known on the host.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TreePass:
 
         Args:
             depth: depth of the candidates, from 1.
-            frontier: their parents; None for the root.
+            frontier: parents of the candidates; None for the root.
         """
         level = depth - self.num_passes
         if level <= 0:
@@ -69,16 +70,17 @@ class TreePass:
         return self.last_joint
 
     def _predict(self, depth: int, frontier: TreeLevel | None) -> Tensor:
-        """Return the log-probabilities of the next level, by a pass of the trunk."""
+        """Return the log-probabilities of the next level from a pass of the trunk."""
         output = self.output = self._run_drafter(depth, frontier)
         self.log_weights = output.log_weights
-        # The last pass gives all levels at once, so that the head's weights are read once.
+        # The last pass predicts its parallel levels at once, so that the head's weights are read
+        # only once.
         levels = output.features.shape[2] if depth == self.num_passes else 1
         self.level_log_probs = self.head.log_probs(output.features[:, :, :levels])
         return self.level_log_probs[:, :, 0]
 
     def _read_parallel(self, level: int, frontier: TreeLevel) -> Tensor:
-        """Return the log-probabilities of a parallel level, weighted by each node's path."""
+        """Return the log-probabilities of a parallel level, and update the experts' weights."""
         origin = frontier.origin
         sequence = torch.arange(len(origin), device=origin.device)[:, None]
         at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
@@ -109,7 +111,7 @@ class TreePass:
     def _through_tail(
         self, output: ExpertsOutput, positions: Tensor, slots: Tensor, mask: Tensor
     ) -> ExpertsOutput:
-        """Return the output after the target's last layers, if the drafter uses any."""
+        """Return the output after the target's last layers, if the drafter uses these layers."""
         tail, cache = self.cache.tail, self.cache.tail_cache
         if tail is None or cache is None:
             return output
@@ -121,7 +123,7 @@ class TreePass:
         )
 
     def _extend_seen(self, count: int, frontier: TreeLevel | None) -> None:
-        """Let each new query see the nodes that its parent saw, and itself."""
+        """Let each new query attend to itself and to the nodes that its parent attended to."""
         own = torch.eye(count, dtype=torch.bool, device=self.root.device)
         own = own.expand(len(self.root), -1, -1)
         if frontier is None:
