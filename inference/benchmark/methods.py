@@ -52,12 +52,12 @@ class Method(Protocol):
         ...
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees; None if it is not fixed."""
+        """Return the shape of the draft trees; None if there are no trees of a fixed shape."""
         ...
 
     @property
     def parameters(self) -> int | None:
-        """The number of the drafter's parameters; None without a model that drafts."""
+        """The number of the drafter's parameters; None if no model drafts."""
         ...
 
 
@@ -119,7 +119,7 @@ class OwnDecoding:
         self.decoder.reset()
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees; None if it is not fixed."""
+        """Return the shape of the draft trees; None if there are no trees of a fixed shape."""
         plan = self.decoder.plan
         if plan is None:
             return None
@@ -127,7 +127,7 @@ class OwnDecoding:
 
     @property
     def parameters(self) -> int | None:
-        """The number of the drafter's parameters; None without a model that drafts."""
+        """The number of the drafter's parameters; None if no model drafts."""
         drafter = self.decoder.drafter
         if isinstance(drafter, RepeatingDrafter):
             drafter = drafter.drafter
