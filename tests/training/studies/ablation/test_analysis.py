@@ -81,8 +81,8 @@ def test_the_two_by_two_is_reported_for_each_kind_of_trees() -> None:
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        (["candidates=4,name=other"], "tree=..., candidates=... and levels=..., or some of them"),
-        (["4"], "tree=..., candidates=... and levels=..., or some of them"),
+        (["candidates=4,name=other"], "one or more of tree=..., candidates=... and levels=..."),
+        (["4"], "one or more of tree=..., candidates=... and levels=..."),
         (["tree=wide"], "one of tree=trained"),
         (["candidates=4", "candidates=4"], "a different name for each"),
     ],
