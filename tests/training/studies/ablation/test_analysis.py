@@ -61,7 +61,7 @@ def test_each_kind_of_trees_is_compared_separately() -> None:
     documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
     results = analyse(documents, arms, trees)
     assert results.trees == ["deterministic-60", "costs"]
-    assert results.note.endswith("compare their tokens/s, not their tau.")
+    assert results.note.endswith("compare tokens/s instead of tau.")
     assert [[row.arm for row in rows] for rows in results.groups] == 4 * [["base", "other"]]
     for temperature in (0.0, 1.0):
         (base, other), (_, worse) = (results.at(temperature, label) for label in results.trees)
