@@ -358,7 +358,7 @@ def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Subject)
         build_methods(nowhere, model, tokenizer)
     tiny_llama(vocab=61).save_pretrained(folder / "other")
     other = parse_methods([f"transformers-assisted={folder / 'other'}"])
-    with pytest.raises(ConfigError, match="another vocabulary"):
+    with pytest.raises(ConfigError, match="different vocabulary"):
         build_methods(other, model, tokenizer)
 
 
