@@ -1,7 +1,7 @@
 """The JSON document of a comparison: settings, environment, and the figures of every method.
 
-`python -c "from inference.benchmark.document import schema; print(schema())"` prints its JSON
-schema. Seconds are wall-clock seconds, tokens are counted as ids, memory is in bytes.
+`python -c "from inference.benchmark.document import schema; print(schema())"` prints the JSON
+schema of the document. Times are in wall-clock seconds, and memory is in bytes.
 """
 
 import json
@@ -36,23 +36,25 @@ Temperatures = Annotated[
 
 
 class ComparisonSettings(Settings):
-    """Settings of a comparison: its methods, its prompts, and how often they are decoded.
+    """Settings of a comparison: methods, prompts, and how often each prompt is decoded.
 
     Attributes:
-        methods: names as the caller gave them, such as `autoregressive` or
+        methods: method names as the caller gave them, such as `autoregressive` or
             `drafter=PATH,tree=auto`.
         prompts: path of the file with the prompts.
         num_prompts: largest number of prompts to use; None for all.
         max_new_tokens: largest number of new tokens in each chat turn.
         temperatures: sampling temperatures; 0 is greedy decoding.
-        top_p: as in `generate()`; None for the target's own value.
-        top_k: as in `generate()`; None for the target's own value.
+        top_p: as in `generate()`; None for the target's default.
+        top_k: as in `generate()`; None for the target's default.
         batch_size: number of prompts that are decoded together.
-        repeats: number of times that every prompt is decoded, each with other random numbers.
+        repeats: number of times that every prompt is decoded, each time with different random
+            numbers.
         seed: seed of the order of prompts and methods, and of all random numbers.
-        keep_state: whether adaptive methods keep what they learnt from prompt to prompt.
-        baseline: name of the method that speed-ups refer to; None for transformers,
-            autoregressive decoding or the first method, whichever comes first in this list.
+        keep_state: whether adaptive methods keep what they learnt from one prompt to the next.
+        baseline: name of the method that speed-ups refer to; None for transformers if it is
+            compared, otherwise autoregressive decoding if it is compared, otherwise the first
+            method.
     """
 
     methods: tuple[str, ...] = Field(min_length=1)
@@ -70,7 +72,7 @@ class ComparisonSettings(Settings):
 
 
 class TargetFacts(Settings):
-    """Facts about the target."""
+    """Properties of the target."""
 
     name_or_path: str
     fingerprint: str
@@ -92,15 +94,16 @@ class Environment(Settings):
     device: str
     num_cpus: int | None
     threads: int
-    spin_count: str | None  # GOMP_SPINCOUNT
-    load_average: float | None  # over the minute before; work of others disturbs
+    spin_count: str | None  # environment variable GOMP_SPINCOUNT
+    load_average: float | None  # over the minute before; other processes distort the timings
     target: TargetFacts
 
 
 class Seconds(Settings):
-    """Seconds by phase, summed over all samples; `other` holds what a method does not report.
+    """Seconds by phase, summed over all samples; `other` is the time outside reported phases.
 
-    On an accelerator these are the host's seconds: queued work counts where the host waits for it.
+    On an accelerator, these are seconds of the host: queued work is included in the phase in which
+    the host waits for it.
     """
 
     prefill: float
@@ -118,7 +121,7 @@ class Quantiles(Settings):
 
 
 class ExpertFigures(Settings):
-    """Candidates of one expert (or other source), and how many of them were accepted."""
+    """Numbers of proposed and accepted candidates of one expert or other source of candidates."""
 
     expert: int
     proposed: int  # candidates that this expert scored highest
@@ -142,16 +145,16 @@ class CategoryFigures(Settings):
 
 
 class SampleRecord(Settings):
-    """One prompt, decoded once; prompts decoded together share their seconds evenly."""
+    """One decoding of a prompt; seconds are divided evenly among prompts decoded together."""
 
-    prompt: str  # a hash of its content
+    prompt: str  # hash of the prompt's content
     category: str
     repeat: int
-    group: int  # number of the group of prompts that are decoded together, in every repeat
+    group: int  # number of the group of prompts decoded together; the same in every repeat
     tokens: int
-    decoded: NonNegativeInt  # tokens after those that prefill delivered
-    target_forwards: int  # after prefill
-    turns: PositiveInt = 1  # chat turns, each a request
+    decoded: NonNegativeInt  # tokens delivered after prefill
+    target_forwards: int  # forward passes of the target after prefill
+    turns: PositiveInt = 1  # number of chat turns, each of which is a request
     seconds: float
     seconds_to_first_token: float
 
@@ -160,38 +163,41 @@ class MethodFigures(Settings):
     """Figures of a method at a temperature.
 
     Attributes:
-        name: the caller's name of the method; unique together with the temperature.
+        name: name that the caller gave the method; unique together with the temperature.
         kind: kind of method, such as `drafter`.
-        tau: mean acceptance length: tokens per target forward, pooled over all samples;
-            autoregressive decoding has 1. Prefill does not count, nor do the tokens that it
-            delivers: usually one, several where it also verifies drafts, as in transformers'
-            assisted decoding.
-        tau_macro: mean over prompts of each prompt's tau.
-        tokens_per_second: new tokens divided by all seconds, prefill included.
-        decoding_tokens_per_second: tokens after the first delivery over the seconds after it.
-        speedup: ratio of tokens per second to those of the baseline at the same temperature, with
-            its 95% bootstrap interval over prompts.
-        identical_to_target: whether all tokens are those of transformers' `generate()`; None where
+        tau: mean acceptance length, which is the number of tokens per forward pass of the target,
+            pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
+            that prefill delivers are not included. Prefill usually delivers one token, but several
+            if it also verifies drafts, as in transformers' assisted decoding.
+        tau_macro: mean of tau over prompts.
+        tokens_per_second: new tokens divided by all seconds, including prefill.
+        decoding_tokens_per_second: tokens after the first delivery, divided by the seconds after
+            the first delivery.
+        speedup: tokens per second divided by those of the baseline at the same temperature. The
+            ends of its 95% bootstrap interval over prompts are `speedup_low` and `speedup_high`.
+        identical_to_target: whether all tokens are those of transformers' `generate()`; None if
             tokens are sampled.
-        identical_share: share of samples whose tokens are; None where tokens are sampled.
-        acceptance_by_depth: conditional acceptance rate: of the decoding steps with a candidate to
-            check at that depth, the share that accepted a candidate.
-        marginal_acceptance_by_depth: acceptance rate per position: of all decoding steps, the share
-            that accepted a draft at that depth.
-        experts: verified and accepted candidates of every expert.
+        identical_share: share of samples whose tokens are all those of transformers' `generate()`;
+            None if tokens are sampled.
+        acceptance_by_depth: conditional acceptance rate at each depth: among the decoding steps
+            with a candidate to check at that depth, the share that accepted a candidate.
+        marginal_acceptance_by_depth: acceptance rate per position: the share of all decoding steps
+            that accepted a draft at each depth.
+        experts: numbers of proposed and accepted candidates of every expert.
         seconds: seconds by phase.
-        time_to_first_token: seconds to the first token, over samples.
-        inter_token: seconds between deliveries, spread evenly over tokens delivered together.
-        peak_memory_bytes: highest memory of the process (on an accelerator: of the device) while
-            this method ran, all loaded models included; None where it cannot be read. On a CPU
-            memory that other methods have freed may still count, so this is an upper bound.
-        repeated_4gram_share: share of the text's 4-grams that occurred before in it; repetitive
-            text is easy to draft.
-        tree: shape of the draft trees; None if it is not fixed.
-        parameters: number of the drafter's parameters; None without a model that drafts.
+        time_to_first_token: quantiles over samples of the seconds to the first token.
+        inter_token: quantiles of the seconds between tokens; the seconds between two deliveries are
+            divided evenly among tokens delivered together.
+        peak_memory_bytes: peak memory of the process (on an accelerator, of the device) while this
+            method ran, including all loaded models; None if it cannot be measured. On a CPU, this
+            is an upper bound, because memory that other methods have freed may still be included.
+        repeated_4gram_share: share of 4-grams that already occurred earlier in the same text;
+            repetitive text is easy to draft.
+        tree: shape of the draft trees; None if there are no trees of a fixed shape.
+        parameters: number of the drafter's parameters; None if no model drafts.
         notes: remarks for the reader.
-        categories: the main figures by category of prompts, if there are several.
-        samples: the measurements that all other figures were computed from.
+        categories: main figures by category of prompts; empty if there is only one category.
+        samples: measurements from which all other figures were computed.
     """
 
     name: str
@@ -226,7 +232,7 @@ class MethodFigures(Settings):
 
 
 class TreeNode(Settings):
-    """One candidate of a draft tree; `parent` is an index into the list of nodes, -1 the root."""
+    """One candidate of a draft tree; `parent` is the index of the parent node, -1 for the root."""
 
     token: str
     parent: int
@@ -247,15 +253,15 @@ class ExampleTree(Settings):
 
 
 class ComparisonDocument(Settings):
-    """Everything that `jakiro bench` stores of a comparison.
+    """Everything that `jakiro bench` stores about a comparison.
 
     Attributes:
         version: version of this schema.
         environment: machine, versions and target.
         settings: settings of the comparison.
         prompts: number of different prompts that were decoded.
-        is_complete: whether all prompts were decoded at all temperatures and as often as asked for;
-            if not, the measurement was interrupted, and all methods have the same samples.
+        is_complete: whether all prompts were decoded at all temperatures in all repeats; if not,
+            the measurement was interrupted, and only prompts that all methods decoded are included.
         baseline: name of the method that speed-ups refer to.
         methods: figures of every method at every temperature, in the caller's order.
         trees: one example tree for every drafting method and temperature.
@@ -275,7 +281,7 @@ class ComparisonDocument(Settings):
 
         Args:
             name: name of the method.
-            temperature: sampling temperature; 0 is greedy.
+            temperature: sampling temperature; 0 is greedy decoding.
 
         Raises:
             KeyError: the method was not measured at this temperature.
@@ -290,14 +296,14 @@ def read_document(path: Path) -> ComparisonDocument:
     """Return the document in a file.
 
     Raises:
-        DataError: the file cannot be read, or holds no result of this version.
+        DataError: the file cannot be read, or does not contain a result of this version.
     """
     try:
         return ComparisonDocument.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         got = error.strerror if isinstance(error, OSError) else f"{error}".partition("\n")[0]
         raise DataError(
-            f"{path} does not hold a result of `jakiro bench`",
+            f"{path} does not contain a result of `jakiro bench`",
             expected="a file that `jakiro bench --json` wrote",
             got=got,
             remedy="check the path, or measure again with this version",

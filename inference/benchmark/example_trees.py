@@ -49,7 +49,7 @@ def example_tree(
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> ExampleTree | None:
-    """Return the tree with the most typical number of accepted drafts; None if there is no tree.
+    """Return the tree whose number of accepted drafts is closest to the mean; None if none exists.
 
     Args:
         method: drafting method.
@@ -88,7 +88,7 @@ def _decoded(
         if policy.last is not None and policy.last[0].children:
             tree, path = policy.last
             root = len(run.token_ids) - len(tokens.token_ids) - 1
-            if len(tokens.token_ids) == len(path) + 1:  # not cut off by the end of the request
+            if len(tokens.token_ids) == len(path) + 1:  # not cut by the request's end
                 steps.append(_Step(tree, path, root, tokens.token_ids[-1]))
         policy.last = None
     return run.token_ids, steps

@@ -1,6 +1,7 @@
-"""Computes figures and their intervals from samples.
+"""Computation of figures and their intervals from samples.
 
-Intervals are over groups of prompts that are decoded together, at batch size 1 over prompts.
+Intervals are computed over groups of prompts that are decoded together. At batch size 1, each group
+is a single prompt.
 """
 
 from collections import Counter
@@ -32,11 +33,11 @@ from inference.engine.stats import DecodeStats
 
 
 def repeated_ngram_share(texts: Iterable[Sequence[int]], *, size: int = 4) -> float:
-    """Return the share, 0 to 1, of n-grams that occurred before in the same text.
+    """Return the share of n-grams, from 0 to 1, that already occurred earlier in the same text.
 
     Args:
         texts: token ids of each text, without its prompt.
-        size: number of tokens in an n-gram; shorter texts do not count.
+        size: number of tokens in an n-gram; shorter texts are ignored.
     """
     num_ngrams = num_repeated = 0
     for text in texts:
@@ -62,8 +63,8 @@ def figures_of(
     Args:
         method: method that was measured.
         measured: samples of the method.
-        baseline: samples of the baseline, which the method's speed is compared with.
-        reference: greedy tokens of the target itself; None where tokens are sampled.
+        baseline: samples of the baseline, with which the method's speed is compared.
+        reference: greedy tokens of the target itself; None if tokens are sampled.
         notes: remarks for the reader.
     """
     samples = measured.samples
@@ -109,7 +110,7 @@ def _tau(samples: Sequence[Sample]) -> Interval:
 
 
 def _tau_macro(samples: Sequence[Sample]) -> float:
-    """Return the mean over prompts of each prompt's tau."""
+    """Return the mean of tau over prompts."""
     by_prompt: dict[str, list[DecodeStats]] = {}
     for sample in samples:
         by_prompt.setdefault(sample.prompt.identity, []).append(sample.stats)
@@ -144,10 +145,10 @@ def _speed(samples: Sequence[Sample]) -> float:
 
 
 def _decoding_speed(samples: Sequence[Sample], seconds: float) -> float:
-    """Return tokens after the first delivery of each chat turn, divided by the seconds after it."""
+    """Return the number of tokens per second after the first delivery of each chat turn."""
     first: dict[
         object, float
-    ] = {}  # by group and chat turn: when all prompts had their first token
+    ] = {}  # seconds until all prompts had their first token, by group and chat turn
     for sample in samples:
         for number, turn in enumerate(sample.turns):
             key = sample.repeat, sample.group, number

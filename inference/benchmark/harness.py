@@ -1,8 +1,9 @@
-"""Measures methods interleaved on the same prompts.
+"""Interleaved measurement of decoding methods on the same prompts.
 
-The comparison is fair by construction: a single process, the same token ids, a random order of
-groups, a new random order of methods for every group (so that a drift of the machine's speed meets
-all alike), a discarded warm-up, and adaptive methods that start afresh with every group.
+All methods run in a single process on the same token ids, after a warm-up that is not measured. The
+groups of prompts are decoded in random order, with a new random order of methods for every group,
+so that a drift of the machine's speed affects all methods equally. Adaptive methods are reset
+before every group, unless the settings keep their state.
 """
 
 import random
@@ -30,18 +31,18 @@ class Texts(NamedTuple):
 
     encode: Encode
     decode: Decode
-    longest_prompt: int = sys.maxsize  # largest number of tokens that leaves room for the answer
+    longest_prompt: int = sys.maxsize  # largest number of tokens that leaves room for an answer
 
 
 class Harness:
-    """Measures methods.
+    """Measurement of several methods on the same prompts.
 
     Args:
         methods: methods to compare.
         settings: settings of the comparison.
         texts: conversion by the target's tokenizer.
         device: device of the target.
-        advance: callback after each group that a method has decoded.
+        advance: function that is called whenever a method has decoded a group.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class Harness:
     def measure(self, prompts: Sequence[BenchPrompt]) -> Results:
         """Return the measurements of every method at every temperature.
 
-        After an interruption the results hold the groups that all methods have decoded, and the
-        temperatures with at least a group of this kind.
+        After an interruption, the results contain only groups that all methods have decoded, and
+        only temperatures with at least one such group.
 
         Raises:
-            KeyboardInterrupt: no group has been decoded by all methods yet.
+            KeyboardInterrupt: the measurement was interrupted before all methods had decoded the
+                same group.
         """
         groups = grouped(prompts, self.settings)
         results: Results = {}
@@ -81,20 +83,20 @@ class Harness:
         return results
 
     def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
-        """Return the number of groups to decode, repeats, methods and warm-up included."""
+        """Return the number of groups to decode, including repeats, methods and warm-up."""
         repetitions = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
         return repetitions * len(self.methods) * len(self.settings.temperatures)
 
     def samples(
         self, method: Method, group: Sequence[BenchPrompt], sampling: SamplingOptions, seed: int
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Return a method's samples of a group of prompts, and its seconds by phase.
+        """Return a method's samples of a group of prompts, and the seconds of each phase.
 
         Args:
             method: method that decodes.
             group: prompts that are decoded together.
             sampling: sampling options.
-            seed: seed of the first chat turn; later chat turns count up from it.
+            seed: seed of the first chat turn; each later chat turn adds 1.
         """
         turns: list[list[Continuation]] = [[] for _ in group]
         seconds = [0.0] * len(group)
@@ -128,7 +130,7 @@ class Harness:
         for repeat, number, method in self._interleaved(len(groups)):
             if not self.settings.keep_state:
                 method.reset()
-            # The same seed for all methods: those that sample alike generate the same text.
+            # All methods get the same seed, so methods that sample alike generate the same text.
             seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
             with peak_memory(self.device) as peak:
                 samples, parts = self.samples(method, groups[number], sampling, seed)
@@ -151,9 +153,9 @@ class Harness:
                     yield repeat, number, method
 
     def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
-        """Return token ids of the next chat turn; the last answer is cut if they would be too many.
+        """Return the token ids of the next chat turn; if there are too many, cut the last answer.
 
-        Text that is encoded again may take more tokens than were generated.
+        An answer that is decoded and encoded again may have more tokens than were generated.
         """
         answers = [list(turn.token_ids) for turn in turns]
         while True:
@@ -188,7 +190,7 @@ def grouped(
 
 
 def _in_common(results: Results) -> Results:
-    """Return the results on the groups that all methods have decoded at a temperature."""
+    """Return the results of only those groups that all methods have decoded at a temperature."""
     common: dict[float, set[tuple[int, int]]] = {}
     for (_, temperature), measured in results.items():
         keys = {take.key for take in measured.takes}

@@ -1,4 +1,4 @@
-"""Description of the machine that figures were measured on."""
+"""Description of the machine on which figures were measured."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from jakiro.utils.settings import Settings
 
 
 def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
-    """Return machine, versions, target and settings of a measurement, as JSON holds them.
+    """Return the machine, versions, target and settings of a measurement as a JSON object.
 
     Args:
         target: measured target.
@@ -31,7 +31,7 @@ def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
-        "load_average": os.getloadavg()[0],  # over the last minute; work of others disturbs
+        "load_average": os.getloadavg()[0],  # over the last minute; other work distorts timings
         "settings": settings.model_dump(mode="json"),
     }
 
@@ -58,7 +58,7 @@ def processor() -> str:
 
 
 def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
-    """Return machine, versions and target of a comparison.
+    """Return the machine, versions and target of a comparison.
 
     Args:
         target: measured target.

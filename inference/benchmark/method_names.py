@@ -1,4 +1,4 @@
-"""Parser of method names such as `autoregressive` or `drafter=PATH,tree=auto,name=mine`."""
+"""Parser for method names such as `autoregressive` or `drafter=PATH,tree=auto,name=mine`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -38,22 +38,24 @@ class MethodName:
 
     Attributes:
         kind: kind of method, such as `drafter`.
-        path: path of the drafting model, or of the table that `aded` begins with.
+        path: path of the drafting model, or of the initial table of `aded`; None if not given.
         name: name of the method in the results.
-        tree: "trained" for the schedule of the drafter's training, "auto" for the size that pays
-            best in each decoding step, "deterministic" for trees of the best candidates at every
-            temperature; "sampled" for sampled candidates where tokens are sampled (as "trained"
-            has it, too).
-        candidates: nodes of a draft tree; "costs" for the trees that pay best by measured costs;
-            None for the default.
-        levels: passes of the drafter per tree; None for those of its training.
-        settings: path of the settings of a drafter that needs no training.
-        beside: `aded`, `aded=TABLE` or `lookup`, a drafter that shares trees with the first;
-            None without a second drafter.
-        beside_settings: path of the settings of the second drafter.
-        sharing_settings: path of the settings of how both drafters share trees.
-        merged_repeats: largest number of candidates of a tree that continues where it repeats
-            itself; None for trees that do not continue.
+        tree: "trained" for trees of the depth that the drafter was trained for, "auto" for the
+            size that is expected to be fastest in each decoding step, "deterministic" for trees of
+            the best candidates at every temperature, "sampled" for sampled candidates if tokens are
+            sampled (as with "trained").
+        candidates: number of nodes of a draft tree; "costs" for the trees that are fastest
+            according to measured costs; None for the default.
+        levels: number of forward passes of the drafter per tree; None for the number in its
+            training.
+        settings: path of the settings of a drafter that needs no training; None for the defaults.
+        beside: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
+            `lookup`; None if there is no second drafter.
+        beside_settings: path of the settings of the second drafter; None for the defaults.
+        sharing_settings: path of the settings that determine how two drafters share trees; None
+            for the defaults.
+        merged_repeats: largest number of candidates of a tree that is extended where its tokens
+            repeat; None to leave trees as they are drafted.
     """
 
     kind: str
@@ -70,9 +72,9 @@ class MethodName:
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
-    """Return the methods named by `KIND[=PATH]` and options such as `,tree=...`.
+    """Return the methods that are named by `KIND[=PATH]` and options such as `,tree=...`.
 
-    A second drafter may stand before `drafter=PATH` or `lm=PATH`, as in `lookup+lm=PATH`.
+    A second drafter may precede `drafter=PATH` or `lm=PATH`, as in `lookup+lm=PATH`.
 
     Raises:
         ConfigError: a method is unknown or malformed, or two methods have the same name.
@@ -82,7 +84,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             "two methods have the same name",
-            expected="a different name for each",
+            expected="a different name for each method",
             got=", ".join(repeated),
             remedy="add ,name=... to one of them",
         )
@@ -90,7 +92,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
 
 
 def check_batch_size(names: Sequence[MethodName], batch_size: int) -> None:
-    """Refuse methods that cannot decode so many prompts together.
+    """Raise an error if a method cannot decode `batch_size` prompts together.
 
     Args:
         names: methods of the comparison.
@@ -118,12 +120,14 @@ def _parse(text: str) -> MethodName:
     kind, _, path = (rest if pair is None else pair.first).partition("=")
     beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
-    if "(" in options.get("name", ""):  # parentheses tell settings of a method apart
+    if "(" in options.get("name", ""):  # parentheses distinguish several settings
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and "candidates" in options:
-        raise _malformed(text, "tree=auto, which selects its own size, or candidates=N", text)
+        raise _malformed(
+            text, "either tree=auto, which selects its own size, or candidates=N", text
+        )
     if options.get("tree") == "auto" and pair is not None:
-        raise _malformed(text, "tree=auto, or two drafters that share trees", text)
+        raise _malformed(text, "either tree=auto or two drafters that share trees", text)
     _check_options(kind, options, text)
     for option in ("beside-settings", "sharing-settings"):
         if beside is None and option in options:
@@ -150,18 +154,22 @@ def _name(kind: str, beside: str | None) -> str:
 
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
     if kind != DRAFTER and ("tree" in options or options.get("candidates") == "costs"):
-        raise _malformed(text, f"options of {DRAFTER}=PATH only", "tree or candidates=costs")
+        raise _malformed(
+            text, f"tree and candidates=costs only with {DRAFTER}=PATH", "a different method"
+        )
     sized = kind == DRAFTER and options.get("candidates", "costs") != "costs"
     if "levels" in options and not sized:
-        raise _malformed(text, f"levels with {DRAFTER}=PATH,candidates=N", text)
+        raise _malformed(text, f"levels only with {DRAFTER}=PATH,candidates=N", text)
     if kind not in (DRAFTER, *UNTRAINED) and "candidates" in options:
-        raise _malformed(text, f"options of {DRAFTER}=PATH and {', '.join(UNTRAINED)}", text)
+        raise _malformed(
+            text, f"candidates only with {DRAFTER}=PATH or {', '.join(UNTRAINED)}", text
+        )
     if kind not in UNTRAINED and "settings" in options:
-        raise _malformed(text, f"settings of {', '.join(UNTRAINED)} only", text)
+        raise _malformed(text, f"settings only with {', '.join(UNTRAINED)} as the method", text)
     is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or options.get("tree") == "deterministic"
     if "merged-repeats" in options and not is_deterministic:
         expected = (
-            f"a method with deterministic trees: {ADED}, {UNTRAINED_LOOKUP}, "
+            f"merged-repeats only with deterministic trees: {ADED}, {UNTRAINED_LOOKUP}, "
             f"or {DRAFTER}=PATH,tree=deterministic"
         )
         raise _malformed(text, expected, text)
@@ -191,7 +199,7 @@ def _count(name: str, value: str | None, text: str) -> int | None:
         return None
     if not value.isdecimal() or int(value) < 1:
         costs = ", or candidates=costs" if name == "candidates" else ""
-        raise _malformed(text, f"{name}=N with N at least 1{costs}", f"{name}={value}")
+        raise _malformed(text, f"{name}=N with N of at least 1{costs}", f"{name}={value}")
     return int(value)
 
 

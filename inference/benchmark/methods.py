@@ -1,4 +1,4 @@
-"""Interface of decoding methods, and our own decoding with or without a drafter."""
+"""Interface of decoding methods, and decoding by this package with or without a drafter."""
 
 import time
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from inference.trees.shape import TreeShape
 
 
 class SamplingOptions(NamedTuple):
-    """Sampling options of a method, and the number of tokens."""
+    """Sampling options of a method, and the largest number of new tokens."""
 
     temperature: float
     max_new_tokens: int
@@ -23,17 +23,17 @@ class SamplingOptions(NamedTuple):
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The given options that limit the sampled tokens: top-p and top-k; none if greedy."""
+        """The values of top-p and top-k that are set; empty for greedy decoding."""
         given = {"top_p": self.top_p, "top_k": self.top_k} if self.temperature else {}
         return {name: value for name, value in given.items() if value is not None}
 
 
 @runtime_checkable
 class Method(Protocol):
-    """A decoding method."""
+    """A decoding method that can be measured."""
 
     name: str  # unique
-    family: str  # name of a method at several settings, of which the fastest counts
+    family: str  # common name of several settings, of which the fastest is reported
     kind: str
     note: str  # remark for the reader
 
@@ -52,12 +52,12 @@ class Method(Protocol):
         ...
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees; None if it is not fixed."""
+        """Return the shape of the draft trees; None if there are no trees of a fixed shape."""
         ...
 
     @property
     def parameters(self) -> int | None:
-        """The number of the drafter's parameters; None without a model that drafts."""
+        """The number of the drafter's parameters; None if no model drafts."""
         ...
 
 
@@ -99,7 +99,7 @@ class OwnDecoding:
         return Decoded(continuations, run.seconds)
 
     def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
-        """Return a run that has not begun.
+        """Return a decoding run that has not started yet.
 
         Args:
             prompts: token ids of each prompt.
@@ -119,7 +119,7 @@ class OwnDecoding:
         self.decoder.reset()
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees; None if it is not fixed."""
+        """Return the shape of the draft trees; None if there are no trees of a fixed shape."""
         plan = self.decoder.plan
         if plan is None:
             return None
@@ -127,7 +127,7 @@ class OwnDecoding:
 
     @property
     def parameters(self) -> int | None:
-        """The number of the drafter's parameters; None without a model that drafts."""
+        """The number of the drafter's parameters; None if no model drafts."""
         drafter = self.decoder.drafter
         if isinstance(drafter, RepeatingDrafter):
             drafter = drafter.drafter

@@ -1,4 +1,4 @@
-"""Runs a comparison from its settings to its document."""
+"""Execution of a comparison, from its settings to the resulting document."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
@@ -38,10 +38,12 @@ Track = Callable[[int], Callable[[], None]]
 
 
 def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
-    """Return the prompts to decode, without duplicates, and check the settings without any model.
+    """Return the prompts to decode, without duplicates, after checking the settings.
+
+    No model is needed.
 
     Raises:
-        ConfigError: a method is malformed, or settings do not fit together.
+        ConfigError: a method name is malformed, or settings contradict each other.
         PromptError: the prompts cannot be used.
     """
     methods = parse_methods(settings.methods)
@@ -55,14 +57,14 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
         )
     if settings.keep_state and settings.repeats > 1:
         raise ConfigError(
-            "with --keep-state a method must not see a prompt twice",
-            expected="--repeats 1 with --keep-state",
+            "a method must not decode a prompt twice if --keep-state is set",
+            expected="--repeats 1",
             got=settings.repeats,
         )
     read = read_prompts(Path(settings.prompts))
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):
-        _logger.warning(f"{repeated} duplicate prompts are left out")
+        _logger.warning(f"{repeated} duplicate prompts are ignored")
     tried = _trial_prompts(prompts, methods)
     rest = [prompt for prompt in prompts if prompt not in tried]
     return _from_all_categories(rest)[: settings.num_prompts]
@@ -71,10 +73,10 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
 def trial_for(settings: ComparisonSettings) -> Trial:
     """Return the trial that selects trees by measured costs, on prompts from the end of the file.
 
-    These prompts are not among those of `prompts_for`.
+    `prompts_for` does not return these prompts.
 
     Raises:
-        ConfigError: a method is malformed, or there are too few prompts.
+        ConfigError: a method name is malformed, or there are too few prompts.
         PromptError: the prompts cannot be used.
     """
     prompts = distinct(read_prompts(Path(settings.prompts)))
@@ -86,12 +88,12 @@ def trial_for(settings: ComparisonSettings) -> Trial:
 
 
 class Comparison:
-    """Decodes prompts by several methods and reports on them.
+    """A comparison of several methods that decode the same prompts.
 
     Args:
         settings: settings of the comparison.
-        prompts: different prompts, as from `prompts_for`.
-        methods: methods to compare, as from `build_methods`.
+        prompts: prompts without duplicates, as returned by `prompts_for`.
+        methods: methods to compare, as returned by `build_methods`.
         model: the target.
         tokenizer: tokenizer of the target.
         name_or_path: folder or Hub id that the target was loaded from.
@@ -125,10 +127,11 @@ class Comparison:
         self.environment = environment_of(target, name_or_path)
 
     def run(self, track: Track = lambda _: lambda: None) -> ComparisonDocument:
-        """Measure, and return the document.
+        """Measure all methods, and return the document.
 
         Args:
-            track: callback that receives the number of steps and returns a callback for each step.
+            track: function that receives the number of steps, and returns a function that is called
+                after each step.
         """
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
         # Untimed work that may fail comes first, so that no measurement is lost.
@@ -177,7 +180,8 @@ class Comparison:
     def _own_reference(self) -> Method | None:
         """The measured method whose greedy tokens are the reference; None if there is none.
 
-        A batch is no reference: in half precision padding changes the rounding.
+        Batched decoding cannot be the reference, because padding changes the rounding in half
+        precision.
         """
         if self.settings.batch_size > 1:
             return None
@@ -189,7 +193,7 @@ class Comparison:
         return {sample.prompt.identity: sample.token_ids for sample in samples}
 
     def _reference(self, harness: Harness) -> Reference | None:
-        """Return the target's own greedy tokens if they are needed and will not be measured."""
+        """Return the target's own greedy tokens; None if not needed or if they will be measured."""
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
@@ -218,7 +222,7 @@ class Comparison:
                 raise PromptError(
                     f"prompt {number} and its answers do not fit into the target's context",
                     expected=f"at most {max_position} tokens",
-                    got=f"{length}, {written} of them new",
+                    got=f"{length}, of which {written} are new",
                     remedy="lower --max-new-tokens, or remove the prompt",
                 )
 
@@ -231,16 +235,16 @@ def _trial_prompts(
         return []
     if len(prompts) <= TRIAL_PROMPTS:
         raise ConfigError(
-            "there are too few prompts to select trees on some and to measure on others",
-            expected=f"more than {TRIAL_PROMPTS} with candidates=costs",
+            "there are too few prompts to select trees on some of them and to measure on the rest",
+            expected=f"more than {TRIAL_PROMPTS} different prompts if candidates=costs is set",
             got=len(prompts),
-            remedy="add prompts to --prompts, or give candidates=N",
+            remedy="add prompts to the file of --prompts, or set candidates=N instead",
         )
     return _from_all_categories(prompts[::-1])[:TRIAL_PROMPTS]
 
 
 def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """Return the prompts interleaved by category, so that the first ones come from all of them."""
+    """Return the prompts interleaved by category, so that the first come from all categories."""
     by_category: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
@@ -261,7 +265,7 @@ def _best(methods: Sequence[Method], temperature: float, results: Results) -> Me
 def _rivals(
     methods: Sequence[Method], best: Method, temperature: float, results: Results
 ) -> list[str]:
-    """Return a note on the settings that a method at its best setting was compared with."""
+    """Return a note on the slower settings of a method; empty if there is only one setting."""
     others = [
         f"{method.note}: {results[method.name, temperature].tokens_per_second:.1f} tokens/s"
         for method in methods

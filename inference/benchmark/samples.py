@@ -1,4 +1,4 @@
-"""Samples of a measurement: tokens, the times of their delivery, and their cost."""
+"""Samples of a measurement: tokens, delivery times, and the time spent on decoding."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Continuation:
-    """The answer to a chat turn; its statistics hold counts alone, for seconds are the group's."""
+    """The answer to a chat turn; `stats` contains no seconds, which are measured per group."""
 
     token_ids: list[int]
     arrivals: list[Arrival]
@@ -27,7 +27,7 @@ class Continuation:
 
     @property
     def gaps(self) -> list[float]:
-        """The seconds between tokens; tokens delivered together share theirs evenly."""
+        """The seconds between tokens, divided evenly among tokens that were delivered together."""
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [
             (after.seconds - before.seconds) / after.num_tokens
@@ -37,15 +37,15 @@ class Continuation:
 
 
 class Decoded(NamedTuple):
-    """Prompts that were decoded together."""
+    """Results of prompts that were decoded together."""
 
     continuations: list[Continuation]
-    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method reports them
+    parts: Mapping[str, float]  # seconds of those phases in `PARTS` that the method reports
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt of the file with all its chat turns, decoded once."""
+    """One decoding of a prompt with all its chat turns."""
 
     prompt: BenchPrompt
     repeat: int
@@ -55,7 +55,7 @@ class Sample:
 
     @property
     def stats(self) -> DecodeStats:
-        """The counts over all chat turns."""
+        """The pooled statistics of all chat turns."""
         return DecodeStats.pooled(turn.stats for turn in self.turns)
 
     @property
@@ -70,10 +70,10 @@ class Sample:
 
 
 class Take(NamedTuple):
-    """A group of prompts, decoded once by a method."""
+    """One decoding of a group of prompts by a method."""
 
     samples: Sequence[Sample]
-    parts: Mapping[str, float]  # seconds by `PARTS`, as far as the method reports them
+    parts: Mapping[str, float]  # seconds of those phases in `PARTS` that the method reports
     peak_memory: int | None
 
     @property
@@ -97,17 +97,17 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """The seconds of all groups."""
+        """The total seconds of all groups."""
         return sum(sample.seconds for sample in self.samples)
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds by phase."""
+        """The total seconds of each phase."""
         return {part: sum(take.parts.get(part, 0.0) for take in self.takes) for part in PARTS}
 
     @property
     def peak_memory(self) -> int | None:
-        """The highest memory of all groups, in bytes; None where it cannot be read."""
+        """The peak memory over all groups, in bytes; None if it cannot be measured."""
         return max((take.peak_memory for take in self.takes if take.peak_memory), default=None)
 
     @property
@@ -117,6 +117,6 @@ class Measured:
         return tokens / self.seconds if self.seconds else 0.0
 
     def only(self, keys: Collection[tuple[int, int]]) -> "Measured":
-        """Return the measurements of some repeats and groups."""
+        """Return the measurements of the groups and repeats in `keys`."""
         takes = [take for take in self.takes if take.key in keys]
         return Measured(self.method, self.temperature, takes)

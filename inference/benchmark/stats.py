@@ -1,23 +1,25 @@
-"""Figures with their intervals, by bootstraps over prompts, decoding steps or seeds.
+"""Figures with bootstrap intervals over prompts, decoding steps or seeds.
 
-- `interval` resamples any independent items; `resample_counts` and `interval_of` do so for pooled
-  ratios, which several methods share.
-- `ratio` and `product` compare rates over seeds and prompts; their intervals hold for few seeds.
+- `interval` resamples independent items. `resample_counts` and `interval_of` give intervals of
+  pooled ratios, with the same resamples for several methods.
+- `ratio` and `product` compare rates over seeds and prompts. Their intervals are also valid for few
+  seeds.
 
-For `ratio` and `product`, arms are measured with the same seeds on the same prompts. All rates of a
-comparison are resampled together, so effects that easy prompts or lucky seeds have on all arms
-cancel. Their interval is that of Student's t on the logarithm, so that a / b and b / a are
-consistent. Its variance is the sum of two bootstraps: one over seeds with fixed prompts, and one
-over prompts with fixed seeds.
+For `ratio` and `product`, all arms (the compared variants of a training) are measured with the same
+seeds on the same prompts. All rates of a comparison are resampled together, so effects that easy
+prompts or lucky seeds have on all arms cancel. The interval is a Student's t interval of the
+logarithm, so that the intervals of a / b and b / a are consistent. The variance is the sum of two
+bootstrap variances: one over seeds with fixed prompts, and one over prompts with fixed seeds.
 
-- The variance of a bootstrap of n units is too small by the factor (n - 1) / n, with 3 seeds by a
-  third. Both bootstraps are corrected for that.
-- A variance estimated from a few seeds is itself uncertain: if the variance of seeds dominates, a
-  normal interval with 3 seeds covers 81% instead of 95%. The degrees of freedom are Satterthwaite's
-  (Biometrics Bulletin, 1946): S - 1 if the S seeds dominate, P - 1 if the P prompts do.
-- The variance of a single seed on a single prompt is counted twice, so the interval is too wide
-  rather than too narrow. Resampling both at once would count this variance three times (A. Owen,
-  The pigeonhole bootstrap, Annals of Applied Statistics, 2007).
+- The bootstrap variance over n units is too small by the factor (n - 1) / n; with 3 seeds, it is a
+  third too small. Both bootstrap variances are corrected for this.
+- A variance estimated from a few seeds is itself uncertain. If the variance over seeds dominates, a
+  normal interval with 3 seeds covers 81% instead of 95%. The degrees of freedom are therefore
+  estimated by Satterthwaite's formula (Biometrics Bulletin, 1946). They are S - 1 if the variance
+  over S seeds dominates, and P - 1 if the variance over P prompts dominates.
+- The variance of a single seed on a single prompt is included twice, so the interval is too wide
+  rather than too narrow. Resampling seeds and prompts at once would include this variance three
+  times (A. Owen, The pigeonhole bootstrap, Annals of Applied Statistics, 2007).
 """
 
 import math
@@ -48,14 +50,14 @@ class Interval(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """The result of a measurement, as documents hold it; without an interval if not measured."""
+    """The result of a measurement, as stored in documents; `interval` is None if not measured."""
 
     interval: Interval | None
     goal: float | None = None
     details: Mapping[str, Any] = MappingProxyType({})
 
     def headline(self) -> dict[str, float | None]:
-        """Return value, interval and goal, as JSON holds them."""
+        """Return the value, the interval and the goal as a JSON object."""
         value = (None, None, None) if self.interval is None else self.interval
         fields = zip(("value", "low", "high"), value, strict=True)
         return dict(fields) | {"target": self.goal}
@@ -81,17 +83,20 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 Floats = NDArray[np.float64]
 
-# With fewer units (prompts, or groups decoded together) intervals exclude 1 too often by chance.
+# With fewer units (prompts, or groups decoded together), intervals exclude 1 too often by chance.
 FEWEST_PROMPTS = 5
 
 
 @lru_cache(maxsize=4)  # all methods of a document have the same prompts
 def resample_counts(num_units: int, stream: int = 0) -> Floats:
-    """Return how often each resample holds each unit [resamples, units]; the same at every call.
+    """Return the number of times that each resample contains each unit [resamples, units].
+
+    Calls with the same arguments return the same numbers.
 
     Args:
-        num_units: number of independent units; every resample has as many, with replacement.
-        stream: number of the random stream; measurements of different units need different ones.
+        num_units: number of independent units; every resample consists of this number of units,
+            sampled with replacement.
+        stream: number of the random stream; measurements of different units need different streams.
     """
     if num_units == 0:
         return np.zeros((RESAMPLES, 0))
@@ -100,12 +105,12 @@ def resample_counts(num_units: int, stream: int = 0) -> Floats:
     indices = sampled + num_units * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(indices.ravel(), minlength=RESAMPLES * num_units)
     resamples = counts.reshape(RESAMPLES, num_units).astype(np.float64)
-    resamples.flags.writeable = False  # callers share it
+    resamples.flags.writeable = False  # callers share this array
     return resamples
 
 
 def sums_by_unit(parts: Iterable[tuple[str, float]], index_of: Mapping[str, int]) -> Floats:
-    """Return the sum of each unit's parts [units]; zero for a unit without any.
+    """Return the sum of each unit's values [units]; zero for a unit without values.
 
     Args:
         parts: unit and value of every sample, in any order.
@@ -123,7 +128,7 @@ def pooled_ratio(top: Floats, bottom: Floats, resamples: Floats) -> Floats:
     Args:
         top: numerator of each unit [units].
         bottom: denominator of each unit [units].
-        resamples: counts from `resample_counts`; ratios of the same units share them.
+        resamples: counts from `resample_counts`; ratios over the same units use the same counts.
     """
     return divided(resamples @ top, resamples @ bottom)
 
@@ -133,21 +138,22 @@ def divided(top: Floats, bottom: Floats) -> Floats:
 
     Args:
         top: numerators.
-        bottom: denominators, of the same shape.
+        bottom: denominators, of the same shape as `top`.
     """
     return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom != 0)
 
 
 def interval_of(value: float, resampled: Floats) -> Interval:
-    """Return a figure with the central 95% of its resamples.
+    """Return a figure with an interval that contains the central 95% of its resamples.
 
-    Resamples that are NaN do not count. With a single unit all resamples are alike, so the interval
-    is the value alone. With few units it is too narrow: with five it misses the truth in about one
-    of seven cases, with ten in one of nine, with fifty in one of fifteen.
+    Resamples that are NaN are ignored. With a single unit, all resamples are equal, so the interval
+    contains only the value. With few units, the interval is too narrow: it misses the true value in
+    about one of seven cases with five units, in one of nine cases with ten units, and in one of
+    fifteen cases with fifty units.
 
     Args:
-        value: figure of all units, each taken once.
-        resampled: the same figure of every resample [resamples].
+        value: figure over all units, each of which is included once.
+        resampled: the same figure over every resample [resamples].
     """
     known = resampled[~np.isnan(resampled)]
     if not known.size:
@@ -174,7 +180,7 @@ class Rate(NamedTuple):
 
 
 class Ratio(Settings):
-    """A ratio with its 95% interval, and the ratio of every single seed."""
+    """A ratio with its 95% interval, and the ratio for each seed."""
 
     value: float
     low: float
@@ -198,21 +204,21 @@ def ratio(top: Rate, bottom: Rate) -> Ratio:
         bottom: rate in the denominator.
 
     Raises:
-        DataError: as `product`.
+        DataError: under the same conditions as in `product`.
     """
     return product([(1.0, top), (-1.0, bottom)])
 
 
 def product(terms: Sequence[Term]) -> Ratio:
-    """Return the product of powers of pooled rates with its paired interval.
+    """Return a product of powers of pooled rates with its paired interval.
 
-    With a single seed only prompts are resampled.
+    With a single seed, only prompts are resampled.
 
     Args:
         terms: exponents and rates, all over the same seeds and prompts.
 
     Raises:
-        DataError: there is a single prompt, or the counts of a seed are zero.
+        DataError: there is only one prompt, or a numerator or denominator is zero for a seed.
     """
     num_seeds, num_prompts = terms[0][1].top.shape
     _check(terms)
@@ -240,7 +246,7 @@ class _Part(NamedTuple):
 
 
 def _corrected(resampled: Floats, num_units: int) -> _Part:
-    """Return the corrected variance of a mean of so many units from its bootstrap."""
+    """Return the corrected bootstrap variance of a figure over `num_units` units."""
     variance = float(np.nanvar(resampled)) * num_units / (num_units - 1)
     return _Part(variance, num_units - 1)
 
@@ -248,16 +254,16 @@ def _corrected(resampled: Floats, num_units: int) -> _Part:
 def _reach(parts: Sequence[_Part]) -> float:
     """Return half the length of the interval."""
     total = sum(part.variance for part in parts)
-    if not total:  # no difference at all, such as between the base and itself
+    if not total:  # no difference at all, as when the base is compared with itself
         return 0.0
     freedom = total**2 / sum(part.variance**2 / part.freedom for part in parts)
     return student_quantile(freedom) * math.sqrt(total)
 
 
 def student_quantile(freedom: float) -> float:
-    """Return the value that |t| exceeds with probability 5%, for degrees of freedom from 1 on.
+    """Return the value that |t| exceeds with probability 5%, for at least one degree of freedom.
 
-    With t = sqrt(freedom) tan(angle) the density becomes cos(angle)^(freedom - 1).
+    With t = sqrt(freedom) tan(angle), the density becomes cos(angle)^(freedom - 1).
     """
     angles = np.linspace(0.0, math.pi / 2, _ANGLES, endpoint=False)
     mass = np.cumsum(np.cos(angles) ** (freedom - 1))
@@ -266,12 +272,12 @@ def student_quantile(freedom: float) -> float:
 
 
 def _logs(terms: Sequence[Term], seeds: Floats, prompts: Floats) -> Floats:
-    """Return the product's logarithm of every resample [resamples]; NaN if a sum is zero.
+    """Return the logarithm of the product for every resample [resamples]; NaN if a sum is zero.
 
     Args:
         terms: exponents and rates.
-        seeds: number of times that each seed is in every resample [resamples or 1, seeds].
-        prompts: number of times that each prompt is in every resample [resamples or 1, prompts].
+        seeds: number of times that every resample contains each seed [resamples or 1, seeds].
+        prompts: number of times that every resample contains each prompt [resamples or 1, prompts].
     """
     logs = np.zeros(max(len(seeds), len(prompts)))
     for exponent, rate in terms:
@@ -293,7 +299,7 @@ def _check(terms: Sequence[Term]) -> None:
     if any((part.sum(axis=1) <= 0).any() for _, rate in terms for part in rate):
         raise DataError(
             "a rate cannot be computed without tokens",
-            expected="tokens after the first one, with every seed",
+            expected="tokens after the first token, for every seed",
             got="none",
             remedy="measure on other prompts, or with more new tokens",
         )

@@ -1,4 +1,4 @@
-"""Loads the target of a comparison and builds its methods."""
+"""Loading of the target of a comparison, and construction of its methods."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from jakiro.utils.settings import load_settings
 
-LOOKUP_TOKENS = (3, 5, 10)  # tokens drafted per forward; the fastest setting counts
+LOOKUP_TOKENS = (3, 5, 10)  # tokens drafted per forward pass; the fastest setting is reported
 
 
 def load_target(
@@ -45,11 +45,11 @@ def load_target(
 
     Args:
         name_or_path: folder or Hub id.
-        dtype: dtype of the weights; "auto" for that of the checkpoint.
+        dtype: dtype of the weights; "auto" for the dtype of the checkpoint.
         device: device of the target.
 
     Raises:
-        CheckpointError: model or tokenizer cannot be loaded.
+        CheckpointError: the model or the tokenizer cannot be loaded.
     """
     model = load_causal_lm(name_or_path, dtype=dtype, device=device)
     return model, load_tokenizer(name_or_path, "the tokenizer of the target")
@@ -61,18 +61,22 @@ def build_methods(
     tokenizer: PreTrainedTokenizerBase,
     trial: Trial | None = None,
 ) -> list[Method]:
-    """Return the methods; a method that counts by its best setting becomes a family of several.
+    """Return the methods.
+
+    If only the fastest of several settings is reported, the settings are methods of one family.
 
     Args:
         names: parsed names of the methods.
         model: the target.
         tokenizer: tokenizer of the target.
-        trial: trial that selects trees by measured costs, as from `trial_for`; None without.
+        trial: trial that selects trees by measured costs, as returned by `trial_for`; None if no
+            method needs a trial.
 
     Raises:
         CheckpointError: a drafting model or table cannot be loaded.
-        TargetMismatch: a drafter belongs to another target.
-        ConfigError: a drafting model has another vocabulary, or settings cannot be used.
+        TargetMismatch: a drafter belongs to a different target.
+        ConfigError: the vocabulary of a drafting model differs from the target's, or settings
+            cannot be used.
     """
     trial = trial or Trial()
     return [
@@ -127,7 +131,7 @@ def _untrained(
     name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
 ) -> list[Method]:
     settings = None if name.settings is None else Path(name.settings)
-    assert name.candidates != "costs", "refused when the name was parsed"
+    assert name.candidates != "costs", "rejected when the name was parsed"
     untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
     drafter: Drafter = build_untrained(untrained, model, tokenizer)
     if name.beside is not None:
@@ -144,7 +148,7 @@ def _combined(
     tokenizer: PreTrainedTokenizerBase,
     tree: Trees | None = None,
 ) -> CombinedDrafter:
-    """Return the drafter of a method whose trees two drafters share."""
+    """Return the drafter of a method in which two drafters share the trees."""
     assert name.beside is not None
     settings = None if name.beside_settings is None else Path(name.beside_settings)
     second = build_beside(name.beside, model, tokenizer, settings)
@@ -157,7 +161,7 @@ def _combined(
 def _with_repeats(name: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
     if name.merged_repeats is None:
         return decoder
-    assert decoder.drafter is not None, "refused when the name was parsed"
+    assert decoder.drafter is not None, "rejected when the name was parsed"
     repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=name.merged_repeats))
     return SpeculativeDecoder(decoder.target.model, repeating, decoder.tokenizer)
 
@@ -167,10 +171,10 @@ def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
     own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
     if own != other:
         raise ConfigError(
-            f"the assistant {path} has another vocabulary than the target",
+            f"the assistant {path} has a different vocabulary from the target",
             expected=f"a vocabulary of {own} tokens",
             got=other,
-            remedy="use a model with the target's own tokenizer",
+            remedy="use an assistant with the target's tokenizer",
         )
     return assistant
 

@@ -1,4 +1,4 @@
-"""Interleaved timing, so that a drift of the machine's speed meets all work alike."""
+"""Interleaved timing, so that a drift of the machine's speed affects all functions equally."""
 
 import sys
 import time
@@ -15,14 +15,14 @@ Work = Callable[[], object]
 
 
 def now() -> float:
-    """Return the seconds of a running clock, once the accelerator has done all queued work."""
+    """Return the seconds of a monotonic clock, after the accelerator has done all queued work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def seconds_of(work: Work) -> float:
-    """Do the work and return its seconds."""
+    """Call a function, and return how many seconds the call took."""
     started = now()
     work()
     return now() - started
@@ -31,12 +31,12 @@ def seconds_of(work: Work) -> float:
 def interleaved(
     works: Mapping[str, Work], repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Return the seconds of all work, by name, for each repeat; the order rotates.
+    """Return how many seconds each function took in each repeat, by name; the order rotates.
 
     Args:
-        works: work to time, by name.
-        repeats: number of repeats that count.
-        warm_up: number of repeats before them, which do not count.
+        works: functions to time, by name.
+        repeats: number of timed repeats.
+        warm_up: number of untimed repeats before the timed repeats.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -50,22 +50,22 @@ def interleaved(
 
 
 def medians(works: Mapping[str, Work], repeats: int, warm_up: int = 1) -> dict[str, float]:
-    """Return the median seconds of all work, by name.
+    """Return the median number of seconds that each function took, by name.
 
     Args:
-        works: work to time, by name.
-        repeats: number of repeats that count.
-        warm_up: number of repeats before them, which do not count.
+        works: functions to time, by name.
+        repeats: number of timed repeats.
+        warm_up: number of untimed repeats before the timed repeats.
     """
     return {name: median(taken) for name, taken in interleaved(works, repeats, warm_up).items()}
 
 
 def repeated(work: Work, count: int) -> Work:
-    """Return a function that does the work `count` times.
+    """Return a function that calls another function `count` times.
 
     Args:
-        work: work to repeat.
-        count: number of times.
+        work: function to call repeatedly.
+        count: number of calls.
     """
     return partial(_repeat, work, count)
 
@@ -87,14 +87,14 @@ _RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
 
 @dataclass
 class Peak:
-    """A peak of memory in bytes; None where it cannot be measured."""
+    """Peak memory in bytes; None if it cannot be measured."""
 
     bytes: int | None = None
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure the peak of the device's allocator, or on a CPU of this process (Linux only)."""
+    """Measure the peak memory of the device's allocator or, on a CPU, of this process (Linux)."""
     peak = Peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -109,7 +109,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 def _reset_process() -> bool:
     try:
         (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
-    except OSError:  # another system, or not allowed
+    except OSError:  # the system is not Linux, or writing is not allowed
         return False
     return True
 

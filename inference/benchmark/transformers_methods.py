@@ -1,4 +1,4 @@
-"""Decoding by transformers' own `generate()`, with or without drafts."""
+"""Decoding by `generate()` of transformers, with or without drafts."""
 
 import copy
 import time
@@ -25,7 +25,7 @@ class TransformersDecoding:
         name: name of the method.
         kind: kind of method, as the caller named it.
         model: the target.
-        family: name that the best of several settings is reported under; None for `name`.
+        family: name under which the fastest of several settings is reported; None for `name`.
         note: remark for the reader.
         **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
@@ -50,7 +50,7 @@ class TransformersDecoding:
         self._before = self._state()
 
     def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together, padded on the left.
+        """Continue prompts together, with padding on the left.
 
         Args:
             prompts: token ids of each prompt.
@@ -80,12 +80,12 @@ class TransformersDecoding:
             self._assistant.generation_config = copy.deepcopy(self._before)
 
     def tree(self, temperature: float) -> TreeShape | None:
-        """Return None: transformers drafts no trees."""
+        """Return None, because transformers does not draft trees."""
         return None
 
     @property
     def parameters(self) -> int | None:
-        """The number of the assistant's parameters; None without an assistant."""
+        """The number of the assistant's parameters; None if there is no assistant."""
         return None if self._assistant is None else int(self._assistant.num_parameters())
 
     def _state(self) -> Any:
@@ -101,7 +101,7 @@ class TransformersDecoding:
     def _continuation(self, sequence: list[int], watch: "_ForwardTimer") -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
         ids = sequence[: _end(sequence, _end_tokens(self._model))]
-        # A sequence of a batch counts the forwards for its own tokens alone.
+        # Without drafts, every token of a sequence after prefill needs one forward pass.
         is_drafting = self.kind != TRANSFORMERS
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
         arrivals = _first(watch.arrivals, len(ids))
@@ -112,7 +112,7 @@ class TransformersDecoding:
 
 
 class _ForwardTimer(BaseStreamer):
-    """Records the times of deliveries and the seconds of the model's forwards."""
+    """Recorder of delivery times and of the seconds of the model's forward passes."""
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
@@ -133,11 +133,11 @@ class _ForwardTimer(BaseStreamer):
         """Do nothing: all tokens have been delivered."""
 
     def begin_forward(self, *_: object) -> None:
-        """Record that a forward begins."""
+        """Record the start of a forward pass."""
         self._forward_started = time.perf_counter()
 
     def end_forward(self, *_: object) -> None:
-        """Record that a forward ends; the first one is prefill."""
+        """Record the end of a forward pass; the first forward pass is prefill."""
         part = "verify" if self.num_forwards else "prefill"
         self.parts[part] += time.perf_counter() - self._forward_started
         self.num_forwards += 1

@@ -1,4 +1,4 @@
-"""Draft trees of a method; measured costs select them on prompts that are not reported."""
+"""Selection of a method's draft trees, by measured costs on prompts that are not reported on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 
 TRIAL_PROMPTS = 4
-_LONGEST = 48  # tokens decoded of each prompt with each tree
+_LONGEST = 48  # largest number of tokens to decode for each prompt with each tree
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Prompts and settings that trees are selected with.
+    """Prompts and settings for the selection of trees.
 
     Attributes:
         prompts: prompts that are not measured; only the first chat turn of a dialogue is used.
-        temperature: temperature that trees for sampling are selected at; 0 if all is greedy.
+        temperature: temperature at which trees for sampling are selected; 0 if all decoding is
+            greedy.
         max_new_tokens: largest number of new tokens of an answer in the comparison.
     """
 
@@ -36,15 +37,15 @@ class Trial:
     def plan(
         self, name: MethodName, decoder: SpeculativeDecoder, drafter: JakiroDrafter
     ) -> TreePlan | Literal["auto"] | None:
-        """Return the trees of a method; None for those of the drafter's training.
+        """Return the trees of a method; None for the default trees of the drafter.
 
         Args:
             name: parsed name of the method.
-            decoder: decoder with the drafter, which therefore fits the target.
+            decoder: decoder of the target with this drafter.
             drafter: drafter of the method.
 
         Raises:
-            ConfigError: the method has candidates=costs, but there are no prompts.
+            ConfigError: candidates=costs is set for the method, but there are no prompts.
         """
         if name.tree == "auto":
             return "auto"
@@ -56,14 +57,18 @@ class Trial:
         return TreePlan.of(plan.greedy) if name.tree == "deterministic" else plan
 
     def note(self, name: MethodName) -> str:
-        """Return a remark on how a method's trees were selected; empty without costs."""
+        """Return a remark on the selection of trees by measured costs; empty for other methods."""
         if name.candidates != "costs":
             return ""
         note = (
-            f"its trees are those that pay best by measured costs on {len(self.prompts)} prompts "
-            "of the file, which are not measured"
+            f"its trees are the fastest by measured costs on {len(self.prompts)} prompts of the "
+            "file, which are not included in the measurement"
         )
-        sampled = f"; sampled text was at T = {self.temperature:g}" if self.temperature else ""
+        sampled = (
+            f"; trees for sampling were selected at T = {self.temperature:g}"
+            if self.temperature
+            else ""
+        )
         return note + sampled
 
     def _by_costs(
@@ -71,8 +76,8 @@ class Trial:
     ) -> TreePlan:
         if not self.prompts:
             raise ConfigError(
-                "there are no prompts to select trees on",
-                expected="prompts that are not measured, with candidates=costs",
+                "there are no prompts to select trees on, although candidates=costs needs them",
+                expected="prompts that are not measured",
                 got="none",
                 remedy="pass the result of trial_for to build_methods",
             )

@@ -1,4 +1,4 @@
-"""Estimate of a run's memory, disk and time from its settings and the target's config alone."""
+"""Estimate of a run's memory, disk space and time from its settings and the target's config."""
 
 import math
 from bisect import bisect_right
@@ -23,17 +23,17 @@ _CHECKPOINT_BYTES = 12  # bytes per parameter: weight and two moments in fp32
 
 @dataclass(frozen=True)
 class Estimate:
-    """Needs of one process of a run, and of the whole run on the disk.
+    """Memory that one process of a run needs, and disk space that the whole run needs.
 
     Attributes:
         settings: settings of the run.
         num_processes: number of processes of the run.
         parameters: number of trainable parameters of the drafter.
-        frozen: number of frozen parameters of the drafter, with adapters beside them or without.
-        target: bytes of the target's weights, which every process keeps whole.
+        frozen: number of frozen parameters of the drafter, which are not 0 if adapters are trained.
+        target: bytes of the target's weights, all of which every process keeps.
         states: bytes of the drafter's parameters, gradients and optimizer states.
-        micro_batch: needs of one micro-batch if all parameters were trained.
-        shards: bytes of the target states on disk; 0 if the run reads none.
+        micro_batch: memory and operations of one micro-batch if all parameters were trained.
+        shards: bytes of the target states on disk; 0 if the run does not read any from disk.
     """
 
     settings: TrainSettings
@@ -47,18 +47,18 @@ class Estimate:
 
     @property
     def device_bytes(self) -> int:
-        """The memory of the device at the peak, an upper bound for data of responses only."""
+        """The peak memory of the device in bytes; an upper bound if only responses have a loss."""
         work = self.micro_batch.target_states + self.micro_batch.activations
         return self.target + self.states.device + work
 
     @property
     def host_bytes(self) -> int:
-        """The main memory of one process: offloaded states, and the target while it is loaded."""
+        """The bytes of main memory of one process, for offloaded states and loading the target."""
         return self.target + self.states.host
 
     @property
     def disk_bytes(self) -> int:
-        """The disk space of target states, drafters, and the largest number of checkpoints."""
+        """The bytes on disk of target states, drafters, and the largest number of checkpoints."""
         return self.shards.size + disk_bytes(self.parameters, self.settings, self.frozen)
 
     @property
@@ -71,7 +71,7 @@ class Estimate:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the run reads, padding included."""
+        """The number of tokens that the run reads, including padding."""
         return (
             self.settings.steps
             * self.settings.batch.global_batch_size
@@ -89,7 +89,7 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
 
     Raises:
         ConfigError: the settings do not fit the target, the target's context is shorter than a
-            sequence, or a batch cannot be divided among the processes evenly.
+            sequence, or a batch cannot be divided evenly among the processes.
         CheckpointError: the target's config cannot be read.
         TargetNotSupported: the target is not supported.
     """
@@ -118,13 +118,13 @@ def choose_micro_batch(
     """Return the settings with the largest micro-batch that fits into a device's memory.
 
     Args:
-        settings: settings of the run; `batch.micro_batch_size` does not matter.
+        settings: settings of the run; `batch.micro_batch_size` is ignored.
         num_processes: number of processes of the run.
         memory: bytes of memory of a device.
         device: kind of device, as for `estimate`.
 
     Raises:
-        ConfigError: a batch cannot be divided among the processes evenly, or a single sequence does
+        ConfigError: a batch cannot be divided evenly among the processes, or a single sequence does
             not fit.
     """
     own = with_micro_batch(settings, 1).batch.accumulation(num_processes)
@@ -146,7 +146,7 @@ def choose_micro_batch(
 
 
 def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
-    """Return the settings with another micro-batch size.
+    """Return the settings with a new micro-batch size.
 
     Args:
         settings: settings of a run.
@@ -158,7 +158,7 @@ def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
 
 
 def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int:
-    """Return the bytes of drafters and of checkpoints, while another checkpoint is written.
+    """Return the peak number of bytes of drafters and checkpoints, while a checkpoint is written.
 
     Args:
         parameters: number of trainable parameters.
@@ -170,7 +170,7 @@ def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int
     written = 0 if every is None else math.ceil(settings.steps / every)
     checkpoints = min(written, settings.checkpoint.keep + 1)
     keeps_best = settings.checkpoint.keep_best and settings.evaluation.num_prompts > 0
-    drafters = 1 + 2 * keeps_best  # the best drafter twice, while it is replaced
+    drafters = 1 + 2 * keeps_best  # the best drafter exists twice while it is replaced
     return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
 
 
@@ -189,14 +189,14 @@ def render(found: Estimate, memory: int, flops_per_second: float | None) -> Tabl
     """Return the table that `jakiro train --dry-run` prints.
 
     Args:
-        found: estimate to be shown.
+        found: estimate to be printed.
         memory: bytes of memory of a device.
         flops_per_second: floating-point operations per second of large matrix products on a device;
             None if it is unknown.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     total = f"{size_text(found.device_bytes)} of {size_text(memory)}"
-    table.add_column("on each device", "memory at the peak, at most")
+    table.add_column("on each device", "peak memory, at most")
     table.add_column("", total, justify="right")
     for name, value in _rows(found, flops_per_second).items():
         table.add_row(name, value)
@@ -205,7 +205,7 @@ def render(found: Estimate, memory: int, flops_per_second: float | None) -> Tabl
 
 def _parameters(found: Estimate) -> str:
     trained = f"{found.parameters:,} parameters"
-    return f"{trained} beside {found.frozen:,} frozen parameters" if found.frozen else trained
+    return f"{trained} and {found.frozen:,} frozen parameters" if found.frozen else trained
 
 
 def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
@@ -238,6 +238,6 @@ def _shards(found: Estimate) -> dict[str, str]:
 
 def _time(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     if flops_per_second is None:
-        return {"time": "with --device-speed"}
+        return {"time": "needs --device-speed"}
     minutes = found.settings.steps * found.flops / flops_per_second / 60
     return {f"time at {flops_per_second / 1e12:,.2f} TFLOP/s, at least": duration_text(minutes)}

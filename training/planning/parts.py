@@ -1,4 +1,4 @@
-"""The parts of a training step: the forwards and backwards of an ideal run, one by one."""
+"""The parts of a training step: forward and backward passes of an ideal run, run separately."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +24,9 @@ Work = Callable[[], object]
 
 @dataclass
 class _RecordedStore:
-    """A store of self-attention's keys and values that can be called again on its own.
+    """A store of self-attention's keys and values that can be replayed without earlier passes.
 
-    The first call records the keys and values of earlier passes, without their graph.
+    The first call records the keys and values of the earlier passes, detached from their graph.
     """
 
     store: KVStore
@@ -45,7 +45,7 @@ class _RecordedStore:
 
 @dataclass
 class _Calls:
-    """The arguments of all calls of a module, without their graph."""
+    """The arguments of all calls of a module, detached from their graph."""
 
     arguments: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -61,13 +61,13 @@ class _Calls:
 def parts_of(
     drafter: JakiroDrafter, reader: TargetReader, batch: Batch, objective: ObjectiveSettings
 ) -> dict[str, Work]:
-    """Return the work of one micro-batch, part by part, as functions on recorded inputs.
+    """Return functions that run the parts of one micro-batch on recorded inputs, by name.
 
-    "target" is the target's forward. "memory" encodes the target's states (layer self-attention,
-    keys and values of cross-attention, features). "trunk" and "experts" are these modules in all
-    passes. "head" computes the distributions of target and drafter over the vocabulary, with all
-    losses. All parts except "target" are forward and backward. If features are fed back, a pass
-    gets the recorded features.
+    "target" is the forward pass of the target. "memory" encodes the target's states (layer
+    self-attention, keys and values of cross-attention, features). "trunk" and "experts" run these
+    modules for all passes of the drafter. "head" computes the distributions of target and drafter
+    over the vocabulary, and all losses. All parts except "target" include the backward pass. If
+    features are fed back, each pass receives the recorded features.
 
     Args:
         drafter: drafter to be measured.
@@ -81,8 +81,8 @@ def parts_of(
     tail_layers = drafter.config.settings.tail_layers
     if tail_layers:
         raise ConfigError(
-            "the parts of this drafter cannot be timed alone",
-            expected="drafter.tail_layers 0",
+            "the parts of this drafter cannot be timed separately",
+            expected="drafter.tail_layers of 0",
             got=str(tail_layers),
         )
     view = reader.view(batch)
@@ -107,7 +107,7 @@ def parts_of(
 
 
 def flops_of(work: Work) -> int:
-    """Return the number of floating-point operations of the matrix products and attention."""
+    """Return the number of floating-point operations in matrix products and attention."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
@@ -136,15 +136,15 @@ def _replayed(module: nn.Module, calls: _Calls) -> Work:
 
 
 def _backward(outputs: Any) -> None:
-    """Send a gradient of ones through the outputs that require a gradient."""
+    """Backpropagate a gradient of ones from the outputs that require a gradient."""
     leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in leaves if leaf.requires_grad]
-    if tensors:  # features are encoded without a parameter unless they are fused
+    if tensors:  # features that are not fused depend on no parameter
         torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
 
 
 def _bare(tensor: Tensor) -> Tensor:
-    """Return a tensor without its graph, which requires a gradient if the tensor did."""
+    """Return a tensor detached from its graph; it requires a gradient if `tensor` does."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 

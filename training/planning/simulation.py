@@ -1,6 +1,6 @@
-"""Simulation of one micro-batch on the meta device, which counts bytes and operations.
+"""Simulation of one micro-batch on the meta device, to count bytes and operations.
 
-The simulation runs the code of training, so it covers every variant of the drafter.
+The simulation runs the training code, so it covers every variant of the drafter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation and count its new tensors."""
-        for tensor in _tensors((args, kwargs)):  # tensors from outside the context do not count
+        for tensor in _tensors((args, kwargs)):  # do not count outside tensors
             self._known.add(tensor.untyped_storage()._cdata)
         results = func(*args, **(kwargs or {}))
         for tensor in _tensors(results):
@@ -71,14 +71,14 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Simulation:
-    """Needs of one process for one micro-batch, if every position carries a loss.
+    """Memory and operations of one process for one micro-batch, if every position has a loss.
 
     Attributes:
-        target_states: bytes of the target's states that the drafter reads, the cache included.
-        activations: bytes beside the target's states at the peak.
-        target_flops: floating-point operations of the target's forward.
-        drafter_flops: floating-point operations of the drafter and its losses, forward and
-            backward.
+        target_states: bytes of the target's states that the drafter reads, including the cache.
+        activations: bytes at the peak in addition to the target's states.
+        target_flops: floating-point operations of the target's forward pass.
+        drafter_flops: floating-point operations of the forward and backward passes of the drafter
+            and its losses.
     """
 
     target_states: int
@@ -88,7 +88,7 @@ class Simulation:
 
 
 def target_on_meta(settings: TargetSettings) -> TargetAdapter:
-    """Return a target without weights, from its config alone.
+    """Return a target without weights, built from its config.
 
     Raises:
         CheckpointError: the target's config cannot be read.
@@ -114,7 +114,8 @@ def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDra
 def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     """Return the needs of one micro-batch of a run.
 
-    Attention is assumed to store its scores, as it does if no fused kernel fits masks and heads.
+    Attention is assumed to store its scores, which is the case if no fused kernel supports the
+    masks and heads.
 
     Args:
         settings: settings of the run.
@@ -124,7 +125,7 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     drafter = drafter_on_meta(settings, target)
     recompute = settings.engine.activation_checkpointing
     module = TrainingModule(drafter, settings.objective, recompute).to(dtype)
-    for parameter in module.parameters():  # gradients are counted with the optimizer's states
+    for parameter in module.parameters():  # gradients are part of `StateBytes`
         parameter.grad = torch.zeros_like(parameter)
     reader = TargetReader(target, drafter, settings.data.sequence_length, dtype)
     batch = _batch_on_meta(settings)
@@ -150,7 +151,7 @@ def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
     except ValueError as error:
         raise CheckpointError(
             f"cannot build the target {name_or_path} from its config",
-            expected="a folder or hub id with the config.json of a causal language model",
+            expected="a folder or Hub id with the config.json of a causal language model",
             got=str(error).strip().splitlines()[0],
             remedy="check target.name_or_path",
         ) from error

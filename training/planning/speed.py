@@ -1,4 +1,4 @@
-"""Speed of this machine, measured by optimizer steps, decoding and large matrix products."""
+"""Speed of this machine, measured with optimizer steps, decoding and large matrix products."""
 
 import os
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ _PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a large matrix
 
 
 def decoding_rate(inputs: Prepared) -> float:
-    """Return tokens per second of autoregressive decoding, without reading the prompt."""
+    """Return the tokens per second of autoregressive decoding, excluding prefill."""
     sequence = inputs.sequences.sequence(0).token_ids.tolist()
     prompt = sequence[: max(1, len(sequence) // 2)]
     count = min(_TOKENS, inputs.target.spec.max_position - len(prompt))
     decoder = SpeculativeDecoder(inputs.target.model, tokenizer=inputs.tokenizer)
-    # With a smallest number of tokens, because a single token that ends the text has no rate.
+    # The number of tokens is fixed, because a text that ends with its first token has no rate.
     fixed: dict[str, Any] = {"min_new_tokens": count, "max_new_tokens": count}
     fixed |= {"temperature": 0.0, "seed": 0}
-    decoder.generate(prompt, **fixed)  # the first time is slower
+    decoder.generate(prompt, **fixed)  # the first call is slower
     return decoder.generate(prompt, **fixed).stats.tokens_per_second
 
 
 def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
-    """Return the seconds of an optimizer step: its micro-batches and the update.
+    """Return how many seconds an optimizer step takes, for its micro-batches and the update.
 
     Args:
         inputs: inputs of the run.
@@ -77,7 +77,7 @@ def sample_batch(inputs: Prepared) -> Batch:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Return floating-point operations per second of a large matrix product, an upper bound.
+    """Return the floating-point operations per second of a large matrix product, an upper bound.
 
     Args:
         device: device to be measured.
@@ -95,7 +95,7 @@ class PlannedDevice:
     Attributes:
         kind: kind of the device.
         is_here: whether this machine has the device.
-        memory: bytes of memory of the device; None to ask the device of this machine.
+        memory: bytes of memory of the device; None to query the device of this machine.
     """
 
     kind: Kind
@@ -103,7 +103,7 @@ class PlannedDevice:
     memory: int | None = None
 
     def memory_for(self, num_local: int) -> int:
-        """Return the bytes of memory that a process has.
+        """Return the bytes of memory that are available to a process.
 
         Args:
             num_local: number of processes on a machine, which share its main memory.
@@ -115,18 +115,18 @@ class PlannedDevice:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
 
     def product_rate(self, settings: TrainSettings) -> float | None:
-        """Return floating-point operations per second; None for a device of another machine."""
+        """Return the floating-point operations per second; None for another machine's device."""
         if not self.is_here:
             return None
         return product_rate(choose_device(self.kind), TORCH_DTYPES[settings.target.dtype])
 
 
 def present_device(settings: TrainSettings, memory: int | None = None) -> PlannedDevice:
-    """Return the device that a run has on this machine.
+    """Return the device that a run uses on this machine.
 
     Args:
         settings: settings of the run.
-        memory: bytes of memory that may be used; None for all.
+        memory: bytes of memory that may be used; None for all memory.
 
     Raises:
         ConfigError: `engine.device` is cuda, and this machine has no GPU.
@@ -136,7 +136,7 @@ def present_device(settings: TrainSettings, memory: int | None = None) -> Planne
 
 
 def plan_device(settings: TrainSettings, memory: int | None = None) -> PlannedDevice:
-    """Return the device that a run would have, on this machine or on another.
+    """Return the device that a run would use, on this machine or on another machine.
 
     Args:
         settings: settings of the run.
@@ -151,11 +151,11 @@ def plan_device(settings: TrainSettings, memory: int | None = None) -> PlannedDe
         return present_device(settings, memory)
     if wanted == "cuda" and memory is None:
         raise ConfigError(
-            "engine.device is cuda, and there is no GPU that the run could be planned for",
-            expected="a GPU that torch can use, or the figures of a GPU elsewhere",
+            "engine.device is cuda, but there is no GPU for which the run could be planned",
+            expected="a GPU that torch can use, or the memory of a GPU on another machine",
             got=missing_gpu(),
-            remedy="give --device-memory, and --device-speed for the time; or set engine.device to "
-            "cpu or auto",
+            remedy="pass --device-memory (and --device-speed to estimate the time), or set "
+            "engine.device to cpu or auto",
         )
     is_elsewhere = memory is not None
     return PlannedDevice("cuda" if is_elsewhere else "cpu", not is_elsewhere, memory)

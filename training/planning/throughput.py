@@ -1,8 +1,8 @@
-"""Throughput of training, compared with an ideal run of the bare forwards and backwards.
+"""Throughput of training, compared with an ideal run that has only forward and backward passes.
 
-`jakiro throughput` prints it. Timings of real optimizer steps and of their parts are interleaved.
-The ideal run consists of the forwards and backwards alone: no collating and copying of data, no sum
-over processes, no gradient clipping, no optimizer. One process is measured.
+`jakiro throughput` prints the result. Timings of real optimizer steps and of their parts are
+interleaved. The ideal run does not collate or copy data, sum gradients over processes, clip
+gradients or update parameters. One process is measured.
 """
 
 from collections.abc import Mapping
@@ -32,17 +32,17 @@ from training.setup.preparation import Prepared, prepare
 
 GOAL = 0.6  # as a fraction of the ideal run's tokens per second
 RUN = "run"
-_EXAMINED = 2000  # sequences that are read to measure the padding
+_EXAMINED = 2000  # number of sequences that are read to measure the padding
 
 
 class Part(Settings):
-    """One part of a micro-batch, forward and backward.
+    """One part of a micro-batch, with its forward and backward passes.
 
     Attributes:
-        seconds: median time of the part on its own.
-        tokens_per_second: tokens per second if there were no other part.
+        seconds: median time of the part in seconds.
+        tokens_per_second: tokens per second if a run consisted of this part only.
         flops: number of floating-point operations.
-        flop_use: rate of operations as a fraction of that of large matrix products.
+        flop_use: operations per second, as a fraction of those of large matrix products.
     """
 
     seconds: float
@@ -55,16 +55,17 @@ class Throughput(Settings):
     """Result of a measurement of throughput.
 
     Attributes:
-        tokens_per_second: tokens per second of the real run, padding not counted.
+        tokens_per_second: tokens per second of the real run, excluding padding.
         seconds_per_step: median time of a real optimizer step.
         ideal_seconds_per_step: median of the summed times of all parts in all micro-batches of a
             step.
-        ratio: ideal over real seconds of the same repetition: value, low and high end of the 95%
-            interval.
-        goal: smallest ratio that is good enough.
-        flop_use: operations per second of the real run as a fraction of that of large products.
-        parts: parts of a micro-batch.
-        peak_bytes: memory at the peak of a step; None if it cannot be measured.
+        ratio: median ratio of ideal to real seconds in the same repetition, and the low and high
+            ends of its 95% interval.
+        goal: smallest acceptable ratio.
+        flop_use: operations per second of the real run, as a fraction of those of large matrix
+            products.
+        parts: parts of a micro-batch, by name.
+        peak_bytes: peak memory of a step in bytes; None if it cannot be measured.
         padding: fraction of the packed tokens that is padding.
         products_per_second: floating-point operations per second of large matrix products.
         environment: machine and versions of the measurement.
@@ -104,11 +105,11 @@ def measure(settings: TrainSettings, steps: int) -> Throughput:
     """Return the throughput of a run and of its parts.
 
     Args:
-        settings: settings of the run, whose folder is not touched.
-        steps: number of timed optimizer steps, each beside one repetition of all parts.
+        settings: settings of the run, whose run folder is not changed.
+        steps: number of timed optimizer steps; all parts are timed once alongside each step.
 
     Raises:
-        JakiroError: target, data or settings cannot be used.
+        JakiroError: the target, the data or the settings cannot be used.
     """
     with launch_environment(settings.engine.device):
         inputs = prepare(settings)
@@ -144,7 +145,7 @@ def summary(found: Throughput) -> list[str]:
         ),
         line("step", found.seconds_per_step, found.tokens_per_second, found.flop_use),
         f"{value:.1%} ({low:.1%} to {high:.1%}) of the ideal run's speed; the goal is {GOAL:.0%}",
-        f"padding {found.padding:.1%}, memory at the peak {peak}",
+        f"padding {found.padding:.1%}, peak memory {peak}",
     ]
 
 
@@ -158,7 +159,7 @@ def padding_of(sequences: PackedSequences) -> float:
 def _measured(subject: _Subject, steps: int) -> Throughput:
     settings, device = subject.settings, subject.device
     batch = subject.sampler.batch(0, 0, settings.batch.micro_batch_size).to(device)
-    # A copy, because the gradients and hooks of the engine's own drafter are DeepSpeed's.
+    # A copy is used because DeepSpeed manages the gradients and hooks of the engine's drafter.
     drafter = subject.trainer.copy_drafter().requires_grad_(True)
     parts = parts_of(drafter, subject.reader, batch, settings.objective)
     numbers = count()

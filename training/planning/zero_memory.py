@@ -1,4 +1,4 @@
-"""Bytes of parameters, gradients and optimizer states on one process, as DeepSpeed keeps them."""
+"""Memory of the parameters, gradients and optimizer states that DeepSpeed keeps in one process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from training.distributed.deepspeed_config import build_deepspeed_config
 from training.loop.optimizer import build_optimizer
 from training.module import TrainingModule
 
-_MASTER = 4  # bytes of a master weight, and of a moment
-_ALIGNMENT = 2  # ZeRO 1 and 2 pad each process's part to a multiple of so many elements
+_MASTER = 4  # bytes of a master weight or of a moment
+_ALIGNMENT = 2  # ZeRO 1 and 2 pad each process's part to a multiple of this number of elements
 # DeepSpeed's own defaults, in elements.
 _BUCKET, _PERSISTENT, _LIVE, _SUBGROUP = 500_000_000, 100_000, 1_000_000_000, 1_000_000_000
 
@@ -22,7 +22,8 @@ class StateBytes:
 
     Attributes:
         parameters: bytes of the parameters, in the dtype of the computation.
-        gradients: bytes of the gradients after a backward pass, and of those the optimizer reads.
+        gradients: bytes of the gradients after a backward pass, and of the gradients that the
+            optimizer reads.
         optimizer: bytes of separate master weights, if there are any, and of the moments.
         buffers: bytes of buffers for gradients in transit and for gathered parameters.
         host: bytes of the other fields that are in main memory instead of the device's memory.
@@ -42,7 +43,7 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters that ZeRO joins: the number of elements of each, and of moments per element."""
+    """Sizes of the parameters that ZeRO joins, and the number of moments of each parameter."""
 
     sizes: tuple[int, ...]
     moments: int
@@ -58,7 +59,7 @@ def state_bytes(
     num_processes: int,
     device: Kind | None = None,
 ) -> StateBytes:
-    """Return the bytes that one process keeps for a module; nothing is allocated.
+    """Return the bytes that one process keeps for a module, without allocating them.
 
     Args:
         module: training module of the drafter, which may be on the meta device.
@@ -67,7 +68,7 @@ def state_bytes(
         device: kind of device that the run is planned for; None for the device of this machine.
 
     Raises:
-        ConfigError: the sequences of a step cannot be divided among the processes evenly.
+        ConfigError: the sequences of a step cannot be divided evenly among the processes.
     """
     kind = device or choose_device(settings.engine.device).type
     config = build_deepspeed_config(settings, num_processes, kind)
@@ -77,7 +78,7 @@ def state_bytes(
     zero = config["zero_optimization"]
     bucket = zero.get("reduce_bucket_size", _BUCKET)
     if kind == "cpu":
-        bucket = min(bucket, total)  # unused pages of main memory take no room
+        bucket = min(bucket, total)  # unused pages of main memory are not allocated
     if zero["stage"] == 3:
         return _partitioned(groups, zero, width, num_processes, bucket)
     frozen = width * sum(part.numel() for part in module.parameters() if not part.requires_grad)
@@ -91,7 +92,10 @@ def state_bytes(
 def _flattened(
     groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
 ) -> StateBytes:
-    """Return the bytes of ZeRO 1 and 2: whole parameters, a part of masters and moments each."""
+    """Return the bytes of a process with ZeRO 1 or 2.
+
+    Each process keeps all parameters, but only a part of the master weights and moments.
+    """
     padded = [_filled(group.total, _ALIGNMENT * num_processes) for group in groups]
     pairs = list(zip(groups, padded, strict=True))
     own = sum(padded) // num_processes
@@ -111,7 +115,10 @@ def _flattened(
 def _partitioned(
     groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
 ) -> StateBytes:
-    """Return the bytes of ZeRO 3: a part of every parameter each, and whole small parameters."""
+    """Return the bytes of a process with ZeRO 3.
+
+    Each process keeps a part of every parameter; small parameters are kept in full.
+    """
     parts = [
         (-(-size // num_processes), size, group.moments) for group in groups for size in group.sizes
     ]
@@ -132,7 +139,7 @@ def _partitioned(
 
 
 def _groups(param_groups: Sequence[Mapping[str, Any]]) -> list[_Group]:
-    # Muon keeps one moment of its matrices, AdamW two moments of everything.
+    # Muon keeps one moment of each of its matrices; AdamW keeps two moments of each parameter.
     return [
         _Group(tuple(part.numel() for part in group["params"]), 1 if group.get("muon") else 2)
         for group in param_groups

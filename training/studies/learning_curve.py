@@ -1,8 +1,8 @@
-"""Learning curve: the same training on nested fractions of the documents, with equal steps.
+"""Learning curve: the same training on nested fractions of the documents.
 
-The curve shows whether more data would help. The steps are equal because with equal epochs a larger
-fraction would also be trained for longer, and would win even if its documents were nothing new. All
-runs are measured on the same validation data.
+The curve shows whether more data would help. All runs have the same number of steps. With the same
+number of epochs, a run on more data would also train for longer, and would be better even if the
+additional documents contained nothing new. All runs are measured on the same validation data.
 """
 
 import json
@@ -27,7 +27,7 @@ from training.loop.run_folder import RunFolder
 from training.setup.loading import load_tokenizer
 from training.setup.preparation import open_store
 
-_SPREAD = 2.0  # standard errors within which a difference may be random
+_SPREAD = 2.0  # number of standard errors within which a difference may be random
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Point:
             token.
         loss: loss on the validation data.
         positions: number of validation positions.
-        tau: tokens per target forward at the first temperature; None if it was not measured.
+        tau: tokens per forward pass of the target at the first temperature; None if it was not
+            measured.
     """
 
     share: float
@@ -64,7 +65,7 @@ class Point:
 
 
 def verdict(points: Sequence[Point]) -> str:
-    """Return a sentence on whether more data would help, by the two largest fractions."""
+    """Return a sentence on whether more data would help, based on the two largest fractions."""
     before, last = points[-2:]
     if before.epochs < 1:
         return (
@@ -72,12 +73,12 @@ def verdict(points: Sequence[Point]) -> str:
             "increase `steps` first."
         )
     if last.tokens == before.tokens:
-        return "The two largest subsets hold the same documents, which says nothing of more data."
+        return "More data cannot be assessed: the two largest subsets contain the same documents."
     doublings = math.log2(last.tokens / before.tokens)
     gain = last.agreement - before.agreement
     noise = _SPREAD * math.sqrt(sum(_variance(point) for point in (before, last)))
     change = (
-        f"From {before.tokens:,} to {last.tokens:,} tokens agreement went from "
+        f"From {before.tokens:,} to {last.tokens:,} tokens, agreement changed from "
         f"{before.agreement:.1%} to {last.agreement:.1%}, {gain / doublings * 100:+.1f} points "
         "per doubling"
     )
@@ -87,7 +88,7 @@ def verdict(points: Sequence[Point]) -> str:
 
 
 def _variance(point: Point) -> float:
-    """Return the variance of the agreement for independent positions, which is a lower bound."""
+    """Return the variance of the agreement, assuming that positions are independent."""
     return point.agreement * (1 - point.agreement) / max(1, point.positions)
 
 
@@ -95,10 +96,10 @@ _PANEL = (3.2, 2.8)  # inches
 
 
 def plot(points: Sequence[Point], sentence: str, path: Path) -> None:
-    """Write a PNG with a panel for each metric and the verdict below.
+    """Write a PNG with a panel for each metric, and the verdict below the panels.
 
     Args:
-        points: results, ascending by their fraction of the documents.
+        points: results, in ascending order of their fraction of the documents.
         sentence: verdict.
         path: path of the PNG.
     """
@@ -139,8 +140,8 @@ class FractionRun:
     """Training run on one fraction of the documents.
 
     Attributes:
-        fraction: fraction of the documents, validation documents excluded.
-        settings: settings of the run, with a run folder of its own.
+        fraction: fraction of the documents, excluding validation documents.
+        settings: settings of the run, including its run folder.
     """
 
     fraction: float
@@ -148,7 +149,7 @@ class FractionRun:
 
     @property
     def overrides(self) -> list[str]:
-        """The differences from the run on all documents, as on the command line."""
+        """The overrides of the settings of the run on all documents, as on the command line."""
         return [f"data.fraction={self.fraction}", f"run_folder={json.dumps(str(self.folder.path))}"]
 
     @property
@@ -167,7 +168,7 @@ class LearningCurve:
 
     Args:
         settings: settings of the run on all documents.
-        fractions: fractions of the documents, ascending.
+        fractions: fractions of the documents, in ascending order.
 
     Raises:
         ConfigError: there is no validation data, or target states are read from disk.
@@ -179,15 +180,15 @@ class LearningCurve:
                 "a learning curve needs validation data",
                 expected="data.validation_size and evaluation.num_sequences above 0",
                 got=f"{settings.data.validation_size} and {settings.evaluation.num_sequences}",
-                remedy="--set data.validation_size=50",
+                remedy="pass --set data.validation_size=50",
             )
         if settings.target_states.source == "offline":
             raise ConfigError(
-                "a learning curve packs other sequences for each fraction, but target states on "
-                "disk belong to the sequences that they were written for",
-                expected="target_states.source online",
+                "a learning curve packs different sequences for each fraction, but target states "
+                "on disk belong to the sequences for which they were written",
+                expected="target_states.source=online",
                 got="offline",
-                remedy="--set target_states.source=online",
+                remedy="pass --set target_states.source=online",
             )
         self._settings = settings
         self._folder = settings.run_folder.expanduser().absolute() / "learning-curve"
@@ -218,7 +219,7 @@ class LearningCurve:
 
 
 def parse_fractions(text: str) -> list[float]:
-    """Return the fractions of the documents that a user wrote, ascending.
+    """Return the fractions of the documents in a user's text, in ascending order.
 
     Raises:
         ConfigError: the text is not a list of two or more numbers above 0 and up to 1.

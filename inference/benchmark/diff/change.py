@@ -40,13 +40,13 @@ class MethodChange(NamedTuple):
 
     key: MethodKey
     is_paired: (
-        bool  # whether the same prompts were decoded together, so that their difficulty cancels
+        bool  # whether both documents decoded the same prompts together, so difficulty cancels
     )
     figures: tuple[FigureChange, ...]
 
 
 class Difference(NamedTuple):
-    """A setting or fact that differs between two documents and may explain changes."""
+    """A setting, a property of the machine or a tree that differs between two documents."""
 
     name: str
     before: object
@@ -58,7 +58,7 @@ class Changes(NamedTuple):
 
     no_longer_identical: tuple[
         MethodKey, ...
-    ]  # methods whose greedy tokens were the target's own before
+    ]  # methods whose greedy tokens equal the target's in the first document only
     methods: tuple[MethodChange, ...]
     only_before: tuple[MethodKey, ...]
     only_after: tuple[MethodKey, ...]
@@ -66,11 +66,11 @@ class Changes(NamedTuple):
 
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
-    """Return the changes from a document to another.
+    """Return the changes from one document to another.
 
     Args:
         before: first document.
-        after: second document, of the same target and prompts.
+        after: second document, with the same target and prompts.
 
     Raises:
         DataError: the documents have different targets or prompts, or no method in common.
@@ -79,8 +79,8 @@ def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> 
     _check_comparable(before, after)
     both = [key for key in new if key in old]
     if not both:
-        raise _mismatch("methods", ", ".join(map(str, old)), ", ".join(map(str, new)))
-    is_identical = attrgetter("figures.identical_to_target")  # None: tokens were not compared
+        raise _mismatch("no method in common", ", ".join(map(str, old)), ", ".join(map(str, new)))
+    is_identical = attrgetter("figures.identical_to_target")  # None if not compared
     return Changes(
         tuple(key for key in both if is_identical(old[key]) and is_identical(new[key]) is False),
         tuple(_change(key, old[key], new[key]) for key in both),
@@ -126,33 +126,36 @@ def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
 
 
 def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> None:
-    """Refuse documents of different targets or prompts."""
+    """Raise an error if the documents have different targets or prompts."""
     targets = [document.environment.target for document in (before, after)]
     if targets[0].fingerprint != targets[1].fingerprint:
         raise _mismatch(
-            "targets", *(f"{target.name_or_path} ({target.fingerprint})" for target in targets)
+            "different targets",
+            *(f"{target.name_or_path} ({target.fingerprint})" for target in targets),
         )
     old, new = (
         {sample.prompt for method in document.methods for sample in method.samples}
         for document in (before, after)
     )
     if old != new:
-        raise _mismatch("prompts", f"{len(old)}", f"{len(new)}, of these {len(old & new)} in both")
+        raise _mismatch(
+            "different prompts", f"{len(old)}", f"{len(new)}, of which {len(old & new)} are in both"
+        )
 
 
 def _mismatch(what: str, before: str, after: str) -> DataError:
     return DataError(
-        f"the two results cannot be compared: they have different {what}",
+        f"the two results cannot be compared: they have {what}",
         expected=f"{before}, as in the first file",
         got=after,
-        remedy="measure both with the same --target and --prompts, and a --method in common",
+        remedy="use the same --target and --prompts and at least one common --method for both",
     )
 
 
 def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[Difference]:
-    """Return differences that may explain a change: machine, versions, settings, trees."""
+    """Return the differences in the machine, versions, settings and trees."""
     old, new = _facts(before), _facts(after)
-    both = [name for name in new if name in old]  # the trees of other methods are not compared
+    both = [name for name in new if name in old]  # no trees of only one document
     return [Difference(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 

@@ -13,13 +13,18 @@ Metric = Literal["tau", "speedup", "tokens_per_second"]
 
 @dataclass(frozen=True)
 class Side:
-    """A method, and its document's baseline at the same temperature; None if not measured."""
+    """Figures of a method and of the baseline of its document at the same temperature.
+
+    Attributes:
+        figures: figures of the method.
+        baseline: figures of the baseline; None if the baseline was not measured.
+    """
 
     figures: MethodFigures
     baseline: MethodFigures | None
 
     def units(self) -> dict[str, str]:
-        """Return the unit of resampling for every prompt: all prompts decoded together with it."""
+        """Return the resampling unit of every prompt: the prompts that were decoded together."""
         members: dict[int, set[str]] = {}
         for sample in self.figures.samples:
             members.setdefault(sample.group, set()).add(sample.prompt)
@@ -27,10 +32,10 @@ class Side:
         return {prompt: " ".join(sorted(group)) for group in groups for prompt in group}
 
     def resampled(self, stream: int) -> dict[Metric, Floats]:
-        """Return each figure as an array: its value, then its value in every resample.
+        """Return each figure as an array: the measured value, then the value in every resample.
 
         Args:
-            stream: number of the random stream; paired sides share it.
+            stream: number of the random stream; paired sides use the same stream.
         """
         units = self.units()
         index_of = {unit: index for index, unit in enumerate(sorted(set(units.values())))}

@@ -12,7 +12,7 @@ _COLUMNS = "{:10}{:>9}{:>9}{:>7}  {:13}  {}"
 
 
 def show_changes(changes: Changes, console: Console) -> None:
-    """Print methods that are no longer lossless, then the figures, then other differences.
+    """Print the methods that are no longer lossless, the figures, and other differences.
 
     Args:
         changes: changes between two results.
@@ -20,7 +20,7 @@ def show_changes(changes: Changes, console: Console) -> None:
     """
 
     def show(text: str, style: str = "") -> None:
-        # `Text`, because names may hold brackets, which are markup in plain strings.
+        # `Text` is used because brackets in a name would be read as markup in a plain string.
         console.print(Text(text, style=style), soft_wrap=True)
 
     for key in changes.no_longer_identical:
@@ -37,7 +37,7 @@ def show_changes(changes: Changes, console: Console) -> None:
     for difference in changes.differences:
         text = f"{difference.name}: {difference.before} before, {difference.after} after"
         show(text, "yellow")
-    show("Tokens/s depend on the load of the machine; compare speed-ups.", "dim")
+    show("Tokens/s depend on the load of the machine; compare speed-ups instead.", "dim")
 
 
 def _row(figure: FigureChange) -> str:

@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 
 from inference.benchmark.report.style import any_character, printable
 
-# Stand-ins that the page's own variables replace, so that figures suit light and dark pages.
+# Placeholders for the colour variables of the page, so that figures suit light and dark pages.
 INK, MUTED, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", PAPER: "var(--paper)"}
 
-SMALL = 10.5  # font size of text beside the data, in pixels
+SMALL = 10.5  # font size of text next to the data, in pixels
 
 _THEME = {
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # text is not converted to outlines
     "text.parse_math": False,  # dollars in a name do not start a formula
     "font.size": 11.5,
     "text.color": INK,
@@ -59,7 +59,7 @@ def picture(
         name: name of the figure, unique on the page.
         size: width and height in pixels.
         paint: function that draws on an empty figure.
-        alt: text alternative of the figure.
+        alt: alternative text of the figure.
     """
     width, height = size
     target = StringIO()
@@ -71,7 +71,7 @@ def picture(
 
 
 def _for_page(drawing: str, name: str, alt: str) -> str:
-    """Return the bare element, with ids that are unique on the page and the page's colours."""
+    """Return the `<svg>` element, with ids that are unique on the page and the page's colours."""
     element = _DEFAULT_STYLE.sub("", drawing[drawing.index("<svg") :])
     element = _TAG.sub(lambda tag: _themed(tag[0], name), element)
     label = escape(printable(alt))

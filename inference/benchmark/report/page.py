@@ -1,4 +1,4 @@
-"""Renders the HTML page of a comparison: a single file, a pure function of the document."""
+"""Rendering of the document of a comparison as a single HTML page."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,8 +38,9 @@ class Group:
         title: title of the temperature's part of each section.
         verdict: summary of the figures in sentences.
         methods: figures of the methods; intervals are collapsed where prompts are too few.
-        categories: categories of prompts; empty if there is a single category.
-        fastest: name of the method that is shown to be faster than all others; None without.
+        categories: categories of prompts; empty if there is only one category.
+        fastest: name of the method that is shown to be faster than all other methods; None if there
+            is no such method.
     """
 
     temperature: float
@@ -61,7 +62,7 @@ class Group:
 
 
 def render(document: ComparisonDocument) -> str:
-    """Return the page, which needs no other file; equal documents give equal pages."""
+    """Return the page, which refers to no other file; equal documents give equal pages."""
     look = looks(document)
     groups = _groups(document, look)
     template = _environment().get_template(_TEMPLATE)
@@ -148,7 +149,7 @@ def _collapsed(value: float, name: str) -> dict[str, float]:
 def _panels(
     document: ComparisonDocument, groups: Sequence[Group], look: Looks
 ) -> dict[str, list[Panel]]:
-    """Return the panels of every section; those of all temperatures have the same scale."""
+    """Return the panels of every section; panels of a section have the same scale."""
     everything = [method for group in groups for method in group.methods]
     baseline = document.baseline
     fastest = plots.largest(max(method.speedup, method.speedup_high, 1.0) for method in everything)

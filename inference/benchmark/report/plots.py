@@ -1,4 +1,4 @@
-"""Figures of the report: speed, seconds by phase, load of experts, acceptance by depth."""
+"""Figures of the report: speed, seconds by phase, expert load, and acceptance by depth."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from inference.benchmark.report.style import (
     text_on,
 )
 
-WIDTH = 460  # pixels; fits a phone, and two figures fit beside each other
+WIDTH = 460  # pixels; fits a phone, and two figures fit side by side
 
 _MARGIN = 8
 _NAME_HEIGHT = 22
@@ -44,7 +44,7 @@ class RowAxis:
         limit: right end of the axis, which begins at 0.
         label: quantity on the axis; an empty label hides the axis.
         left: pixels left of 0.
-        line: value at which a line crosses all rows; None for no line.
+        line: position of a vertical line through all rows; None to draw no line.
     """
 
     limit: float
@@ -70,9 +70,10 @@ def method_rows(
         methods: methods from top to bottom.
         looks: labels and colours of the methods.
         axis: horizontal axis of all rows.
-        paint: function that draws a method's row on the axes, below a height in pixels.
+        paint: function that draws a method's row on the axes, given its distance in pixels from the
+            top.
         height: height of a row's drawing, in pixels.
-        alt: text alternative of the figure.
+        alt: alternative text of the figure.
     """
     row_height = height + _NAME_HEIGHT
     below = _AXIS_HEIGHT if axis.label else 0
@@ -111,14 +112,14 @@ def _write_name(axes: Axes, label: str, left: int, top: int) -> None:
         xycoords="axes fraction",
         textcoords="offset pixels",
         va="center",
-        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5},  # no grid behind the name
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5},  # hides the grid
     )
 
 
 Methods = Sequence[MethodFigures]
-Style = dict[str, Any]  # keyword arguments of matplotlib's
+Style = dict[str, Any]  # keyword arguments of matplotlib functions
 
-_ROOM = 0.7  # share of the width for bars; the rest is for the text behind them
+_ROOM = 0.7  # share of the width for bars; the rest is for the text to their right
 _LEGEND_LINE = 16
 _MOST_DOTS = 200
 
@@ -129,7 +130,7 @@ def speedups(methods: Methods, looks: Looks, limit: float, *, name: str, baselin
     Args:
         methods: methods from top to bottom.
         looks: labels and colours of the methods.
-        limit: largest speed-up or end of an interval.
+        limit: largest speed-up or upper end of an interval.
         name: name of the figure, unique on the page.
         baseline: name of the method that speed-ups refer to.
     """
@@ -178,7 +179,7 @@ def sample_speeds(methods: Methods, looks: Looks, limit: float, *, name: str) ->
 
 
 def expert_load(methods: Methods, looks: Looks, *, name: str) -> Markup:
-    """Return for each method the experts' shares of candidates and of accepted drafts.
+    """Return bars of the experts' shares of candidates and of accepted drafts for each method.
 
     Args:
         methods: methods with figures of experts, from top to bottom.
@@ -207,7 +208,7 @@ def acceptance(methods: Methods, looks: Looks, *, name: str) -> Markup:
 
 
 def token_milliseconds(figures: MethodFigures) -> float:
-    """Return the milliseconds per token, prefill included."""
+    """Return the milliseconds per token, including prefill."""
     return sum(_phases(figures).values())
 
 
@@ -217,7 +218,7 @@ def sample_limit(methods: Methods) -> float:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest finite value; 1 where no value is above zero."""
+    """Return the largest finite value; 1 if no value is above zero."""
     return max((value for value in values if math.isfinite(value) and value > 0), default=1.0)
 
 
@@ -244,7 +245,7 @@ def _times(axes: Axes, top: int, method: MethodFigures) -> None:
 def _speed_dots(looks: Looks, axes: Axes, top: int, method: MethodFigures) -> None:
     look, speeds = looks[method.name], _speeds(method)
     shown = speeds[:: 1 + len(speeds) // _MOST_DOTS]
-    # Three lanes separate dots that would cover each other.
+    # Three lanes separate dots that would otherwise overlap.
     heights = [top + 3 + 5 * (index % 3) for index in range(len(shown))]
     style: Style = {"markersize": 5, "markeredgewidth": 0.6, "markeredgecolor": PAPER}
     axes.plot(shown, heights, look.marker, color=look.color, alpha=0.8, **style)

@@ -1,8 +1,8 @@
 """Colours, wording and number formats of the report.
 
-Colour-blind readers can distinguish the colours, on light and dark pages alike: Okabe and Ito's
-colours stand for methods, Paul Tol's light colours for experts, and a single hue from light to dark
-for the phases of decoding. No colour has two meanings.
+Colour-blind readers can distinguish the colours on both light and dark pages. Methods have the
+colours of Okabe and Ito, experts have Paul Tol's light colours, and the phases of decoding have
+shades of a single hue. No colour has two meanings.
 """
 
 import math
@@ -46,7 +46,7 @@ def visible(token: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return text without its middle if it is too long.
+    """Return text, with its middle replaced by an ellipsis if the text is too long.
 
     Args:
         text: any text.
@@ -59,14 +59,14 @@ def shortened(text: str, limit: int) -> str:
 
 
 def short_names(names: Sequence[str], limit: int) -> dict[str, str]:
-    """Return short, different names by name.
+    """Return a short and unique name for each name.
 
-    A long name loses its middle, or the beginning that all long names share if that keeps them
-    different.
+    The middle of a long name is left out, or else the beginning that all long names share. If
+    neither keeps the short names unique, they are numbered.
 
     Args:
-        names: different names.
-        limit: number of characters, which numbered names exceed a little.
+        names: unique names.
+        limit: largest number of characters, which numbered names may exceed a little.
     """
     middle = {name: shortened(printable(name), limit) for name in names}
     begin = _shared_length([name for name in names if len(name) > limit])
@@ -82,13 +82,13 @@ def short_names(names: Sequence[str], limit: int) -> dict[str, str]:
 
 
 def breakable(name: str) -> Markup:
-    """Return a name that may break after its separators."""
+    """Return a name in which a line may break after each separator."""
     parts = _SEPARATOR.split(printable(name))
     return Markup("<wbr>").join(map(escape, parts))
 
 
 def cells(text: str) -> int:
-    """Return the number of columns of text in a font of fixed width."""
+    """Return the number of columns that text occupies in a fixed-width font."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
@@ -149,7 +149,7 @@ def enumeration(words: Sequence[Markup]) -> Markup:
 
 
 def _shared_length(names: Sequence[str]) -> int:
-    """Return the length of the beginning that all names share, in whole parts."""
+    """Return the length of the beginning that all names share, up to a separator."""
     columns = zip(*(_SEPARATOR.split(name) for name in names), strict=False)
     return sum(len(parts[0]) for parts in takewhile(lambda parts: len({*parts}) == 1, columns))
 
@@ -162,7 +162,7 @@ _LABEL_LIMIT = 46  # characters
 
 _METHODS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _NOT_DRAFTING = "#8a8f98"
-# Signs that distinguish a second and third pass through the colours.
+# Markers, dashes and hatches distinguish methods that have the same colour.
 _MARKERS, _DASHES, _HATCHES = ("o", "s", "^"), ("-", "--", ":"), ("", "////", "....")
 
 _EXPERTS = (
@@ -181,7 +181,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Look:
-    """Label, colour and signs of a method, the same everywhere in the report."""
+    """Label, colour, marker, dash and hatch of a method, the same in the whole report."""
 
     label: str
     color: str
@@ -210,7 +210,7 @@ def look(label: str, index: int) -> Look:
 
     Args:
         label: text of the legend.
-        index: number among them, from 0, which determines colour and signs.
+        index: index of the method or curve, from 0, which determines its colour and marker.
     """
     number, color = divmod(index, len(_METHODS))
     number %= len(_MARKERS)
@@ -231,7 +231,7 @@ def text_on(color: str) -> str:
 INK, LINE = "#1f2937", "#d1d5db"
 CURVE = _METHODS[0]
 OUTCOMES = {"better": "#009e73", "worse": "#d55e00", "not resolved": "#6b7280"}
-POINTS = "#111827"  # single measurements beside their mean
+POINTS = "#111827"  # single measurements, shown with their mean
 
 _LACKING = r"Glyph .* missing from|Matplotlib currently does not support .* natively"
 
@@ -254,7 +254,7 @@ THEME = {
 
 @contextmanager
 def any_character() -> Iterator[None]:
-    """Allow characters that matplotlib's font lacks, for browsers have fonts with them."""
+    """Suppress warnings of characters that matplotlib's font lacks, but fonts of browsers have."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_LACKING, category=UserWarning)
         yield

@@ -10,15 +10,16 @@ from inference.benchmark.document import ComparisonDocument, MethodFigures
 
 _COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
 LEGEND = (
-    "tau: tokens per target forward. tok/s: new tokens divided by all seconds. first: median "
-    "milliseconds to the first token. same: greedy answers equal to those of generate()."
+    "tau: tokens per forward pass of the target. tok/s: new tokens divided by all seconds. first: "
+    "median milliseconds to the first token. same: share of greedy answers that equal those of "
+    "generate()."
 )
 
 
 def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
     """Yield a table for each temperature, then the legend of the columns."""
     if not document.is_complete:
-        yield "interrupted: figures cover the prompts that all methods had decoded"
+        yield "The measurement was interrupted: only prompts that all methods decoded are included."
     for temperature in dict.fromkeys(method.temperature for method in document.methods):
         table = Table(
             title=f"T = {temperature:g}, {document.prompts} prompts; "

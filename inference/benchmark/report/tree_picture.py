@@ -1,4 +1,4 @@
-"""Draws a draft tree as SVG."""
+"""Drawing of a draft tree as SVG."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from inference.benchmark.report.style import cells, expert_color, printable, sho
 ROW, GAP = 25, 26  # pixels: height of a row, width between columns
 TOP = 24  # pixels above the tree, for the depths
 MARGIN = 3
-_CELL, _PADDING = 7.3, 7  # pixels: width of a character, space beside a token
+_CELL, _PADDING = 7.3, 7  # pixels: width of a character, space on each side of a token
 _TOKEN_LIMIT = 12  # characters
 _NO_ROW = -1  # no row assigned yet
 
@@ -35,7 +35,7 @@ class Box:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the token is on the accepted path, or the target's own."""
+        """Whether the token is the root, an accepted draft or the target's next token."""
         return self.kind != "node"
 
     @property
@@ -45,7 +45,7 @@ class Box:
 
     @property
     def text(self) -> str:
-        """The text of the box."""
+        """The text of the box, with visible white space."""
         return shortened(visible(self.token), _TOKEN_LIMIT)
 
     @property
@@ -70,7 +70,7 @@ class TreeLayout:
 
     @property
     def in_order(self) -> list[Box]:
-        """The boxes in the order of drawing: accepted boxes come last, above the other lines."""
+        """The boxes in drawing order; accepted boxes come last, so that their lines are on top."""
         return sorted(self.boxes, key=lambda box: box.is_accepted)
 
 
@@ -98,7 +98,7 @@ def _boxes(tree: ExampleTree) -> list[Box]:
 
 
 def _assign_rows(boxes: list[Box]) -> None:
-    """Give every box the first row with room for it and its first children.
+    """Assign to every box the first row that has room for the box and its chain of first children.
 
     Parents in the same column branch off below each other, so no lines cross.
     """
@@ -136,8 +136,9 @@ _BOX = 20  # pixels: height of a box
 def draw_tree(tree: ExampleTree) -> Markup:
     """Return an `<svg>` element that shows a tree.
 
-    Every candidate is a `<g class="node">` with `data-expert`; accepted candidates have the class
-    `accepted`, too. The root is a `node root`, the target's own token a `node target`.
+    Every candidate is a `<g class="node">` with `data-expert`; accepted candidates also have the
+    class `accepted`. The root has the classes `node root`, and the target's next token has the
+    classes `node target`.
     """
     layout = lay_out(tree)
     lefts, widths, size = layout.lefts, layout.widths, layout.size

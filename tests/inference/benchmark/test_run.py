@@ -339,7 +339,7 @@ def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> N
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"keep_state": True, "repeats": 2}, "must not see a prompt twice"),
+        ({"keep_state": True, "repeats": 2}, "must not decode a prompt twice"),
         ({"baseline": "other"}, "names a method that is not compared"),
         ({"methods": ("transformers-lookup",), "batch_size": 2}, "one prompt at a time"),
     ],
@@ -358,7 +358,7 @@ def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Subject)
         build_methods(nowhere, model, tokenizer)
     tiny_llama(vocab=61).save_pretrained(folder / "other")
     other = parse_methods([f"transformers-assisted={folder / 'other'}"])
-    with pytest.raises(ConfigError, match="another vocabulary"):
+    with pytest.raises(ConfigError, match="different vocabulary"):
         build_methods(other, model, tokenizer)
 
 

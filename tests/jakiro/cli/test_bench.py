@@ -82,7 +82,7 @@ def test_one_command_measures_stores_and_draws_and_another_shows_changes(
         (["--method", "autoregressive", "--batch-size", "0"], "'--batch-size'"),
         (
             ["--method", "autoregressive", "--keep-state", "--repeats", "2"],
-            "must not see a prompt twice",
+            "must not decode a prompt twice",
         ),
         (
             ["--method", "autoregressive", "--max-new-tokens", "400"],
@@ -125,7 +125,7 @@ def test_a_file_that_is_not_a_result_cannot_be_compared(
     with pytest.raises(SystemExit) as exit_info:
         main(["bench", "--compare", str(folder / "prompts.jsonl"), str(folder / "prompts.jsonl")])
     assert exit_info.value.code == 2
-    assert "does not hold a result of `jakiro bench`" in capsys.readouterr().err
+    assert "does not contain a result of `jakiro bench`" in capsys.readouterr().err
 
 
 def test_the_schema_describes_every_field_of_a_method() -> None:

@@ -72,11 +72,11 @@ def test_a_dry_run_for_a_gpu_elsewhere_describes_this_machine_and_leaves_the_tim
 ) -> None:
     words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
     assert run(*words) == 2
-    assert "remedy: give --device-memory" in capsys.readouterr().err
+    assert "remedy: pass --device-memory" in capsys.readouterr().err
     assert run(*words, "--device-memory", "80") == 0
     printed = capsys.readouterr()
     assert f"the run would not start (torch {torch.__version__}" in " ".join(printed.err.split())
-    assert "with --device-speed" in printed.out
+    assert "needs --device-speed" in printed.out
     assert "80.0 GiB" in printed.out
 
 

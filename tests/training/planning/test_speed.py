@@ -30,7 +30,7 @@ def test_memory_of_a_device_elsewhere_is_that_of_a_gpu(workshop: Path) -> None:
     assert kinds["auto"].product_rate(tiny_run(workshop)) is None
     assert plan_device(tiny_run(workshop)).kind == "cpu"
     on_gpu = tiny_run(workshop, engine={"device": "cuda"})
-    with pytest.raises(ConfigError, match=r"planned for; .* got: torch 2.*; remedy: give --device"):
+    with pytest.raises(ConfigError, match=r"be planned; .* got: torch 2.*; remedy: pass --device"):
         plan_device(on_gpu)
     with pytest.raises(ConfigError, match=r"no GPU that torch can use; .* got: torch 2"):
         present_device(on_gpu, 2**30)

@@ -68,4 +68,4 @@ def test_tail_layers_are_refused(config: Path, capsys: pytest.CaptureFixture[str
     changes = ("tail_layers=1", "experts.combine=sum", "schedule.parallel_levels=0")
     overrides = [word for change in changes for word in ("--set", f"drafter.{change}")]
     assert exit_code("throughput", "--config", str(config), *overrides) == 2
-    assert "cannot be timed alone" in capsys.readouterr().err
+    assert "cannot be timed separately" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Ablation studies: arms of equal size, paired intervals, tables."""
+"""Ablation studies: trained variants (arms) of equal size, compared with paired intervals."""

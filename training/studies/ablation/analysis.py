@@ -23,16 +23,17 @@ from training.studies.ablation.trees import Trees, uses_costs
 
 @dataclass(frozen=True)
 class ArmFacts:
-    """Facts of an arm that are known from its training.
+    """Properties of an arm that are known from its training.
 
     Attributes:
         name: name of the arm, and of the method in the documents.
         settings: settings of the training.
         parameters: number of trainable parameters.
-        training_tokens: number of tokens read in training, with each seed.
-        validation_agreement: agreement with the target, with each seed that measured it.
-        experts: diversity of the experts (`training.evaluation.diversity`), with each seed that
-            measured it.
+        training_tokens: number of tokens read in training, for each seed.
+        validation_agreement: agreement with the target on validation data, for each seed for which
+            it was measured.
+        experts: diversity of the experts (`training.evaluation.diversity`), for each seed for which
+            it was measured.
     """
 
     name: str
@@ -100,12 +101,13 @@ def analyse(
     """Return the results of a study.
 
     Args:
-        documents: comparison of all arms and autoregressive decoding, by seed.
-        arms: facts of the arms, the base included.
-        trees: kinds of trees; every arm was measured with all of them.
+        documents: comparisons of all arms and autoregressive decoding, by seed.
+        arms: properties of the arms, including the base.
+        trees: kinds of trees; every arm was measured with each kind.
 
     Raises:
-        DataError: a method was not measured, or on other prompts, or on too few prompts.
+        DataError: a method was not measured, or the methods were measured on different prompts or
+            on too few prompts.
     """
     index_of = prompts_in(documents)
 
@@ -164,15 +166,15 @@ def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
 def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:
     by_costs = ""
     if uses_costs(trees):
-        by_costs = " Trees by costs differ from arm to arm: compare their tokens/s, not their tau."
+        by_costs = " Trees selected by costs differ between arms: compare tokens/s instead of tau."
     if num_seeds < 2:
         return (
-            "One seed: the 95% intervals cover the spread of prompts, not of trainings; "
+            "With one seed, the 95% intervals cover the spread over prompts, not over trainings; "
             f"another seed may reverse any verdict.{by_costs}"
         )
     # Two seeds give a poor estimate of the spread.
     rate = "one in ten" if num_seeds == 2 else "one in twenty"
     return (
-        f"95% intervals over {num_seeds} seeds and all prompts, paired. Verdicts are about tau; "
-        f"of {num_intervals}, about {rate} is wrong even if no arm differs.{by_costs}"
+        f"The 95% intervals over {num_seeds} seeds and all prompts are paired. Of the verdicts on "
+        f"tau ({num_intervals}), about {rate} is wrong even if no arm differs.{by_costs}"
     )

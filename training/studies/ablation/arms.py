@@ -1,4 +1,4 @@
-"""Arms of a study: a base and deltas on it, made equally large by the width of their experts."""
+"""Arms of a study: a base and its variants, made equally large by the width of their experts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from jakiro.utils.settings import apply_overrides, merge, read_layered_yaml, val
 from training.config import TrainSettings
 
 BASE = "base"
-# Settings that an arm may change. Data, order, steps and optimizer stay those of the base, and the
-# expert width makes arms equally large.
+# Settings that an arm may change. The data, their order, the number of steps and the optimizer are
+# the same as in the base, and the expert width makes arms equally large.
 _OPEN = (
     *("drafter", "initialize", "objective"),
     *("batch.anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
@@ -28,11 +28,17 @@ _WIDTH = "drafter.experts.intermediate_size"
 
 @dataclass(frozen=True)
 class Arm:
-    """A variant of the base: its name, its settings, and the file of its delta."""
+    """The base or a variant of it.
+
+    Attributes:
+        name: name of the arm.
+        settings: complete settings of the arm.
+        delta: file with the settings that differ from the base; None for the base.
+    """
 
     name: str
     settings: TrainSettings
-    delta: Path | None = None  # None: the base itself
+    delta: Path | None = None
 
 
 def read_arms(
@@ -41,10 +47,10 @@ def read_arms(
     """Return the base and one arm for each delta.
 
     Args:
-        base: YAML file of the base, the settings of a training run.
-        deltas: YAML files of the settings that differ; the file's name is the arm's.
-        overrides: `key.path=value`, merged into the base and so into every arm.
-        max_steps: largest number of optimizer steps; None for those of the settings.
+        base: YAML file of the base, with the settings of a training run.
+        deltas: YAML files with settings that differ from the base; an arm is named after its file.
+        overrides: overrides `key.path=value`, merged into the base and thus into every arm.
+        max_steps: largest number of optimizer steps; None for the number in the settings.
 
     Raises:
         ConfigError: a file is unusable, two arms have the same name, or a delta changes settings
@@ -62,7 +68,7 @@ def read_arms(
 
 
 def is_open(key: str) -> bool:
-    """Return whether arms may differ in a setting, or are made equally large by it."""
+    """Return whether a setting may differ between arms, including their expert width."""
     return key.startswith(_OPEN)
 
 
@@ -83,9 +89,9 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
     closed = [key for key in keys if key == _WIDTH or not is_open(key)]
     if closed or not keys:
         raise ConfigError(
-            f"the ablation {path} changes what all arms must share",
-            expected=f"settings below {', '.join(_OPEN)}, without {_WIDTH}: "
-            "it is computed so that all arms have equally many parameters",
+            f"the ablation {path} changes settings that all arms must share",
+            expected=f"only settings below {', '.join(_OPEN)}, except {_WIDTH}, "
+            "which is computed so that all arms have equally many parameters",
             got=", ".join(closed) or "nothing",
             remedy="put settings that all arms share into the base, or change them with --set",
         )
@@ -100,18 +106,18 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _check_names(arms: Sequence[Arm]) -> None:
-    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # is measured beside the arms
+    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # autoregressive is measured as well
     if odd := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
         raise ConfigError(
-            "the file name of an ablation cannot name an arm",
-            expected="letters, digits, dots and hyphens",
+            "the file name of an ablation cannot be used as the name of an arm",
+            expected="only letters, digits, underscores, dots and hyphens",
             got=", ".join(odd),
             remedy="rename the file",
         )
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             "two arms have the same name",
-            expected=f"files of different names, none of them {BASE} or {AUTOREGRESSIVE}",
+            expected=f"files with different names, none of which is {BASE} or {AUTOREGRESSIVE}",
             got=", ".join(repeated),
             remedy="rename a file",
         )
@@ -126,7 +132,7 @@ class SizedArm:
 
     arm: Arm
     parameters: int
-    width_before: int  # as the base has it
+    width_before: int  # expert width in the arm's settings, before the change
 
     @property
     def name(self) -> str:
@@ -140,10 +146,10 @@ class SizedArm:
 
 
 def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
-    """Return the arms with as many trainable parameters as the first arm.
+    """Return the arms, with expert widths that give them as many parameters as the first arm.
 
     Args:
-        arms: the base and the other arms.
+        arms: the base, followed by the other arms.
         target: record of the target.
 
     Raises:
@@ -177,9 +183,9 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
     if width < 1 or abs(parameters / goal - 1) > TOLERANCE:
         raise ConfigError(
             f"the arm {arm.name} cannot be made as large as the base",
-            expected=f"{goal:,} trainable parameters, give or take {TOLERANCE:.0%}",
+            expected=f"{goal:,} trainable parameters, plus or minus {TOLERANCE:.0%}",
             got=f"{parameters:,} with experts of width {max(width, 1)}",
-            remedy="change less, or give the base wider experts",
+            remedy="change fewer settings in this arm, or set a larger expert width in the base",
         )
     settings = arm.settings.model_copy(update={"drafter": fitted})
     return SizedArm(replace(arm, settings=settings), parameters, before)

@@ -1,4 +1,4 @@
-"""Counts of an arm over all seeds and prompts, and the 2 x 2 of experts and contrastive loss."""
+"""Counts over all seeds and prompts, and the 2 x 2 comparison of experts and contrastive loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Counts:
     """Counts of one method at one temperature, over all seeds and prompts.
 
     Attributes:
-        tau: tokens after the first token, per target forward after prefill.
-        speed: tokens per second, reading the prompt included.
-        acceptance_by_depth: conditional acceptance rate at each depth, the means over seeds.
-        seconds_per_draft: seconds of drafting for one target forward.
+        tau: tokens after the first token, per forward pass of the target after prefill.
+        speed: tokens per second, including prefill.
+        acceptance_by_depth: conditional acceptance rate at each depth, averaged over seeds.
+        seconds_per_draft: seconds of drafting per forward pass of the target.
     """
 
     tau: Rate
@@ -50,7 +50,7 @@ def counts_of(
     temperature: float,
     index_of: Mapping[str, int],
 ) -> Counts:
-    """Return the counts of a method in all documents, summed over the samples of a prompt.
+    """Return the counts of a method in all documents, summed over the samples of each prompt.
 
     Args:
         documents: documents by seed.
@@ -59,7 +59,7 @@ def counts_of(
         index_of: index of every prompt.
 
     Raises:
-        DataError: the method was not measured, or was measured on other prompts.
+        DataError: the method was not measured, or was measured on different prompts.
     """
     figures = [_figures(document, name, temperature) for document in documents.values()]
     if any(_prompts(each) != index_of.keys() for each in figures):
@@ -119,7 +119,7 @@ def _differing_prompts() -> DataError:
     )
 
 
-# Settings that distinguish the cells, make them equally large, or only name a run.
+# Settings that distinguish the four arms, make them equally large, or only name a run.
 _DIFFERENT: Any = {
     "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
@@ -129,7 +129,7 @@ _DIFFERENT: Any = {
 
 
 class Cells(NamedTuple):
-    """The names of the four arms of a 2 x 2."""
+    """The names of the four arms of a 2 x 2 comparison."""
 
     both: str
     only_experts: str
@@ -138,10 +138,10 @@ class Cells(NamedTuple):
 
 
 def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
-    """Return the arms of the 2 x 2 around the base; None if an arm is missing.
+    """Return the arms of the 2 x 2 comparison with the base; None if an arm is missing.
 
     Args:
-        arms: settings by the name of the arm.
+        arms: settings of the arms, by name.
     """
     base = arms[BASE]
     if not (_has_experts(base) and _has_contrast(base)):
@@ -159,7 +159,7 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
 def two_by_two(
     cells: Cells, temperature: float, rates: Mapping[str, Rate], trees: str | None = None
 ) -> TwoByTwo:
-    """Return both effects and their interaction as ratios of tau.
+    """Return the effects of experts and contrastive loss and their interaction, as ratios of tau.
 
     Args:
         cells: names of the four arms.
@@ -168,7 +168,7 @@ def two_by_two(
         trees: label of the kind of trees; None if there is only one kind.
 
     Raises:
-        DataError: as for `inference.benchmark.stats.product`.
+        DataError: under the same conditions as in `inference.benchmark.stats.product`.
     """
     both, only_experts, only_contrast, neither = (rates[name] for name in cells)
 
@@ -191,7 +191,7 @@ def two_by_two(
 
 
 def _is_cell(settings: TrainSettings, base: TrainSettings) -> bool:
-    """Return whether an arm differs from the base only in experts or contrast that are off."""
+    """Return whether an arm equals the base, except that experts or contrastive loss may be off."""
     return (
         settings.drafter.experts.num_experts in (1, base.drafter.experts.num_experts)
         and settings.objective.contrast_weight in (0.0, base.objective.contrast_weight)

@@ -1,6 +1,6 @@
 """Estimate of a study's time and disk space from a few steps of every arm; nothing is written.
 
-Minutes and bytes are those of all trainings of an arm. One process is measured. DeepSpeed on
+Minutes and bytes are totals over all trainings of an arm. One process is measured. DeepSpeed on
 several devices is faster, and other work on the machine makes everything slower.
 """
 
@@ -32,9 +32,9 @@ class ArmEstimate(Settings):
         arm: name of the arm, or `autoregressive` for decoding without a drafter.
         parameters: number of trainable parameters.
         seconds_per_step: measured seconds of an optimizer step.
-        training_minutes: minutes of all optimizer steps of all trainings.
-        evaluation_minutes: minutes of decoding, at the speed of autoregressive decoding.
-        disk_bytes: bytes of the drafters, and of the largest number of checkpoints.
+        training_minutes: minutes that all optimizer steps of all trainings take.
+        evaluation_minutes: minutes that decoding takes, at the speed of autoregressive decoding.
+        disk_bytes: bytes of the drafters and of the largest number of checkpoints.
     """
 
     arm: str
@@ -58,22 +58,22 @@ def estimate(
 
     Args:
         sized: arms of equal size.
-        inputs: target and data, which all arms share; the target moves to the device of training.
+        inputs: target and data, which all arms share; the target is moved to the training device.
         seeds: number of seeds that every arm is trained with.
         evaluation_tokens: number of tokens that one arm decodes with one seed: prompts x new tokens
             x temperatures.
-        sweep_runs: number of further trainings of every arm, for a sweep.
+        sweep_runs: number of additional trainings of every arm for a sweep.
         sweep_tokens: number of tokens that one arm decodes for a sweep.
 
     Raises:
-        ConfigError: the device is missing, or a batch cannot be divided into micro-batches evenly.
+        ConfigError: the device is missing, or a batch cannot be divided evenly into micro-batches.
     """
     device = choose_device(inputs.settings.engine.device)
     model: Any = inputs.target.model
     model.to(device)
     rate = decoding_rate(inputs)
     decoding, sweeping = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
-    # A study keeps fewer checkpoints than a single run does, so take the settings of its runs.
+    # A study keeps fewer checkpoints than a single run does, so the settings of its runs are used.
     runs = runs_of(sized, 1, inputs.settings.run_folder)
     return [
         *(
@@ -138,5 +138,5 @@ def _of_arm(
 
 def _with_settings(inputs: Prepared, settings: TrainSettings) -> Prepared:
     config = config_for(settings.drafter, inputs.drafter_config.target_record)
-    # The selection of the draft vocabulary takes no time to speak of.
+    # The selection of the draft vocabulary takes a negligible time.
     return replace(inputs, settings=settings, drafter_config=config, draft_ids=None)

@@ -1,4 +1,4 @@
-"""Measurement of the arms by `jakiro bench` in a separate process, and selection in sweeps."""
+"""Measurement of arms by `jakiro bench` in a separate process, and selection of swept values."""
 
 import hashlib
 import math
@@ -27,8 +27,8 @@ class Measurement:
         prompts: prompt file of `jakiro bench`.
         num_prompts: largest number of prompts.
         max_new_tokens: largest number of new tokens for each prompt.
-        temperatures: sampling temperatures, 0 for greedy.
-        trees: kinds of trees; every arm is measured with all of them.
+        temperatures: sampling temperatures; 0 is greedy decoding.
+        trees: kinds of trees; every arm is measured with each kind.
         repeats: number of times that each prompt is decoded.
         folder: folder of the results.
     """
@@ -42,10 +42,10 @@ class Measurement:
     folder: Path
 
     def of_seed(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
-        """Return the figures of one seed's arms beside autoregressive decoding.
+        """Return the figures of one seed's arms and of autoregressive decoding.
 
-        The timings are interleaved, so that speeds can be compared. Stored results are used unless
-        an arm was trained again or the measurement has changed.
+        The timings are interleaved, so that speeds can be compared. Stored results are reused
+        unless an arm was trained again or the measurement has changed.
 
         Args:
             runs: finished runs of one seed.
@@ -56,9 +56,9 @@ class Measurement:
         return self._of({run.arm: run for run in runs}, [AUTOREGRESSIVE], f"seed-{runs[0].seed}")
 
     def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
-        """Return the figures of one arm with each value of a sweep, by the values' names.
+        """Return the figures of one arm for each value of a sweep, with methods named by value.
 
-        Autoregressive decoding is not measured. Otherwise the measurement is that of `of_seed`.
+        The arm is measured in the same way as in `of_seed`, but without autoregressive decoding.
 
         Args:
             runs: finished runs of one arm and seed.
@@ -139,13 +139,14 @@ def _digest(path: Path) -> str:
 
 
 def select_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement) -> SweepResults:
-    """Return the selected value of every arm, by tau on dev prompts; stored results are reused.
+    """Return the value with the highest tau on dev prompts for every arm.
 
-    Every arm is measured separately, because tau does not depend on what else is measured.
+    Stored results are reused. Every arm is measured separately, because tau does not depend on
+    other measurements.
 
     Args:
         sweep: setting with its values.
-        runs: finished runs of one seed, every arm with every value.
+        runs: finished runs of one seed, of every arm with every value.
         measurement: measurement on dev prompts.
 
     Raises:
@@ -171,7 +172,7 @@ def select_value(arm: str, sweep: Sweep, document: ComparisonDocument) -> ArmSwe
     Args:
         arm: name of the arm.
         sweep: setting with its values.
-        document: figures of the arm, with one method named after each value.
+        document: figures of the arm, with one method for each value, named after the value.
     """
     temperatures = dict.fromkeys(method.temperature for method in document.methods)
     tau = [
@@ -179,7 +180,7 @@ def select_value(arm: str, sweep: Sweep, document: ComparisonDocument) -> ArmSwe
         for temperature in temperatures
     ]
     scores = [math.prod(column) ** (1 / len(column)) for column in zip(*tau, strict=True)]
-    # The highest score, and of equal scores the smallest value.
+    # The value with the highest score is selected; of values with equal scores, the smallest.
     best = max(zip(scores, sweep.values, strict=True), key=lambda pair: (pair[0], -pair[1]))
     return ArmSweep(
         arm=arm,

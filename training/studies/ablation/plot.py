@@ -1,4 +1,4 @@
-"""Forest plot of a study: tau of every arm over that of the base, with intervals."""
+"""Forest plot of a study: tau of every arm divided by tau of the base, with intervals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _PANEL_WIDTH, _NAME_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 4.4, 2.1, 0.36, 1.35  # 
 
 
 def plot(results: StudyResults, path: Path) -> None:
-    """Write a forest plot of tau over that of the base as PNG.
+    """Write a forest plot of tau divided by tau of the base, as PNG.
 
     Args:
         results: results of a study; each temperature and kind of trees gets a panel.
@@ -71,8 +71,8 @@ def _paint_row(panel: Any, height: int, row: ArmRow) -> None:
 
 def _caption(results: StudyResults) -> str:
     if results.seeds < 2:
-        seeds = "one seed: intervals cover the spread of prompts, not of trainings"
+        seeds = "one seed: intervals cover the spread over prompts, not over trainings"
     else:
         seeds = f"ticks: each of the {results.seeds} seeds"
-    measured = f"tau over that of the base, 95% interval over {results.prompts} prompts"
+    measured = f"tau divided by tau of the base, 95% interval over {results.prompts} prompts"
     return f"{measured}\n{seeds}"

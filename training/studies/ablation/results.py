@@ -1,4 +1,4 @@
-"""Results of a study, as they are stored in JSON."""
+"""Results of a study, as stored in JSON."""
 
 from typing import Literal
 
@@ -15,24 +15,25 @@ class ArmRow(Settings):
 
     Attributes:
         arm: name of the arm.
-        temperature: sampling temperature, 0 for greedy.
+        temperature: sampling temperature; 0 is greedy decoding.
         trees: label of the kind of trees; None if there is only one kind.
         parameters: number of trainable parameters.
         intermediate_size: expert width that made the arm as large as the base.
-        training_tokens: number of tokens read in training, with each seed.
+        training_tokens: number of tokens read in training, for each seed.
         held_out_agreement: fraction of validation positions where drafter and target agree on the
-            likeliest token, the mean over seeds; None if it was not measured.
-        tau: tokens per target forward, pooled over seeds and prompts; 1 for autoregressive
-            decoding.
-        tau_ratio: tau over that of the base.
+            most likely token, averaged over seeds; None if it was not measured.
+        tau: tokens per forward pass of the target, pooled over seeds and prompts; 1 for
+            autoregressive decoding.
+        tau_ratio: tau divided by tau of the base.
         acceptance_by_depth: fraction of the decoding steps with a candidate at each depth that
-            accepted a candidate there, the means over seeds.
-        tokens_per_second: tokens per second, pooled like tau, reading the prompt included.
-        seconds_per_draft: seconds of drafting per decoding step, pooled like tau; None if it was
-            not measured.
-        speed_ratio: tokens per second over those of the base.
-        speedup: tokens per second over those of autoregressive decoding.
-        verdict: whether the interval of `tau_ratio` lies above 1, below 1, or around 1.
+            accepted a candidate at that depth, averaged over seeds.
+        tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
+        seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts;
+            None if it was not measured.
+        speed_ratio: tokens per second divided by those of the base.
+        speedup: tokens per second divided by those of autoregressive decoding.
+        verdict: "better" if the interval of `tau_ratio` lies above 1, "worse" if it lies below 1,
+            "not resolved" if it contains 1, and "base" for the base.
     """
 
     arm: str
@@ -56,18 +57,18 @@ class TwoByTwo(Settings):
     """Effects of experts and contrastive loss at one temperature, and their interaction.
 
     Attributes:
-        temperature: sampling temperature, 0 for greedy.
+        temperature: sampling temperature; 0 is greedy decoding.
         trees: label of the kind of trees; None if there is only one kind.
         both: name of the arm with experts and contrastive loss.
         only_experts: name of the arm without contrastive loss.
         only_contrast: name of the arm without experts.
         neither: name of the arm without experts and contrastive loss.
-        experts: ratio of tau with experts to tau without, the geometric mean over both settings of
-            the contrastive loss.
-        contrast: ratio of tau with contrastive loss to tau without, the geometric mean over both
-            settings of the experts.
-        interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). Above 1, each
-            of the two gains more together with the other.
+        experts: ratio of tau with experts to tau without experts, as the geometric mean of the
+            ratios with and without contrastive loss.
+        contrast: ratio of tau with contrastive loss to tau without contrastive loss, as the
+            geometric mean of the ratios with and without experts.
+        interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). A value above
+            1 means that experts and contrastive loss each gain more if the other is present.
         sentence: the effects in words.
     """
 
@@ -84,15 +85,15 @@ class TwoByTwo(Settings):
 
 
 class ArmExperts(Settings):
-    """Diversity of an arm's experts on validation data, the means over seeds.
+    """Diversity of an arm's experts on validation data, averaged over seeds.
 
     Attributes:
         arm: name of the arm.
-        top_overlap: fraction of the four likeliest tokens that two experts have in common, the mean
-            over pairs of experts; None if experts have no distributions of their own.
-        router_entropy: entropy of the router's weights, the mean over positions, in nats.
-        load_entropy: entropy of the mean weights, in nats.
-        by_seed: the three values with each seed, in this order.
+        top_overlap: fraction of the four most likely tokens that two experts have in common,
+            averaged over pairs of experts; None if experts do not have separate distributions.
+        router_entropy: entropy of the router's weights in nats, averaged over positions.
+        load_entropy: entropy in nats of the router's mean weights.
+        by_seed: `top_overlap`, `router_entropy` and `load_entropy` for each seed.
     """
 
     arm: str
@@ -107,10 +108,10 @@ class ArmSweep(Settings):
 
     Attributes:
         arm: name of the arm.
-        tau: tokens per target forward, pooled over dev prompts, for each temperature and each
-            value, in the sweep's order.
+        tau: tokens per forward pass of the target, pooled over dev prompts, for each temperature
+            and each value, in the sweep's order.
         score: geometric mean of tau over the temperatures, for each value.
-        chosen: value with the highest score, and of equal scores the smallest value.
+        chosen: value with the highest score; the smallest of such values if there are several.
     """
 
     arm: str
@@ -127,7 +128,7 @@ class SweepResults(Settings):
         values: values that were tried.
         temperatures: sampling temperatures of the measurement.
         seed: seed of the trainings.
-        prompts: number of dev prompts, which are not test prompts.
+        prompts: number of dev prompts, none of which is a test prompt.
         arms: results of the arms, in the study's order.
     """
 
@@ -152,10 +153,10 @@ class StudyResults(Settings):
         prompts: number of prompts that every arm was measured on.
         note: sentence on the meaning of the intervals.
         rows: arms in the study's order, for every temperature and kind of trees.
-        interactions: interactions for every temperature and kind of trees; empty without all four
-            arms.
+        interactions: interactions for every temperature and kind of trees; empty unless the study
+            contains all four arms.
         experts: diversity of every arm's experts; empty if it was not measured.
-        sweep: results of the sweep; None if nothing was swept.
+        sweep: results of the sweep; None if there was no sweep.
     """
 
     version: int = SCHEMA_VERSION
@@ -189,7 +190,7 @@ class StudyResults(Settings):
         """Return the rows of a temperature and a kind of trees.
 
         Args:
-            temperature: sampling temperature, 0 for greedy.
+            temperature: sampling temperature; 0 is greedy decoding.
             trees: label of the kind of trees; None if there is only one kind.
         """
         return [row for row in self.rows if (row.temperature, row.trees) == (temperature, trees)]

@@ -1,4 +1,4 @@
-"""Training runs of a study: every arm with every seed, in this process or by DeepSpeed."""
+"""Training runs of a study: every arm with every seed, in this process or started by DeepSpeed."""
 
 import shutil
 import subprocess
@@ -33,8 +33,8 @@ class ArmRun:
     Attributes:
         arm: name of the arm.
         seed: seed of the weights, the order of the sequences, and the anchors.
-        settings: complete settings, with a run folder of its own.
-        value: value of the swept setting; None without a sweep.
+        settings: complete settings of the run, including its run folder.
+        value: value of the swept setting; None if there is no sweep.
     """
 
     arm: str
@@ -65,7 +65,7 @@ class ArmRun:
 
     @property
     def experts(self) -> Mapping[str, Any] | None:
-        """The diversity of the experts (`training.evaluation.diversity`), or None."""
+        """The diversity of the experts (`training.evaluation.diversity`); None if not measured."""
         return self._record["evaluation"].get("experts")
 
     @property
@@ -78,13 +78,13 @@ def runs_of(
 ) -> list[ArmRun]:
     """Return the runs of every arm with every seed, seed by seed.
 
-    Arms with the same seed see the same sequences in the same order.
+    Arms with the same seed read the same sequences in the same order.
 
     Args:
         arms: arms of equal size.
-        num_seeds: number of seeds, which follow the base's own seed.
+        num_seeds: number of consecutive seeds, starting with the seed of the base.
         folder: folder of the study.
-        sweep: setting that every arm tries with each value; None for no sweep.
+        sweep: setting whose values every arm is trained with; None for no sweep.
     """
     first = arms[0].arm.settings.seed
     values: Sequence[float | None] = (None,) if sweep is None else sweep.values
@@ -106,7 +106,8 @@ def train_runs(
 
     Args:
         runs: runs in the order of training.
-        launcher: "inline" to train in this process, "deepspeed" for all devices of this machine.
+        launcher: "inline" to train in this process, "deepspeed" to train on all devices of this
+            machine.
         model: the target, for runs in this process.
         tokenizer: the target's tokenizer, for runs in this process.
 
@@ -146,7 +147,7 @@ def _run(
 
 def _run_settings(sized: SizedArm, seed: int, run_folder: Path) -> TrainSettings:
     settings = sized.arm.settings
-    # The study measures decoding itself, with the timings of all arms interleaved.
+    # Runs do not measure decoding, because the study does so with interleaved timings of all arms.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
     checkpoint = settings.checkpoint.model_copy(update={"keep": 1})
     return settings.model_copy(

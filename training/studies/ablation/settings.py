@@ -1,4 +1,4 @@
-"""Settings of a study, and its prompts: test prompts for the report, dev prompts for a sweep."""
+"""Settings of a study, and its prompts: test prompts for the results, dev prompts for a sweep."""
 
 import json
 from collections.abc import Sequence
@@ -15,30 +15,32 @@ from jakiro.utils.settings import Settings
 from training.setup.preparation import Prepared
 from training.studies.ablation.runs import Launcher
 
-FEWEST_PROMPTS = 2  # intervals are over prompts
+FEWEST_PROMPTS = 2  # needed for an interval over prompts
 
 
 class StudySettings(Settings):
     """Arms of a study, and settings of their training and measurement.
 
     Attributes:
-        base: YAML file of the base, the settings of a training run.
-        config: YAML files of the ablations, which are deltas on the base.
+        base: YAML file of the base, with the settings of a training run.
+        config: YAML files of the ablations, each with the settings that differ from the base.
         out: folder of runs and results.
-        overrides: `key.path=value`, merged into the base and so into every arm.
+        overrides: overrides `key.path=value`, merged into the base and thus into every arm.
         seeds: number of seeds that every arm is trained with.
-        max_steps: largest number of optimizer steps of a run; None for those of the settings.
-        launcher: "inline" to train in this process, "deepspeed" for all devices of this machine.
-        sweep: `key.path=VALUE,VALUE,...`, where every arm gets its best value; None for no sweep.
-        dev_prompts: prompt file of the sweep, which must not share prompts with the test prompts.
+        max_steps: largest number of optimizer steps of a run; None for the number in the settings.
+        launcher: "inline" to train in this process, "deepspeed" to train on all devices of this
+            machine.
+        sweep: setting and values to try as `key.path=VALUE,VALUE,...`; every arm gets its best
+            value. None for no sweep.
+        dev_prompts: prompt file of the sweep, which must not contain test prompts.
         dev_num_prompts: largest number of dev prompts; None for `num_prompts`.
         prompts: prompt file of `jakiro bench`; None for the beginnings of validation documents.
         num_prompts: largest number of prompts.
         max_new_tokens: largest number of new tokens for each prompt.
-        temperatures: sampling temperatures, 0 for greedy.
+        temperatures: sampling temperatures; 0 is greedy decoding.
         candidates: number of nodes of a draft tree, the same for all arms.
         trees: kinds of trees, each as the options of a drafter of `jakiro bench`; empty for a
-            single kind with so many `candidates`.
+            single kind of trees with `candidates` nodes.
         repeats: number of times that each prompt is decoded.
     """
 
@@ -68,9 +70,9 @@ class StudySettings(Settings):
     @model_validator(mode="after")
     def _sweeps_have_prompts(self) -> "StudySettings":
         if (self.sweep is None) != (self.dev_prompts is None):
-            raise ValueError("--sweep and --dev-prompts together, or neither of them")
+            raise ValueError("--sweep and --dev-prompts must be set together")
         if self.dev_num_prompts is not None and self.sweep is None:
-            raise ValueError("--dev-num-prompts only together with --sweep and --dev-prompts")
+            raise ValueError("--dev-num-prompts needs --sweep and --dev-prompts")
         return self
 
 
@@ -79,8 +81,8 @@ class StudyPrompts:
 
     Args:
         inputs: inputs of the study, whose prompts are the beginnings of validation documents.
-        test: prompt file of the report; None for the prompts of `inputs`.
-        dev: prompt file of the sweep; None without a sweep.
+        test: file of the test prompts; None for the prompts of `inputs`.
+        dev: file of the dev prompts; None if there is no sweep.
         reserved: number of test prompts that select trees and are therefore not reported on.
 
     Raises:
@@ -99,13 +101,13 @@ class StudyPrompts:
                 "there are too few prompts to measure on",
                 expected=f"at least {FEWEST_PROMPTS + reserved} different prompts",
                 got=len(found),
-                remedy="give --prompts FILE, or --set data.validation_size=N",
+                remedy="pass more prompts with --prompts FILE, or --set data.validation_size=N",
             )
         if dev is not None:
             self._require_apart(distinct(read_prompts(dev)), found, dev)
 
     def test_file(self, folder: Path) -> Path:
-        """Return the file of the test prompts, which is written first if none was given."""
+        """Return the file of the test prompts, after writing it if no file was given."""
         if self._test is not None:
             return self._test
         path = folder / "prompts.jsonl"
@@ -127,11 +129,11 @@ class StudyPrompts:
             raise ConfigError(
                 f"{path} shares prompts with the test prompts",
                 expected="dev prompts that are not test prompts",
-                got=f"{shared} of {len(dev)} in both",
+                got=f"{shared} of {len(dev)} dev prompts are test prompts",
                 remedy="remove the shared prompts from one of the two files",
             )
 
     def _tokens(self, prompt: BenchPrompt) -> tuple[int, ...]:
-        """Return the first chat turn as the target reads it."""
+        """Return the token ids of the first chat turn."""
         vocab_size = self._inputs.target.spec.vocab_size
         return tuple(encode_prompt(prompt.first, self._inputs.tokenizer, vocab_size))

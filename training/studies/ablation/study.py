@@ -1,4 +1,4 @@
-"""A study: training of all arms, measurement, analysis, and the files of results."""
+"""A study: training of all arms, measurement, analysis, and result files."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Study:
 
     Raises:
         ConfigError: the arms cannot be compared, or there are too few prompts to measure them on.
-        JakiroError: target, data or prompts cannot be used.
+        JakiroError: the target, the data or the prompts cannot be used.
     """
 
     def __init__(self, settings: StudySettings) -> None:
@@ -59,12 +59,12 @@ class Study:
         own = 0 if settings.prompts else settings.num_prompts + reserved
         with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
         self.inputs = prepare(with_prompts, model, tokenizer)
-        for arm in self.arms:  # the base's inputs serve all arms
+        for arm in self.arms:  # all arms use the base's inputs
             check_arm(arm.arm.settings, self.inputs)
         self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
 
     def estimate(self) -> None:
-        """Print the estimated time and disk space of the study; nothing is written."""
+        """Print the estimated time and disk space of the study, without writing any file."""
         settings = self.settings
         per_prompt = settings.max_new_tokens * len(settings.temperatures) * settings.repeats
         num_values = 0 if self.sweep is None else len(self.sweep.values)
@@ -75,7 +75,7 @@ class Study:
             evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
             sweep_runs=max(
                 0, num_values - 1
-            ),  # the run with the selected value is that of the first seed
+            ),  # one run of the sweep is also the run with the first seed
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
         Console().print(render(estimates))
@@ -105,16 +105,16 @@ class Study:
         return results
 
     def train(self, names: Sequence[str], rerun: str | None = None) -> None:
-        """Train some arms as `complete` does, without a measurement on test prompts.
+        """Train the given arms as in `complete`, without a measurement on test prompts.
 
-        Other processes may train other arms at the same time.
+        Several processes may train different arms at the same time.
 
         Args:
             names: names of the arms.
             rerun: name of an arm to be trained again; None for no arm.
 
         Raises:
-            ConfigError: there is no arm of this name, or another process is training it.
+            ConfigError: an arm does not exist, or another process is training it.
             JakiroError: a run failed, or a measurement on dev prompts failed.
         """
         for name in names:
@@ -124,12 +124,12 @@ class Study:
     def _trained(
         self, names: Sequence[str], rerun: str | None
     ) -> tuple[list[ArmRun], SweepResults | None]:
-        """Return the arms' finished runs with all seeds, and the results of the sweep."""
+        """Train the arms with all seeds, and return their runs and the results of the sweep."""
         ensure_writable_folder(self.folder)
         if rerun is not None:
             self._require_arm(rerun, "there is no such arm to run again")
             forget(self.runs, rerun)
-        for run in self.runs:  # before any training
+        for run in self.runs:  # checks all runs before any training
             run.folder.check(run.settings, self.inputs.facts)
         runs = [run for run in self.runs if run.arm in names]
         if self.sweep is None:
@@ -186,7 +186,7 @@ class Study:
 
 
 def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
-    """Return the base's settings with some number of prompts from validation data."""
+    """Return the base's settings with `count` prompts from validation data."""
     changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
 

@@ -21,14 +21,14 @@ class Sweep(Settings):
 
     Attributes:
         key: dotted name of the setting, such as `optimizer.learning_rate`.
-        values: values in the order that they were given.
+        values: values in the given order.
     """
 
     key: str
     values: tuple[float, ...] = Field(min_length=2)
 
     def applied(self, sized: SizedArm, value: float) -> SizedArm:
-        """Return an arm with one of the values and the same size.
+        """Return an arm of the same size with a new value of the setting.
 
         Args:
             sized: arm to be changed.
@@ -50,10 +50,10 @@ class Sweep(Settings):
 
 
 def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
-    """Return the sweep that a user wrote as `key.path=VALUE,VALUE,...`.
+    """Return the sweep that a user specified as `key.path=VALUE,VALUE,...`.
 
     Args:
-        text: text as the user wrote it.
+        text: text of the user.
         arms: arms of the study, which must accept every value.
 
     Raises:
@@ -66,7 +66,8 @@ def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
     if key not in allowed:
         raise ConfigError(
             f"--sweep {text} cannot be used",
-            expected=f"a number that neither arms nor seeds change: one of {', '.join(allowed)}",
+            expected="a numeric setting that neither arms nor seeds change: "
+            f"one of {', '.join(allowed)}",
             got=key,
             remedy="sweep one of these settings; change settings that all arms share with --set",
         )

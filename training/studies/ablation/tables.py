@@ -25,7 +25,7 @@ def markdown_head(names: Sequence[str], left: Container[str]) -> list[str]:
 
     Args:
         names: names of the columns.
-        left: names of the columns that are aligned to the left; the others are to the right.
+        left: names of the columns that are aligned to the left; others are aligned to the right.
     """
     alignment = ["---" if name in left else "--:" for name in names]
     return [markdown_line(names), markdown_line(alignment)]
@@ -45,7 +45,7 @@ def experts_to_markdown(arms: Sequence[ArmExperts]) -> list[str]:
 
 
 _LEGEND = (
-    "Top-4 overlap: fraction of the four likeliest tokens that two experts have in common. "
+    "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
     "Router entropy: entropy of the experts' weights at a position. Load entropy: entropy of their "
     "mean weights. Entropies are in nats."
 )
@@ -103,7 +103,7 @@ def to_terminal(results: StudyResults) -> RenderableType:
         )
     for rows in results.groups:
         for row in rows:
-            # As Text objects, because brackets in a name are not markup.
+            # `Text` is used because brackets in a name would otherwise be read as markup.
             table.add_row(*map(Text, _result_cells(row)), style=_COLORS[row.verdict])
         table.add_section()
     return Group(table, *map(Text, _remarks(results)))
@@ -130,7 +130,7 @@ def headings_of(results: StudyResults) -> tuple[str, ...]:
 
 
 def to_csv(results: StudyResults) -> str:
-    """Return a CSV table with one line for each arm and temperature, with all digits."""
+    """Return a CSV table with all digits and one line per arm, temperature and kind of trees."""
     target = StringIO()
     records = [_record(row) for row in results.rows]
     names = dict.fromkeys(name for record in records for name in record)
@@ -161,7 +161,7 @@ def _result_cells(row: ArmRow) -> list[str]:
 
 
 def _short(count: int) -> str:
-    """Return a count with three digits, which are enough because all arms have about one size."""
+    """Return a number with three digits, which suffice because all arms have similar sizes."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

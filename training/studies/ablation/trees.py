@@ -20,20 +20,20 @@ class Trees(Settings):
     label: str | None = None
 
     def method(self, arm: str) -> str:
-        """Return the method name of an arm with these trees; names of arms have no @."""
+        """Return the method name of an arm with these trees; names of arms do not contain @."""
         return arm if self.label is None else f"{arm}@{self.label}"
 
 
 def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
-    """Return the kinds of trees that a user wrote.
+    """Return the kinds of trees that a user specified.
 
     Args:
-        texts: options of a drafter of `jakiro bench` for each kind; empty for the trees of the
-            drafter's schedule with so many `candidates`.
-        candidates: number of nodes of a tree, if `texts` is empty.
+        texts: options of a drafter of `jakiro bench` for each kind; empty for the default trees of
+            the drafter with `candidates` nodes.
+        candidates: number of nodes of a tree if `texts` is empty.
 
     Raises:
-        ConfigError: options are malformed, or given twice.
+        ConfigError: options are malformed, or are given twice.
     """
     if not texts:
         return (Trees(options=f"candidates={candidates}"),)
@@ -43,7 +43,7 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
 
 
 def num_tuning_prompts(trees: Sequence[Trees]) -> int:
-    """Return the number of prompts that select trees by costs, and are not reported on."""
+    """Return the number of prompts that select trees by costs and are not reported on."""
     return TRIAL_PROMPTS if uses_costs(trees) else 0
 
 
@@ -53,7 +53,7 @@ def uses_costs(trees: Sequence[Trees]) -> bool:
 
 
 def trees_key(trees: Sequence[Trees]) -> object:
-    """Return a key of the trees: the number of candidates, or all options of several kinds."""
+    """Return what identifies the trees: the number of candidates, or all options of each kind."""
     if trees[0].label is None:
         return _parsed(trees[0].options).candidates
     return [[kind.label, kind.options] for kind in trees]
@@ -64,7 +64,7 @@ def _label(text: str) -> str:
     if not all(part.startswith(("tree=", "candidates=", "levels=")) for part in parts):
         raise ConfigError(
             f"--trees {text} cannot be used",
-            expected="tree=..., candidates=... and levels=..., or some of them",
+            expected="one or more of tree=..., candidates=... and levels=...",
             got=text,
             remedy="see the methods of `jakiro bench --help`",
         )

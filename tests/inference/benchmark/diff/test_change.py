@@ -371,10 +371,10 @@ def test_results_of_different_targets_or_prompts_are_refused() -> None:
     environment = before.environment.model_copy(update={"target": target})
     with pytest.raises(DataError, match=r"different targets.*target-7b \(f+\).*target-7b \(e+\)"):
         compare_documents(before, before.model_copy(update={"environment": environment}))
-    with pytest.raises(DataError, match=r"different prompts.*got: 40, of these 3 in both"):
+    with pytest.raises(DataError, match=r"different prompts.*got: 40, of which 3 are in both"):
         compare_documents(before, _document(seed=1, first=37))
     with pytest.raises(
-        DataError, match=r"different methods.*autoregressive at T = 0.*ngram at T = 0"
+        DataError, match=r"no method in common.*autoregressive at T = 0.*ngram at T = 0"
     ):
         compare_documents(before, _document(seed=0, methods=("transformers", "ngram")))
 

@@ -61,7 +61,7 @@ def test_each_kind_of_trees_is_compared_separately() -> None:
     documents = made_up_documents(truth, temperatures=(0.0, 1.0), number=1)
     results = analyse(documents, arms, trees)
     assert results.trees == ["deterministic-60", "costs"]
-    assert results.note.endswith("compare their tokens/s, not their tau.")
+    assert results.note.endswith("compare tokens/s instead of tau.")
     assert [[row.arm for row in rows] for rows in results.groups] == 4 * [["base", "other"]]
     for temperature in (0.0, 1.0):
         (base, other), (_, worse) = (results.at(temperature, label) for label in results.trees)
@@ -81,8 +81,8 @@ def test_the_two_by_two_is_reported_for_each_kind_of_trees() -> None:
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        (["candidates=4,name=other"], "tree=..., candidates=... and levels=..., or some of them"),
-        (["4"], "tree=..., candidates=... and levels=..., or some of them"),
+        (["candidates=4,name=other"], "one or more of tree=..., candidates=... and levels=..."),
+        (["4"], "one or more of tree=..., candidates=... and levels=..."),
         (["tree=wide"], "one of tree=trained"),
         (["candidates=4", "candidates=4"], "a different name for each"),
     ],

@@ -104,7 +104,7 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
 def test_a_delta_that_changes_what_arms_share_is_refused(
     base: Path, workshop: Path, text: str
 ) -> None:
-    with pytest.raises(ConfigError, match="changes what all arms must share"):
+    with pytest.raises(ConfigError, match="changes settings that all arms must share"):
         read_arms(base, [_delta(workshop, text)])
 
 
@@ -119,7 +119,7 @@ def test_a_reserved_name_is_refused(base: Path, workshop: Path, name: str) -> No
 def test_a_file_name_that_cannot_be_part_of_a_command_is_refused(
     base: Path, workshop: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="cannot name an arm"):
+    with pytest.raises(ConfigError, match="cannot be used as the name of an arm"):
         read_arms(base, [_delta(workshop, "objective: {contrast_weight: 0}", "a,b")])
 
 

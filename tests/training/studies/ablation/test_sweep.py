@@ -176,7 +176,7 @@ def test_a_sweep_and_dev_prompts_need_each_other(
 ) -> None:
     index = command.index(missing)
     assert exit_code("ablate", *command[:index], *command[index + 2 :]) == 2
-    assert "--sweep and --dev-prompts together" in capsys.readouterr().err
+    assert "--sweep and --dev-prompts must be set together" in capsys.readouterr().err
 
 
 def test_dev_prompts_are_compared_as_the_target_reads_them(
@@ -184,7 +184,7 @@ def test_dev_prompts_are_compared_as_the_target_reads_them(
 ) -> None:
     write_jsonl(workshop / "dev.jsonl", [{"prompt": TEXTS[4][4:16], "category": "other"}])
     assert exit_code("ablate", *command) == 2
-    assert "1 of 1 in both" in capsys.readouterr().err
+    assert "1 of 1 dev prompts are test prompts" in capsys.readouterr().err
 
 
 def test_whole_numbers_stay_whole_and_every_arm_must_take_every_value(
