@@ -58,7 +58,7 @@ class TargetStateFingerprint(Settings):
         return self.num_sequences + self.num_validation_sequences
 
     def difference(self, other: "TargetStateFingerprint") -> tuple[str, Any, Any] | None:
-        """Return the name and both values of the first differing property; None if all are equal."""
+        """Return the name and the values of the first differing property; None if all are equal."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in type(self).model_fields
         )
