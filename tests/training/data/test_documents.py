@@ -99,22 +99,13 @@ def test_texts_and_conversations_keep_their_order() -> None:
     ("fields", "message"),
     [
         ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
-        (
-            {"text": None},
-            "file:1 is neither a text .* that is not null; got: text: null",
-        ),
+        ({"text": None}, "file:1 is neither a text .* that is not null; got: text: null"),
         ({"messages": None, "id": 3}, "file:1 is neither a text .*; got: messages: null, id"),
         ({"messages": [None]}, "file:1 has a malformed turn; .* got: None"),
         ({"messages": [CHAT[1] | {"content": None}]}, "file:1 has a malformed turn"),
         ({"conversations": [{"from": None, "value": "?"}]}, "file:1 has a malformed turn"),
-        (
-            {"input_ids": [1, None], "loss_mask": [0, 1]},
-            "unusable value under input_ids",
-        ),
-        (
-            {"input_ids": [1, 2], "loss_mask": None},
-            "unusable value under loss_mask; .* got: None",
-        ),
+        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "unusable value under input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": None}, "unusable value under loss_mask; .* got: None"),
         ({"text": 3}, "file:1 has no text under the key text; expected: a string; got: int"),
         ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
         ({"messages": "hi"}, "file:1 contains no conversation"),
@@ -129,14 +120,8 @@ def test_texts_and_conversations_keep_their_order() -> None:
         ({"input_ids": [1, 2]}, "unusable value under loss_mask"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a mask that does not fit"),
         ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 numbers from 0 to 2"),
-        (
-            {"input_ids": [1.5, 2], "loss_mask": [0, 1]},
-            "unusable value under input_ids",
-        ),
-        (
-            {"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]},
-            "unusable value under input_ids",
-        ),
+        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "unusable value under input_ids"),
+        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "unusable value under input_ids"),
         ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has impossible token ids"),
         ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 has the same value .*no response"),
         ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 has the same value .* got: no prompt"),
@@ -191,10 +176,7 @@ def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
         (None, "no chat template"),
         ("{{ raise_exception('roles must alternate') }}", "rejects file:1; .* got: roles must"),
         ("{{ messages[9].content + 1 }}", "rejects file:1; .* got: .*no element 9"),
-        (
-            "x{% if messages|length > 1 %}{% endif %}",
-            "the same value .* got: no response",
-        ),
+        ("x{% if messages|length > 1 %}{% endif %}", "the same value .* got: no response"),
         ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "got: no prompt"),
     ],
 )
