@@ -13,7 +13,7 @@ class ReadCounts(Settings):
 
     Attributes:
         rows: number of records of the data, including unusable records.
-        skipped: number of unusable records, which were left out because the user asked for it.
+        skipped: number of unusable records, which were skipped at the user's request.
         dropped: number of documents of fewer than two tokens, which have nothing to predict.
         documents: number of documents kept; a conversation can have one for each answer.
         tokens: number of tokens in the documents.

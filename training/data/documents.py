@@ -189,7 +189,7 @@ def encode_records(
 
 
 def read_tokens(record: Record) -> Document:
-    """Return the document of a record that holds token ids.
+    """Return the document of a record that contains token ids.
 
     Raises:
         RecordError: `input_ids` and `loss_mask` are not valid lists of integers of the same length.

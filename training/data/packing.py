@@ -1,4 +1,4 @@
-"""Packed sequences: pieces of documents, joined to sequences of equal length; and their batches."""
+"""Packed sequences of equal length, made from pieces of documents, and batches of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

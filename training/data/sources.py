@@ -172,7 +172,7 @@ def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
     """Return the sources that the paths name; a folder stands for all data files in it, sorted.
 
     Raises:
-        DataError: a file is missing or of an unknown kind, or a folder holds no data.
+        DataError: a file is missing or of an unknown kind, or a folder contains no data.
     """
     return tuple(source for path in paths for source in _sources_at(path))
 

@@ -28,7 +28,7 @@ class Locations:
     """The record that each document comes from, in the order of the data.
 
     Attributes:
-        names: names of the sources in messages.
+        names: names of the sources, as used in messages.
         records: for each document, the index of its source, from 0, and the line (JSONL) or index
             (other sources) of its record in that source, from 1. Several documents may come from
             one conversation.

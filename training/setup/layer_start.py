@@ -98,8 +98,8 @@ def start_as_layer(
     if feed_forward is None:
         experts = "random experts, because the layer's feed-forward part has another form"
     _logger.info(
-        f"the drafter starts as layer {number} of the target: it explains {fit.explained:.0%} of the "
-        f"variance of the layer's input ({fit.num_tokens:,} tokens), and has {experts}"
+        f"the drafter starts as layer {number} of the target: it explains {fit.explained:.0%} of "
+        f"the variance of the layer's input ({fit.num_tokens:,} tokens), and has {experts}"
     )
 
 

@@ -74,7 +74,7 @@ def left_behind_by(
     """Return the names of parameters that neither `matrix_of` nor `gain_of` reads.
 
     Args:
-        part: the part of a layer that holds the linear layers.
+        part: the part of a layer that contains the linear layers.
         linears: names of the linear layers whose matrices are read.
         norm: the norm before that part, whose gain is read; None if there is no norm.
     """
@@ -351,7 +351,7 @@ class LayerFeedForward(NamedTuple):
 
 @torch.no_grad()
 def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | None:
-    """Return the feed-forward weights of a layer, as views if possible; None if it is unusable.
+    """Return the feed-forward weights of a layer, as views if possible; None if they cannot be used.
 
     Args:
         target: the frozen target.
