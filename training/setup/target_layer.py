@@ -351,7 +351,7 @@ class LayerFeedForward(NamedTuple):
 
 @torch.no_grad()
 def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | None:
-    """Return the feed-forward weights of a layer, as views if possible; None if they cannot be used.
+    """Return the feed-forward weights of a layer, as views if possible; None if unusable.
 
     Args:
         target: the frozen target.

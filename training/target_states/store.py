@@ -73,7 +73,7 @@ def open_target_states(inputs: Prepared) -> TargetStateStore | None:
     on this machine, or has changed since the last check.
 
     Raises:
-        CheckpointError: shards are missing or damaged, or belong to a different target or to different data.
+        CheckpointError: shards are missing or damaged, or belong to a different target or data.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:

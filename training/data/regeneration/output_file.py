@@ -29,9 +29,7 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
         if read.exists() and (read.resolve() == real or read.resolve() in real.parents):
             raise ConfigError(
                 f"{path} would be part of the data that it is made from",
-                expected=f"a file outside of {name}"
-                if read.is_dir()
-                else "a file that is not part of the data",
+                expected=f"a file outside of {name}" if read.is_dir() else "a different file",
                 got=f"--data {name}",
                 remedy="choose another path for --out",
             )
