@@ -1,4 +1,4 @@
-"""Parser of conversations: turns as `{"role", "content"}` or ShareGPT's `{"from", "value"}`."""
+"""Parser of conversations with turns `{"role", "content"}` or (ShareGPT) `{"from", "value"}`."""
 
 import json
 from typing import Any, NamedTuple
@@ -9,10 +9,10 @@ Message = dict[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 
-# The key by which `jakiro regenerate` marks a turn or text whose end is missing.
+# The key with which `jakiro regenerate` marks a turn or text whose end is missing.
 CUT = "is_cut"
 
-# Keys of a turn that templates may read beside its role and content.
+# Keys of a turn that templates may read in addition to its role and content.
 _MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
 
@@ -25,7 +25,7 @@ class Chat(NamedTuple):
 
     @property
     def answers(self) -> list[int]:
-        """The indices of the assistant's turns, except a turn that opens the conversation."""
+        """The indices of the assistant's turns, except for a turn that opens the conversation."""
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
 
 
@@ -34,16 +34,16 @@ def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
 
     Args:
         turns: turns of the record, as `{"role", "content"}` or `{"from", "value"}`. The content may
-            be a list of text parts, and may be missing beside tool calls.
-        tools: tools that the assistant may call, as a list or as JSON; None for no tools.
+            be a list of text parts, and may be missing in a turn with tool calls.
+        tools: tools that the assistant may call, as a list or as JSON; None if there are none.
         location: file and line of the record, for messages.
 
     Raises:
-        RecordError: a turn has neither form, or there is no answer.
+        RecordError: a turn has neither form, the tools are malformed, or there is no answer.
     """
     if not isinstance(turns, list):
         raise RecordError(
-            f"{location} holds no conversation",
+            f"{location} contains no conversation",
             expected="a list of turns",
             got=type(turns).__name__,
         )

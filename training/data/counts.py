@@ -1,4 +1,4 @@
-"""Counts of what was read, packed and dropped, so that nothing is left out silently."""
+"""Counts of the data that was read, packed and dropped, so that nothing is dropped silently."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,11 +9,11 @@ Fill = Literal["texts", "all"]  # kinds of documents that are split to fill sequ
 
 
 class ReadCounts(Settings):
-    """Counts of what was read.
+    """Counts of the data that was read.
 
     Attributes:
-        rows: number of records of the data, unusable records included.
-        skipped: number of unusable records, which were left out because the user asked for it.
+        rows: number of records of the data, including unusable records.
+        skipped: number of unusable records, which were skipped at the user's request.
         dropped: number of documents of fewer than two tokens, which have nothing to predict.
         documents: number of documents kept; a conversation can have one for each answer.
         tokens: number of tokens in the documents.
@@ -31,20 +31,20 @@ class ReadCounts(Settings):
 
 
 class PackCounts(Settings):
-    """Counts of what was packed.
+    """Counts of the documents that were packed.
 
     Attributes:
         documents: number of documents that were to be packed.
-        split: number of documents in several pieces, because they are longer than a sequence, or to
+        split: number of documents that were split, because they are longer than a sequence or to
             fill sequences.
-        left_out: number of pieces dropped, which have no response or a single token.
+        left_out: number of dropped pieces, which have no response or only a single token.
         left_out_tokens: number of tokens in the dropped pieces.
         rows: number of packed sequences.
         padding: fraction of the packed tokens that is padding.
-        filled_with: kind of the documents that were split to fill sequences though they are shorter
-            than a sequence; None if no document was.
-        wider_split: value of the setting that would split more documents; None if there is little
-            padding, or no such value.
+        filled_with: kind of documents that were split to fill sequences, although they are shorter
+            than a sequence; None if no document was split for this purpose.
+        wider_split: value of `data.split` with which more documents would be split; None if there
+            is little padding, or if there is no such value.
     """
 
     documents: int
@@ -68,13 +68,13 @@ class DataCounts(Settings):
         read, packed = self.read, self.packed
         yield (
             f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents, "
-            f"{read.dropped:,} more dropped because they have fewer than two tokens"
+            f"{read.dropped:,} more were dropped because they have fewer than two tokens"
         )
         fraction = read.responses / read.tokens
         yield f"{read.tokens:,} tokens, {read.responses:,} of them in responses ({fraction:.0%})"
         yield (
             f"{packed.documents:,} documents packed into {packed.rows:,} sequences with "
-            f"{packed.padding:.1%} padding; {packed.split:,} were split, {packed.left_out:,} "
-            "pieces dropped: no response, or fewer than two tokens "
+            f"{packed.padding:.1%} padding; {packed.split:,} were split, and {packed.left_out:,} "
+            "pieces without a response or of fewer than two tokens were dropped "
             f"({packed.left_out_tokens:,} tokens)"
         )

@@ -1,4 +1,4 @@
-"""Documents: the tokens of the records of the data, with a mask of the tokens to be predicted."""
+"""Documents: the tokens of each data record, with a mask of the tokens to be predicted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
@@ -19,8 +19,8 @@ def form_of(record: Record) -> str:
     """Return the key that determines the form of a record.
 
     Raises:
-        RecordError: the record has none of the keys, or several of them, or only null under them,
-            or text with half a character, which no tokenizer accepts.
+        RecordError: the record has none of the keys, several of them, or only null values under
+            them, or its text contains half a character, which no tokenizer accepts.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
@@ -30,37 +30,37 @@ def form_of(record: Record) -> str:
     shown = (f"{key}: null" if value is None else key for key, value in record.fields.items())
     raise RecordError(
         f"{record.location} {what}",
-        expected=f"one of the keys {', '.join(FORMS)}, and not null",
+        expected=f"one of the keys {', '.join(FORMS)}, with a value that is not null",
         got=", ".join(given or shown) or "no keys",
-        remedy="keep one of them" if given else None,
+        remedy="keep only one of these keys" if given else None,
     )
 
 
 def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
-    """Refuse a record without a response, or without a prompt before the response.
+    """Raise an error if a record has no response, or consists of nothing but a response.
 
     Args:
         is_response: whether each token belongs to a response.
         location: file and line of the record, for messages.
 
     Raises:
-        RecordError: the mask is the same everywhere.
+        RecordError: the mask has the same value at every token.
     """
     num_inside = int(is_response.sum())
     if not 0 < num_inside < len(is_response):
         raise RecordError(
-            f"the response mask of {location} is the same everywhere",
+            f"the response mask of {location} has the same value at every token",
             expected="a prompt and a response",
-            got="no response" if num_inside == 0 else "nothing but response",
-            remedy="check the record and the chat template; use the key text for a text without a "
-            "prompt",
+            got="no response" if num_inside == 0 else "no prompt",
+            remedy="check the record and the chat template; a text without a prompt belongs under "
+            "the key text",
         )
 
 
 def check_vocabulary(
     token_ids: npt.NDArray[np.int32], location: str, vocab_size: int | None
 ) -> None:
-    """Refuse a record with tokens that the target does not have.
+    """Raise an error if a record has tokens that the target does not have.
 
     Args:
         token_ids: token ids of the record.
@@ -68,7 +68,7 @@ def check_vocabulary(
         vocab_size: size of the target's vocabulary; None if it is unknown.
 
     Raises:
-        RecordError: an id is not smaller than `vocab_size`.
+        RecordError: a token id is `vocab_size` or larger.
     """
     highest = int(token_ids.max(initial=0))
     if vocab_size is not None and highest >= vocab_size:
@@ -76,7 +76,7 @@ def check_vocabulary(
             f"{location} has a token that the target does not have",
             expected=f"ids from 0 to {vocab_size - 1}",
             got=highest,
-            remedy="use the target's own tokenizer",
+            remedy="use the target's tokenizer",
         )
 
 
@@ -87,8 +87,8 @@ def _check_text(record: Record, key: str) -> None:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise RecordError(
-                    f"{record.location} holds half a character",
-                    expected="text that can be written as UTF-8",
+                    f"{record.location} contains half a character",
+                    expected="text that can be encoded as UTF-8",
                     got=f"a lone surrogate in {text[max(0, error.start - 20) : error.end]!r}",
                 ) from error
 
@@ -102,7 +102,7 @@ def _strings_in(value: Any) -> Iterator[str]:
         yield from chain.from_iterable(map(_strings_in, value))
 
 
-BATCH_SIZE = 256  # records that the tokenizer reads at once, on several threads
+BATCH_SIZE = 256  # number of records that the tokenizer encodes at once, on several threads
 
 
 class Document(NamedTuple):
@@ -113,13 +113,13 @@ class Document(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A text that counts as response from beginning to end; its own end may be missing."""
+    """A text, all of which is treated as a response; `is_cut` if the end of the text is missing."""
 
     text: str
     is_cut: bool
 
 
-_Part = _Text | Rendered | Document  # a text, a text with its responses, or tokens
+_Part = _Text | Rendered | Document  # a text, a rendered conversation, or tokens
 _Parts = tuple[Record, list[_Part]]  # a record and its parts
 
 
@@ -137,10 +137,10 @@ def encode_documents(
         records: records of the data.
         intake: counter of records, which may skip unusable records; None to count nothing.
         vocab_size: size of the target's vocabulary; None if it is unknown.
-        any_mask: whether a record may consist of prompt alone or of response alone.
+        any_mask: whether a record may consist of only a prompt or only a response.
 
     Raises:
-        DataError: as `encode_records`.
+        DataError: in the same cases as for `encode_records`.
     """
     for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
@@ -153,26 +153,26 @@ def encode_records(
     vocab_size: int | None = None,
     any_mask: bool = False,
 ) -> Iterator[tuple[Record, list[Document]]]:
-    """Yield each record with its documents; a conversation may have several.
+    """Yield each record with its documents; a conversation may have several documents.
 
-    Records are `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from",
-    "value"}]}` or `{"input_ids", "loss_mask"}`. A text counts as response from beginning to end and
-    is closed by the end-of-sequence token. The responses of a conversation are the assistant's
-    turns, and the responses of tokens are those with mask 1. The end of a text or turn with
-    `"is_cut": true` is not learnt.
+    Records have the form `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations":
+    [{"from", "value"}]}` or `{"input_ids", "loss_mask"}`. All of a text is treated as a response,
+    and the end-of-sequence token is added. In a conversation, the responses are the assistant's
+    turns. In a record of token ids, the responses are the tokens with mask 1. If a text or turn has
+    `"is_cut": true`, the drafter does not learn that it ends there.
 
     Args:
         tokenizer: the target's tokenizer.
         records: records of the data.
         intake: counter of records, which may skip unusable records; None to count nothing.
         vocab_size: size of the target's vocabulary; None if it is unknown.
-        any_mask: whether a record may consist of prompt alone or of response alone, for callers
-            that read the tokens only.
+        any_mask: whether a record may consist of only a prompt or only a response, for callers that
+            need only the tokens.
 
     Raises:
-        DataError: a record has none of these forms or several, no response or nothing but response,
-            or tokens that the target does not have. Or the tokenizer has no chat template for
-            conversations, or cannot locate their responses.
+        DataError: a record does not have exactly one of these forms, consists of only a prompt or
+            only a response, or has tokens that the target does not have; or the tokenizer has no
+            chat template for a conversation, or the responses of a conversation cannot be located.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH_SIZE)):
@@ -189,17 +189,17 @@ def encode_records(
 
 
 def read_tokens(record: Record) -> Document:
-    """Return the document of a record that holds token ids.
+    """Return the document of a record that contains token ids.
 
     Raises:
-        RecordError: `input_ids` or `loss_mask` are not integers, or do not fit together.
+        RecordError: `input_ids` and `loss_mask` are not valid lists of integers of the same length.
     """
     ids, mask = (_numbers(record, key) for key in ("input_ids", "loss_mask"))
     if len(ids) != len(mask) or not np.isin(mask, (0, 1)).all():
         raise RecordError(
             f"{record.location} has a mask that does not fit its tokens",
             expected=f"a loss_mask of {len(ids)} numbers, each 0 or 1",
-            got=f"{len(mask)} from {mask.min(initial=0)} to {mask.max(initial=0)}",
+            got=f"{len(mask)} numbers from {mask.min(initial=0)} to {mask.max(initial=0)}",
         )
     if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
         raise RecordError(
@@ -219,8 +219,8 @@ def _numbers(record: Record, key: str) -> npt.NDArray[np.int64]:
     is_empty = isinstance(value, list) and not value
     if not is_empty and (numbers.ndim != 1 or numbers.dtype.kind not in "bi"):
         raise RecordError(
-            f"{record.location} has unusable {key}",
-            expected="a list of integers under input_ids, and one of 0 and 1 under loss_mask",
+            f"{record.location} has an unusable value under {key}",
+            expected="lists of integers under input_ids and loss_mask",
             got=repr(value)[:80],
         )
     return numbers.astype(np.int64)
@@ -249,7 +249,9 @@ def _text(record: Record) -> _Text:
     text = record.fields["text"]
     if not isinstance(text, str):
         raise RecordError(
-            f"{record.location} holds no text", expected="a string", got=type(text).__name__
+            f"{record.location} has no text under the key text",
+            expected="a string",
+            got=type(text).__name__,
         )
     return _Text(text, is_cut=record.fields.get(CUT) is True)
 
@@ -272,7 +274,7 @@ def _encode_chats(
 ) -> Iterator[Document]:
     encoded = tokenizer(
         [chat.text for chat in chats],
-        add_special_tokens=False,  # the template has written them
+        add_special_tokens=False,  # the template has already added them
         return_offsets_mapping=True,
         verbose=False,
     )

@@ -12,19 +12,20 @@ from torch import Tensor
 from jakiro.errors import DataError
 from training.data.token_store import TokenStore
 
-_GROUP_SIZE = 1024  # documents that are counted at once; each count passes over the vocabulary
+_GROUP_SIZE = 1024  # documents whose tokens are counted at once, in one array of vocabulary size
 
 
 def choose_draft_ids(
     store: TokenStore, documents: Iterable[SupportsIndex], size: int, vocab_size: int
 ) -> Int[Tensor, " drafted"]:
-    """Return the ids of the most frequent tokens of the responses, ascending.
+    """Return the ids of the most frequent tokens of the responses, in ascending order.
 
-    Of equally frequent tokens the smaller ids are taken, so the result depends on the data alone.
+    Of equally frequent tokens, those with smaller ids are selected, so that the result depends only
+    on the data.
 
     Args:
         store: store of the documents.
-        documents: indices of the documents that are trained on.
+        documents: indices of the training documents.
         size: number of ids to return.
         vocab_size: size of the target's vocabulary.
 
@@ -40,7 +41,7 @@ def choose_draft_ids(
     if (known := int((counts > 0).sum())) < size:
         raise DataError(
             "drafter.draft_vocab_size is larger than the number of tokens used in the responses",
-            expected=f"at most {known}, the number of different tokens in them",
+            expected=f"at most {known}, the number of different tokens in the responses",
             got=size,
             remedy="lower drafter.draft_vocab_size, or leave it out to draft all tokens",
         )

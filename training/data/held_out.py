@@ -1,4 +1,4 @@
-"""Validation data: documents that are kept out of training, and prompts made of them."""
+"""Validation data: documents that are held out of training, and prompts made from documents."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -25,8 +25,8 @@ def split_validation(
     Args:
         store: store of the documents.
         count: number of records to hold out.
-        fraction: fraction of the other records to train on, at least one record; a smaller fraction
-            is a subset of a larger one.
+        fraction: fraction of the remaining records to train on, but at least one record; the
+            records of a smaller fraction are a subset of those of a larger fraction.
 
     Raises:
         DataError: nothing would remain to train on.
@@ -50,7 +50,7 @@ def split_validation(
 
 
 def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Documents:
-    """Return all documents of some records, record after record."""
+    """Return all documents of the given records, record after record."""
     ends = np.append(store.first_documents[1:], store.num_documents)
     counts = (ends - store.first_documents)[records]
     begins = np.repeat(store.first_documents[records], counts)
@@ -66,14 +66,14 @@ def prompts_of(
     longest: int,
     count: int,
 ) -> list[Prompt]:
-    """Return prompts made of the beginnings of documents.
+    """Return prompts made from the beginnings of documents.
 
     Args:
         store: store of the documents.
         documents: indices of the documents, in order of preference.
-        prompt_tokens: number of tokens taken from a text; a conversation is cut before the first
-            answer.
-        longest: number of tokens of the longest usable prompt.
+        prompt_tokens: largest number of tokens taken from a text; a conversation is cut off before
+            its first answer.
+        longest: largest number of tokens of a prompt; longer prompts are left out.
         count: largest number of prompts.
     """
     starts = (_start_of(store, index, prompt_tokens) for index in documents)

@@ -1,4 +1,4 @@
-"""Packed sequences: pieces of documents, joined to sequences of one length, and batches of them."""
+"""Packed sequences of equal length, made from pieces of documents, and batches of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class PackedSequence:
 
     @property
     def document_starts(self) -> npt.NDArray[np.int64]:
-        """The index in the sequence of the first token of each position's document."""
+        """The index, in the sequence, of the first token of each position's document."""
         return np.arange(len(self.positions)) - self.positions
 
 
@@ -41,16 +41,16 @@ SequenceWithAnchors = tuple[PackedSequence, npt.NDArray[np.int64]]  # anchors: [
 
 
 class PackedSequences:
-    """All packed sequences of some documents.
+    """All packed sequences of the given documents.
 
-    Documents are split if they are longer than a sequence, or to fill sequences. A piece counts as
-    a document of its own, with its part of the responses; see `lay_out`.
+    Documents are split if they are longer than a sequence, or to fill sequences; see `lay_out`.
+    Each piece is treated as a document with its part of the responses.
 
     Args:
         store: store of the documents.
         documents: indices of the documents to pack.
         sequence_length: number of tokens of a sequence.
-        split: kind of the documents that may be split to fill sequences, as for `lay_out`.
+        split: kind of documents that may be split to fill sequences, as for `lay_out`.
 
     Attributes:
         counts: counts of what was packed, split and dropped.
@@ -103,7 +103,7 @@ class PackedSequences:
         return sequence
 
     def describe(self, index: int) -> str:
-        """Return the locations in the data of the documents of a sequence."""
+        """Return the locations in the data of a sequence's documents."""
         begins = self._pieces.starts[self._ends[index] : self._ends[index + 1]]
         after = np.searchsorted(self.store.starts, begins, "right")
         return self.store.describe([int(document) - 1 for document in after])
@@ -113,8 +113,8 @@ def collate(sequences: Iterable[SequenceWithAnchors], is_narrow: bool = False) -
     """Return sequences and their anchors as one batch.
 
     Args:
-        sequences: sequences of one length with their anchors.
-        is_narrow: whether self-attention sees drafted tokens only.
+        sequences: sequences of equal length with their anchors.
+        is_narrow: whether self-attention is limited to the tokens after the anchor.
     """
     packed, anchors = zip(*sequences, strict=True)
     columns = (

@@ -1,7 +1,7 @@
 """Conversations as text: the tokenizer's chat template, and the spans of the responses.
 
-Templates rarely mark the responses. The text that a template adds when an assistant turn is
-appended is the response.
+Because templates rarely mark the responses, a response is taken to be the text that the template
+adds when an assistant turn is appended.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from jakiro.errors import DataError
 from training.data.chat import CUT, Chat
 from training.data.sources import RecordError
 
-# Errors that templates raise on purpose, and those of expressions on turns of another shape.
+# Errors that templates raise on purpose, and errors caused by turns of an unexpected form.
 _FAULTS = (TemplateError, AttributeError, LookupError, TypeError, ValueError)
 
-# Some templates write today's date, and the same data would be encoded differently tomorrow.
+# Some templates write today's date, so the same data would be encoded differently every day.
 _CLOCK = "strftime_now"
 _STOPPED_CLOCK = (
     "{%- macro strftime_now(format) -%}{{- format"
@@ -38,17 +38,16 @@ class Span(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A text as decoding sees it, with the spans of its responses."""
+    """A text as the target reads it in decoding, with the spans of its responses."""
 
     text: str
     responses: tuple[Span, ...]
 
 
 class _Turn(NamedTuple):
-    """The text before an assistant turn, generation prompt included, and the text up to its end.
+    """The text before an assistant turn, with the generation prompt, and the text up to its end.
 
-    The last `num_unsaid` characters belong to the end marker, which an answer that was cut off
-    never reached.
+    The last `num_unsaid` characters are the end marker after an answer that was cut off.
     """
 
     number: int
@@ -60,18 +59,18 @@ class _Turn(NamedTuple):
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
     """Return the conversation as the template writes it, with the spans of the assistant's turns.
 
-    A span is the text that a turn adds to the text before it, reasoning included, but without the
-    end marker after an answer that was cut off. The result is a single text, unless the template
-    rewrites earlier turns when later turns follow, as templates do that drop earlier reasoning. In
-    that case each turn gets a text of its own, which is the text that decoding sees.
+    A span is the text that a turn adds, including reasoning, but without the end marker after an
+    answer that was cut off. The result is a single text unless the template rewrites earlier turns
+    when later turns follow, for example by dropping earlier reasoning. In that case, there is one
+    text for each assistant turn, which is the text that the target reads in decoding.
 
     Args:
         tokenizer: tokenizer with a chat template.
         chat: conversation with at least one answer.
 
     Raises:
-        DataError: the tokenizer has no template.
-        RecordError: the template refuses the conversation.
+        DataError: the tokenizer has no chat template.
+        RecordError: the template rejects the conversation.
     """
     template = template_of(tokenizer, chat)
     try:
@@ -88,15 +87,15 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
 
 
 def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the text that asks the assistant for the next turn.
+    """Return the text after which the target generates the next assistant turn.
 
     Args:
         tokenizer: tokenizer with a chat template.
         chat: conversation so far.
 
     Raises:
-        DataError: the tokenizer has no template.
-        RecordError: the template refuses the conversation.
+        DataError: the tokenizer has no chat template.
+        RecordError: the template rejects the conversation.
     """
     template = template_of(tokenizer, chat)
     try:
@@ -113,7 +112,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
         chat: conversation; its tools may select one of several templates.
 
     Raises:
-        DataError: the tokenizer has no template.
+        DataError: the tokenizer has no chat template.
     """
     if tokenizer.chat_template is None:
         raise DataError(
@@ -124,7 +123,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
         )
     try:
         template = str(tokenizer.get_chat_template(tools=chat.tools))
-    except ValueError as error:  # several named templates, none of them the default
+    except ValueError as error:  # there are several named templates, but no default
         raise DataError("the tokenizer's chat template cannot be used", got=error) from error
     return _STOPPED_CLOCK + template if _CLOCK in template else template
 
@@ -142,7 +141,7 @@ def _ask(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, index: i
 
 def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn) -> Rendered:
     text = turn.answered
-    if not text.startswith(turn.asked):  # the answer itself rewrites what comes before it
+    if not text.startswith(turn.asked):  # the answer changes the text before it
         begin = _begin_of_answer(tokenizer, template, chat, turn)
         text = turn.asked + turn.answered[begin:]
     return Rendered(text, (Span(len(turn.asked), len(text) - turn.num_unsaid),))
@@ -155,7 +154,8 @@ def _begin_of_answer(
     others = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
     begin = min(_count_shared(turn.answered, other) for other in others)
     before = turn.answered[:begin]
-    # White space before an answer belongs to the answer, unless the generation prompt ends with it.
+    # White space before an answer belongs to the answer, unless the generation prompt ends with
+    # that white space.
     space = before[len(before.rstrip()) :]
     return begin - len(space.removeprefix(turn.asked[len(turn.asked.rstrip()) :]))
 
@@ -173,10 +173,10 @@ def _with_other_answers(
     index: int,
     contents: tuple[str, str],
 ) -> list[str]:
-    """Return the texts up to the end of a turn with other contents of this turn.
+    """Return the texts up to the end of a turn whose content is replaced by each of `contents`.
 
-    The two contents begin and end with different characters, so that at least one of them differs
-    from the real content.
+    The two contents differ in one character, so that at least one of them differs from the real
+    content at that character.
     """
     turn = chat.messages[index]
     others = ([*chat.messages[:index], turn | {"content": content}] for content in contents)
@@ -193,7 +193,7 @@ def _apply(
     count: int,
     is_asking: bool = False,
 ) -> str:
-    """Return the text of the first turns."""
+    """Return the text of the first `count` turns."""
     apply: Any = tokenizer.apply_chat_template
     text = apply(
         chat.messages[:count],
@@ -207,7 +207,7 @@ def _apply(
 
 def _refusal(chat: Chat, error: Exception) -> RecordError:
     return RecordError(
-        f"the chat template refuses {chat.location}",
+        f"the chat template rejects {chat.location}",
         expected="roles in an order that the template accepts",
         got=f"{error} (roles: {', '.join(turn['role'] for turn in chat.messages[:6])})",
         remedy="change the record; if the template has no system role, put the system text at the "
@@ -226,12 +226,12 @@ def encode_by_prefixes(
     """Return the tokens of a conversation, and whether each token belongs to a response.
 
     Args:
-        tokenizer: any tokenizer; the text up to every border of a response is encoded separately.
+        tokenizer: tokenizer, with which the text up to each border of a response is encoded.
         chat: text of the conversation with the spans of its responses.
         location: file and line of the record, for messages.
 
     Raises:
-        RecordError: a token lies across the border of a response.
+        RecordError: a token spans the border of a response.
     """
     borders = [border for span in chat.responses for border in span]
     texts = [chat.text, *(chat.text[:border] for border in borders)]
@@ -251,9 +251,9 @@ def _length(
         return len(prefix)
     raise RecordError(
         f"cannot determine which tokens of {location} belong to responses",
-        expected="a tokenizer that reports the offsets of its tokens, or that has no token across "
+        expected="a tokenizer that reports the offsets of its tokens, or whose tokens never span "
         "the end of a turn",
-        got=f"{type(tokenizer).__name__}, which is neither",
-        remedy="put the tokenizer.json of its fast version beside the target, or give records as "
-        "input_ids with loss_mask; data.skip_bad_rows leaves such records out",
+        got=f"{type(tokenizer).__name__}, which does neither",
+        remedy="put the tokenizer.json of a fast tokenizer into the target's folder, provide the "
+        "records as input_ids with loss_mask, or set data.skip_bad_rows=true to skip such records",
     )

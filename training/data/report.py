@@ -1,4 +1,4 @@
-"""Log messages about the data, printed once in a study of many runs, and previews of documents."""
+"""Log messages about the data, logged only once in a study of many runs, and document previews."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ _logged: ContextVar[set[str] | None] = ContextVar("logged lines about the data",
 
 @contextmanager
 def report_once() -> Iterator[None]:
-    """Log each line about the data only once inside this context, over all runs."""
+    """Log each line about the data only once within this context, even if many runs report it."""
     token = _logged.set(set())
     try:
         yield
@@ -40,7 +40,7 @@ def report(counts: DataCounts) -> None:
 def advice(
     packed: PackCounts, split: str = "data.split", sequence_length: str = "data.sequence_length"
 ) -> str | None:
-    """Return advice on how to waste less on padding; None if there is little padding.
+    """Return advice on how to reduce padding; None if there is little padding.
 
     Args:
         packed: counts of the packed sequences.
@@ -49,10 +49,10 @@ def advice(
     """
     if packed.padding <= TOLERATED_PADDING:
         return None
-    wider = "" if packed.wider_split is None else f"{split} {packed.wider_split}, or "
+    wider = "" if packed.wider_split is None else f"{split}={packed.wider_split} or "
     return (
-        f"{packed.padding:.0%} of all packed tokens are padding: {wider}another {sequence_length}, "
-        "such as twice this one, may waste less"
+        f"{packed.padding:.0%} of all packed tokens are padding: try {wider}a different "
+        f"{sequence_length}, such as twice the current value"
     )
 
 
@@ -65,16 +65,16 @@ def _is_new(line: str) -> bool:
     return is_new
 
 
-SHOWN = 600  # tokens of a document that are shown
+SHOWN = 600  # largest number of tokens of a document that are shown
 
 _RESPONSE = "bold green"
 _PROMPT = "dim"
 
 
 def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -> list[Text]:
-    """Return coloured documents that are spread evenly over the data.
+    """Return coloured previews of documents that are spread evenly over the data.
 
-    Responses also stand between ⟦ and ⟧, for terminals without colours.
+    For terminals without colours, responses are also enclosed in ⟦ and ⟧.
 
     Args:
         store: store of the documents.
@@ -88,7 +88,7 @@ def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -
 def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, index: int) -> Text:
     ids, mask = store.document(index)
     title = f"document {index + 1:,} of {store.num_documents:,}, {store.describe([index])}: "
-    counts = f"{len(ids):,} tokens, {int(mask.sum()):,} of responses\n"
+    counts = f"{len(ids):,} tokens, {int(mask.sum()):,} in responses\n"
     text = Text.assemble((title + counts, "bold"))
     shown, mask = ids[:SHOWN], mask[:SHOWN]
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(shown)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from training.data.counts import Fill
 from training.data.token_store import TokenStore
 
-_PARTS = 40  # the shortest piece of a split document is this part of a sequence
+_PARTS = 40  # the shortest piece of a split document is 1/40 of a sequence
 
 
 class Piece(NamedTuple):
@@ -28,24 +28,24 @@ class Piece(NamedTuple):
 
 
 class SequenceFilling:
-    """Sequences that documents are put into one after another, split if that fills a sequence.
+    """Sequences that are filled with documents one after another, some of which are split.
 
-    A document stays whole if it fits, in the sequence where it leaves the least space. Otherwise
-    its beginning fills the sequence with the most space, or begins another sequence if the
-    beginning would hold no response. With texts, all but one of the sequences that are begun here
-    have less than a twentieth of padding.
+    A document that fits into a sequence stays whole, in the sequence where it leaves the least
+    space. Otherwise, its beginning fills the sequence with the most space, or starts a new sequence
+    if that beginning would contain no response. If all documents are texts, all but one of the new
+    sequences have less than 5% padding.
 
     Args:
         sequence_length: number of tokens of a sequence.
-        free: number of free tokens of each sequence that exists already.
-        is_useful: predicate of the pieces that have a response.
+        free: number of free tokens in each existing sequence.
+        is_useful: function that returns whether a piece contains a response.
 
     Attributes:
         starts: index of the first token of each piece in a sequence.
         lengths: number of tokens of each piece.
         sequences: index of the sequence of each piece; existing sequences come first.
-        left_out: pieces without a response, or of a single token.
-        num_split: number of documents in several pieces.
+        left_out: dropped pieces, which have no response or only a single token.
+        num_split: number of documents that were split into several pieces.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class SequenceFilling:
         self._sequence_length = sequence_length
         self._shortest = max(2, sequence_length // _PARTS)
         self._is_useful = is_useful
-        # Free tokens and index of each sequence that is not full, in the order of free tokens.
+        # Number of free tokens and index of each sequence that is not full, sorted by free tokens.
         self._open: list[tuple[int, int]] = []
         self._num_sequences = 0
         for tokens in free:
             self._begin(tokens)
 
     def add(self, document: Piece) -> None:
-        """Put a document into sequences, its beginning first."""
+        """Put a document into one or several sequences, starting with its beginning."""
         rest, num_pieces = document, 0
         while rest.length:
             head = self._head(rest)
@@ -79,13 +79,13 @@ class SequenceFilling:
         self.num_split += num_pieces > 1
 
     def _head(self, rest: Piece) -> Piece:
-        """Return the beginning of a document's rest that goes into one sequence or is dropped."""
+        """Return the next piece of a document's rest, to be put into one sequence or dropped."""
         most = self._open[-1][0] if self._open else 0
         within_most = Piece(rest.start, self._length_within(most, rest.length))
         if self._is_kept(within_most):
             return within_most
         length = self._length_within(self._sequence_length, rest.length)
-        # The length is 0 for very short sequences.
+        # The length is 0 if sequences are very short.
         return Piece(rest.start, length or min(rest.length, self._sequence_length))
 
     def _length_within(self, free: int, length: int) -> int:
@@ -117,35 +117,35 @@ class SequenceFilling:
 
 
 TOLERATED_PADDING = 0.05  # as a fraction of the packed tokens
-OPEN_SEQUENCES = 64  # sequences that wait for a fitting piece; more of them waste less but are slow
+OPEN_SEQUENCES = 64  # number of sequences that stay open; more reduce padding but are slower
 
 Split = Literal["never", "texts", "all"]
 
 
 class Pieces(NamedTuple):
-    """Pieces of documents, by the indices of their first tokens in the token store."""
+    """Pieces of documents: indices of their first tokens in the token store, and their lengths."""
 
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
     def select(self, indices: npt.NDArray[Any]) -> "Pieces":
-        """Return the pieces at some indices or under a mask."""
+        """Return the pieces that the given indices or mask select."""
         return Pieces(self.starts[indices], self.lengths[indices])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of all sequences, one sequence after another, in a few bytes for each piece.
+    """The pieces of all sequences, one sequence after another, stored in a few bytes per piece.
 
     Attributes:
         pieces: pieces in the order of the sequences.
-        ends: index of the first piece of each sequence, and the number of pieces at the end.
+        ends: index of the first piece of each sequence, followed by the total number of pieces.
         left_out: number of tokens of each dropped piece.
-        num_split: number of documents in several pieces.
-        filled_with: kind of the documents that were split to fill sequences, "texts" or "all"; None
-            if no document was.
-        wider_split: value of the setting that would split more documents; None if there is little
-            padding, or no such value.
+        num_split: number of documents that were split into several pieces.
+        filled_with: kind of documents that were split to fill sequences, "texts" or "all"; None if
+            no document was split for this purpose.
+        wider_split: value of `split` with which more documents would be split; None if there is
+            little padding, or if there is no such value.
     """
 
     pieces: Pieces
@@ -174,17 +174,17 @@ class Layout:
 def lay_out(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int, split: Split
 ) -> Layout:
-    """Return the layout of the packed sequences of some documents.
+    """Return the layout of the packed sequences of the given documents.
 
-    Documents longer than a sequence are split. Other documents stay whole if that leaves at most a
-    twentieth of padding, or if splitting would not save a sequence.
+    Documents longer than a sequence are split. Other documents stay whole if there is then at most
+    5% padding, or if splitting would not reduce the number of sequences.
 
     Args:
         store: store of the documents.
         documents: indices of the documents.
         sequence_length: number of tokens of a sequence.
-        split: kind of the documents that may be split to fill sequences: "never" for none, "texts",
-            or "all".
+        split: kind of documents that may be split to fill sequences: "texts" or "all"; "never" to
+            split no documents.
     """
     whole = _whole(store, documents, sequence_length)
     if whole.padding(sequence_length) <= TOLERATED_PADDING:
@@ -200,7 +200,7 @@ def lay_out(
 
 
 def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
-    """Return the setting with which more documents would be split; None if there is none."""
+    """Return the `split` with which more documents would be split; None if there is none."""
     if split == "all" or (split == "texts" and is_text.all()):
         return None
     return "texts" if is_text.all() else "all"
@@ -227,7 +227,7 @@ def _filled(
     divisible: npt.NDArray[np.int64],
     sequence_length: int,
 ) -> Layout:
-    """Lay out the undivided documents whole, and fill their sequences and others with the rest."""
+    """Lay out the undivided documents whole, and fill the remaining space and new sequences."""
     whole = _whole(store, undivided, sequence_length)
     filling = SequenceFilling(
         sequence_length,
@@ -258,9 +258,9 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 def _split(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into sequences, and whether each has a response and a second token.
+    """Return pieces that fit into sequences, and whether each has a response and two tokens.
 
-    Every document has both, so only the pieces of split documents are examined.
+    Every whole document has both, so only the pieces of split documents are examined.
     """
     begins, lengths = store.starts[documents], store.lengths[documents]
     counts = -(-lengths // sequence_length)
@@ -280,7 +280,7 @@ def _split(
 
 def _pack(lengths: npt.NDArray[np.int64], sequence_length: int) -> Iterator[list[int]]:
     """Yield the pieces of each sequence by best fit among a bounded number of open sequences."""
-    unfilled: list[tuple[int, int]] = []  # free tokens, and the key of the sequence's pieces
+    unfilled: list[tuple[int, int]] = []  # free tokens, and key in `contents`
     contents: dict[int, list[int]] = {}
     for piece, length in enumerate(array("q", lengths.tobytes())):
         rank = bisect_left(unfilled, (length, -1))

@@ -1,4 +1,4 @@
-"""Sampler of the batches of an optimizer step, determined by the seed and the step alone."""
+"""Sampler of the batches of an optimizer step, which depend only on the seed and the step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,17 +16,18 @@ from training.loss.batch import Batch
 class Sampler:
     """Stateless source of the batches of any step, for any number of processes.
 
-    Each epoch has a random order of its own. A step may begin in one epoch and end in the next. A
-    resumed run asks for its step and continues. The sequences of a step do not depend on the number
-    of processes.
+    The sequences have a different random order in each epoch. A step may begin in one epoch and end
+    in the next. The sequences of a step do not depend on earlier steps or on the number of
+    processes.
 
     Args:
         sequences: the packed sequences, at least one.
         sequences_per_step: number of sequences of an optimizer step, over all processes.
         rule: rule by which anchors are sampled.
-        seed: seed of the orders and the anchors.
-        narrow_steps: number of first steps in which self-attention sees drafted tokens only.
-        first_number: number of the first sequence among all sequences of the run.
+        seed: seed of the random orders and of the anchors.
+        narrow_steps: number of steps, at the start of training, in which self-attention is limited
+            to the tokens after the anchor.
+        first_number: index of the first of `sequences` among all sequences of the run.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Sampler:
         return len(self._sequences)
 
     def batch(self, step: int, begin: int, end: int) -> Batch:
-        """Return some of the sequences of a step.
+        """Return a batch of consecutive sequences of a step.
 
         Args:
             step: optimizer step, counted from zero.
@@ -73,8 +74,8 @@ class Sampler:
         Each sequence is yielded at most once.
 
         Args:
-            num_tokens: number of tokens, padding not counted; the last sequence may exceed it, and
-                a shorter epoch is yielded whole.
+            num_tokens: number of tokens, excluding padding. The last sequence may exceed this
+                number; if an epoch has fewer tokens, all of its sequences are yielded.
         """
         for index in range(self.num_sequences):
             if num_tokens <= 0:
@@ -85,19 +86,19 @@ class Sampler:
             yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
-        """Return the micro-batches of one process by their first sequence within the step.
+        """Return the micro-batches of one process by the index of their first sequence in the step.
 
         Args:
             step: optimizer step, counted from zero.
             size: number of sequences of a micro-batch.
             rank: rank of the process; the micro-batches of all ranks make up the step.
-            count: number of processes; together with `size` it divides the step evenly.
+            count: number of processes; `size * count` divides the number of sequences of a step.
         """
         begins = range(size * rank, self._sequences_per_step, size * count)
         return {begin: self.batch(step, begin, begin + size) for begin in begins}
 
     def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
-        """Return the locations in the data of the sequences that `batch` reads, by their number.
+        """Return the locations in the data of the sequences that `batch` reads, by sequence number.
 
         Args:
             step: optimizer step, counted from zero.
@@ -110,7 +111,7 @@ class Sampler:
         return {number: self._sequences.describe(number) for number in numbers}
 
     def _epoch_and_number(self, index: int) -> tuple[int, int]:
-        """Return the epoch and the sequence number of an index over the whole run."""
+        """Return the epoch and the sequence number for an index over all steps of the run."""
         epoch, rank = divmod(index, len(self._sequences))
         return epoch, int(self._order(epoch)[rank])
 

@@ -1,4 +1,4 @@
-"""Sources of training data: files, folders and data sets of the hub, read record by record."""
+"""Sources of training data: files, folders and datasets of the hub, read record by record."""
 
 import hashlib
 import json
@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
 
-_SHOWN = 5  # skipped records that are named; the others are only counted
+_SHOWN = 5  # number of skipped records that are logged; further ones are only counted
 
 _logger = get_logger(__name__)
 
 
 class RecordError(DataError):
-    """A single record cannot be used; the others may be usable."""
+    """A single record cannot be used; other records may be usable."""
 
 
 @dataclass
 class Intake:
-    """Counter of records while they are read.
+    """Counter of the records that are read, which can skip unusable records.
 
     Attributes:
-        is_skipping: whether unusable records are skipped; by default the first one is an error.
+        is_skipping: whether unusable records are skipped; if not, the first one raises an error.
         num_records: number of records read so far, unusable records included.
-        num_skipped: number of unusable records.
+        num_skipped: number of unusable records skipped so far.
     """
 
     is_skipping: bool = False
@@ -36,7 +36,7 @@ class Intake:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Skip the body of the context if its record is unusable and records may be skipped.
+        """Suppress the error of an unusable record in the context if records may be skipped.
 
         Raises:
             RecordError: the record is unusable, and records may not be skipped.
@@ -56,8 +56,8 @@ class Record(NamedTuple):
 
     Attributes:
         fields: keys and values of the record.
-        location: source and number, for messages.
-        number: line (JSONL) or index (others) of the record in its source, counted from 1.
+        location: source and number of the record, for messages.
+        number: line (JSONL) or index (other sources) of the record in its source, from 1.
         source: index of the source among several, counted from 0.
     """
 
@@ -84,7 +84,7 @@ class FileSource:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the file's records with their line (JSONL) or index (others), counted from 1.
+        """Yield the file's records, each with its line (JSONL) or index (other files), from 1.
 
         Args:
             intake: counter of records, which may skip malformed records; None to count nothing.
@@ -104,23 +104,23 @@ class FileSource:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A split of a data set that the `datasets` library finds by name."""
+    """A split of a dataset that the `datasets` library finds by name."""
 
     name: str
     split: str
 
     def fingerprint(self) -> str:
-        """Return the library's own hash of the data set."""
+        """Return the hash that the library computes for the dataset."""
         return str(self._load()._fingerprint)
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the data set's records with their index, counted from 1.
+        """Yield the dataset's records with their indices, counted from 1.
 
         Args:
             intake: counter of records; None to count nothing.
 
         Raises:
-            DataError: the data set cannot be loaded.
+            DataError: the dataset cannot be loaded.
         """
         intake = intake or Intake()
         for number, fields in enumerate(self._load(), start=1):
@@ -128,14 +128,18 @@ class HubSource:
             yield Record(fields, f"{self.name}:{number}", number)
 
     def _load(self) -> Any:
-        from datasets import load_dataset  # takes seconds to import; files do not need it
+        from datasets import load_dataset  # slow to import, and not needed for files
 
         try:
             return load_dataset(self.name, split=self.split)
-        except (OSError, RuntimeError, ValueError) as error:  # offline, unknown, no such split
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # offline, or no such dataset or split
             raise DataError(
-                f"cannot load the data set {self.name!r}",
-                expected=f"a file, a folder, or a data set of the hub with a split {self.split!r}",
+                f"cannot load the dataset {self.name!r}",
+                expected=f"a file, a folder, or a dataset of the hub with a split {self.split!r}",
                 got=str(error).splitlines()[0],
                 remedy="check data.paths",
             ) from error
@@ -152,7 +156,7 @@ def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
         intake: counter of records, which may skip malformed records.
 
     Raises:
-        DataError: as the `records` of the sources.
+        DataError: in the same cases as for the `records` method of each source.
     """
     for number, source in enumerate(sources):
         for record in source.records(intake):
@@ -165,16 +169,16 @@ def is_data(path: Path) -> bool:
 
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
-    """Return the sources that the paths name; a folder stands for all data files below it, sorted.
+    """Return the sources that the paths name; a folder stands for all data files in it, sorted.
 
     Raises:
-        DataError: a file is missing or of an unknown kind, or a folder holds no data.
+        DataError: a file is missing or of an unknown kind, or a folder contains no data.
     """
     return tuple(source for path in paths for source in _sources_at(path))
 
 
 def is_local(name: str) -> bool:
-    """Return whether a name is the path of a file or folder, and not the name of a data set."""
+    """Return whether a name is the path of a file or folder, and not the name of a dataset."""
     path = Path(name).expanduser()
     is_written_as_path = path.is_absolute() or name.startswith((".", "~"))
     return path.exists() or is_written_as_path or path.suffix in _READERS
@@ -201,7 +205,7 @@ def _sources_in(folder: Path) -> list[Source]:
     files = sorted(path for path in folder.rglob("*") if is_data(path) and path.is_file())
     if not files:
         raise DataError(
-            f"the folder {folder} holds no training data",
+            f"the folder {folder} contains no training data",
             expected=f"files that end in {', '.join(_READERS)}",
             got="none",
         )
@@ -232,10 +236,10 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{path} is not JSON", expected="valid JSON", got=error) from error
     if not isinstance(values, list):
         raise DataError(
-            f"{path} holds no list of records",
+            f"{path} does not contain a list of records",
             expected="a list of objects",
             got=type(values).__name__,
-            remedy="end the file's name in .jsonl if it has one object per line",
+            remedy="rename the file to end in .jsonl if it has one object per line",
         )
     yield from enumerate(values, start=1)
 
@@ -263,7 +267,7 @@ def _as_record(value: Any, location: str, number: int) -> Record:
 def _parse(line: bytes, location: str) -> Any:
     try:
         return json.loads(line)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or endless brackets
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise RecordError(f"{location} is not JSON", expected="valid JSON", got=error) from error
 
 

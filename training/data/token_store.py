@@ -28,9 +28,10 @@ class Locations:
     """The record that each document comes from, in the order of the data.
 
     Attributes:
-        names: names of the sources in messages.
-        records: for each document the index of its source, from 0, and the line (JSONL) or index
-            (others) of its record there, from 1. Several documents may come from one conversation.
+        names: names of the sources, as used in messages.
+        records: for each document, the index of its source, from 0, and the line (JSONL) or index
+            (other sources) of its record in that source, from 1. Several documents may come from
+            one conversation.
     """
 
     names: tuple[str, ...]
@@ -38,7 +39,7 @@ class Locations:
 
     @property
     def first_documents(self) -> npt.NDArray[np.int64]:
-        """The indices of the first document of each record."""
+        """The index of the first document of each record."""
         is_other = (self.records[1:] != self.records[:-1]).any(axis=1)
         return np.flatnonzero(np.concatenate([[True], is_other]))
 
@@ -51,23 +52,22 @@ class Locations:
         )
 
 
-# Part of the fingerprint: raise it whenever the same records would be encoded differently.
+# Part of the fingerprint. Raise this number whenever the same records are encoded differently.
 _REVISION = 2
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """All documents, one after another.
+    """The tokens of all documents, one document after another.
 
     Attributes:
         token_ids: token ids of all documents.
         is_response: whether the drafter learns to predict each token.
-        starts: index of the first token of each document, and the number of all tokens at the end.
+        starts: index of the first token of each document, followed by the total number of tokens.
         fingerprint: fingerprint of the data and the tokenizer.
-        counts: counts of what was read; None for documents that come from no file.
+        counts: counts of the data that was read; None for documents without a source.
         known_hashes: hash of each document's tokens; None to compute `hashes` when needed.
-        locations: locations of the documents in the data; None for documents that come from no
-            file.
+        locations: locations of the documents in the data; None for documents without a source.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -98,18 +98,18 @@ class TokenStore:
 
     @cached_property
     def first_documents(self) -> npt.NDArray[np.int64]:
-        """The first document of each record; the other documents of the record follow it."""
+        """The index of each record's first document, which the record's other documents follow."""
         if self.locations is None:
             return np.arange(self.num_documents)
         return self.locations.first_documents
 
     @cached_property
     def is_text(self) -> npt.NDArray[np.bool_]:
-        """Whether each document is a text, which is response from beginning to end."""
+        """Whether each document is a text, all of whose tokens belong to a response."""
         return np.logical_and.reduceat(self.is_response, self.starts[:-1])
 
     def describe(self, documents: Sequence[int]) -> str:
-        """Return the locations of documents; numbers from 1 if the documents come from no file."""
+        """Return the locations of documents, or their numbers from 1 if there is no source."""
         if self.locations is not None:
             return self.locations.describe(documents)
         return f"documents {', '.join(str(document + 1) for document in documents)}"
@@ -131,19 +131,19 @@ def open_tokens(
 ) -> TokenStore:
     """Return the token store of the data, from the cache or by reading the data.
 
-    If several processes call it, one process reads and the others wait for it.
+    If several processes call this function, one of them reads the data and the others wait.
 
     Args:
-        paths: files, folders and data sets, as for `find_sources`.
+        paths: files, folders and datasets, as for `find_sources`.
         tokenizer: the target's tokenizer.
         cache_folder: folder of the cache; None for the user's cache.
-        skip_bad_rows: whether unusable records are skipped and counted; by default the first one is
-            an error.
+        skip_bad_rows: whether unusable records are skipped and counted; by default, the first
+            unusable record raises an error.
         vocab_size: size of the target's vocabulary; None if it is unknown.
 
     Raises:
-        DataError: data is missing or malformed, or holds nothing to learn from, or tokens that the
-            target does not have.
+        DataError: data is missing or malformed, contains nothing to learn from, or has tokens that
+            the target does not have.
         ConfigError: the cache cannot be written to.
         ResourceError: the disk of the cache is full.
     """
@@ -175,7 +175,7 @@ def _fingerprint(
 
 
 def _is_whole(home: Path) -> bool:
-    """Return whether all files are complete; a crash may have cut some of them off."""
+    """Return whether all files are complete; a crash may have truncated some of them."""
     try:
         sizes = json.loads((home / "sizes.json").read_bytes())
         return all((home / name).stat().st_size == size for name, size in sizes.items())
@@ -200,11 +200,11 @@ def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
 
 def _checked(store: TokenStore, vocab_size: int | None) -> TokenStore:
     highest = 0 if store.counts is None else store.counts.highest_id
-    if vocab_size is not None and highest >= vocab_size:  # cached for another target
+    if vocab_size is not None and highest >= vocab_size:  # cached for a different target
         raise DataError(
             "the data has a token that the target does not have",
             expected=f"ids from 0 to {vocab_size - 1}",
             got=highest,
-            remedy="use the target's own tokenizer",
+            remedy="use the target's tokenizer",
         )
     return store

@@ -1,4 +1,4 @@
-"""Writer of the token cache, which also counts what was read and dropped."""
+"""Writer of the token cache, which also counts the records and documents."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from training.data.sources import Intake, Record
 def write_tokens(
     home: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write the files that a `TokenStore` maps, all of them or none.
+    """Write all files that a `TokenStore` maps; an error leaves none of them behind.
 
     Args:
         home: folder to be written; an existing folder is replaced.
@@ -31,7 +31,7 @@ def write_tokens(
         intake: counter of the records, which is complete once `records` is exhausted.
 
     Raises:
-        DataError: there is no response in any document.
+        DataError: no document contains a response.
         ResourceError: the disk is full.
     """
     partial = home.with_name(f".{home.name}.partial")
@@ -82,7 +82,7 @@ def _write(
     )
     if num_responses == 0:
         raise DataError(
-            "the data holds nothing to learn from",
+            "the data contains nothing to learn from",
             expected="documents with response tokens",
             got=f"{counts.documents} documents without any, {counts.skipped} records skipped",
         )
@@ -96,7 +96,7 @@ def _write(
 
 @contextmanager
 def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
-    """Yield a function that appends an array to a file; errors of the body are not touched.
+    """Yield a function that appends an array to a file; errors of the body pass unchanged.
 
     Raises:
         ResourceError: the disk is full.
@@ -113,12 +113,12 @@ def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
         with _writing(path):
             file.close()
     finally:
-        with suppress(OSError):  # an error of writing has been raised before
+        with suppress(OSError):  # a write error has already been raised
             file.close()
 
 
 def _save_array(path: Path, content: npt.NDArray[Any]) -> None:
-    # numpy itself does not notice if only a part of a file was written, so save to memory first.
+    # numpy does not notice if only a part of a file was written, so save the array to memory first.
     stream = BytesIO()
     np.save(stream, content)
     _save(path, stream.getvalue())
@@ -131,24 +131,24 @@ def _save(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Turn errors of the disk into errors with a remedy.
+    """Turn disk errors into errors that suggest a remedy.
 
     Args:
         path: file or folder to be written.
         num_bytes: number of bytes to be written; None if it is unknown.
 
     Raises:
-        ResourceError: the disk is full, or the file may not become so large.
+        ResourceError: the disk is full, or the file is larger than the system allows.
     """
     try:
         yield
     except OSError as error:
-        wanted = "5 bytes for each token" if num_bytes is None else f"{num_bytes:,} bytes"
+        wanted = "5 bytes per token" if num_bytes is None else f"{num_bytes:,} bytes"
         free = shutil.disk_usage(path.parent).free / 2**20
         raise ResourceError(
             f"cannot write tokens to {path}",
-            expected=f"room for {wanted}, and no limit on the size of files",
-            got=f"{error.strerror or error}, where {free:,.0f} MiB are free",
-            remedy="make room, or name a folder on another disk in data.cache_folder, and start "
-            "again, which reads the data from the beginning",
+            expected=f"room for {wanted}, and no lower limit on the size of files",
+            got=f"{error.strerror or error}, while {free:,.0f} MiB are free",
+            remedy="make room, or name a folder on another disk in data.cache_folder; then start "
+            "again: the data will be read from the beginning",
         ) from error

@@ -15,7 +15,7 @@ from training.data.sources import Record, find_sources
 
 _TEXTS: Final = (".txt", ".md", ".rst", ".py")
 _RECORDS: Final = (".jsonl", ".parquet")  # always read as training data
-_PIECE: Final = 1 << 16  # characters of a text that are read and counted at once
+_PIECE: Final = 1 << 16  # number of characters of a text that are read at once
 
 _logger = get_logger(__name__)
 
@@ -33,8 +33,8 @@ def count_trigrams(
         on_document: callback after each document, with the number of tokens so far.
 
     Raises:
-        DataError: a record cannot be read or holds ids that the tokenizer does not have, or there
-            is no trigram at all.
+        DataError: a record cannot be read or contains ids that the tokenizer does not have, or the
+            corpus contains no trigrams.
     """
     counter = TrigramCounter()
     size = vocabulary_size(tokenizer)
@@ -43,7 +43,7 @@ def count_trigrams(
         on_document(counter.num_tokens)
     if counter.num_trigrams == 0:
         raise DataError(
-            "the corpus holds no trigram",
+            "the corpus contains no trigrams",
             expected="a document of at least three tokens",
             got=f"{counter.num_tokens} tokens in all",
             remedy="check the paths given to --corpus",
@@ -54,14 +54,14 @@ def count_trigrams(
 def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
     """Yield the records of text files and of training data.
 
-    Texts in a folder that are not UTF-8 are skipped with a warning. In a folder with texts, .json
-    files are skipped.
+    Text files in a folder that are not encoded in UTF-8 are skipped with a warning. In a folder
+    with text files, .json files are skipped.
 
     Args:
         paths: training data as in `data.paths`, text files, or folders with both.
 
     Raises:
-        DataError: a path is missing, unreadable, or of an unknown kind.
+        DataError: a path is missing or unreadable, or a file is of an unknown kind.
     """
     for name in paths:
         path = Path(name).expanduser()
@@ -83,7 +83,7 @@ def _texts_at(path: Path) -> list[Path]:
 
 
 def _data_at(path: Path) -> list[str]:
-    """Return the data files beside texts, except .json files, which may hold anything there."""
+    """Return a folder's data files, except for .json files, which may contain other things."""
     if not path.is_dir():
         return []
     files = sorted(path.rglob("*"))

@@ -1,14 +1,14 @@
-"""Anchors: the last verified position of each position that is drafted in training.
+"""Anchors: the last verified position for each position that is drafted in training.
 
-Decoding drafts position i at a distance d of 1..A from its anchor, the last verified position:
+In decoding, position i is drafted at a distance d of 1 to A from its anchor:
 
     index       0   1   2   3   4   5   6
     anchor      0   0   1   1   3   4   4
-    distance    0   1   1   2   1   1   2      no loss where the distance is 0
+    distance    0   1   1   2   1   1   2      a distance of 0 carries no loss
 
-Queries of a moa trunk do not interact, so every position of a sequence can have a random distance
-of its own. Where queries interact, through the target's last layers or through features that are
-fed back, positions share anchors.
+The queries of a moa trunk do not interact, so each position of a sequence can have its own random
+distance. If queries interact, either through the target's last layers or through features that are
+fed back, the anchors of neighbouring positions must fit together.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ import numpy.typing as npt
 Anchors = Literal["drafting", "blocks", "previous"]
 Indices = npt.NDArray[np.int64]
 
-NEAR_SHARE = 0.85  # share of the positions whose distance occurs in the decoding schedule
-LONGEST = 512  # longest distance of the others: the drafter must survive a long gap in verification
+NEAR_SHARE = 0.85  # share of the positions whose distance occurs in decoding
+LONGEST = 512  # longest distance of the other positions, a long stretch without verification
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class AnchorRule:
 
     Attributes:
         kind: "drafting" samples an anchor for each position, "blocks" samples one anchor for
-            several consecutive positions, "previous" takes the position before, and "rollout" takes
-            distance 1 in the first anchor sample, 2 in the second, and so on.
-        num_levels: autoregressive levels A of the schedule.
+            several consecutive positions, "previous" uses the preceding position, and "rollout"
+            uses distance 1 in the first anchor sample, distance 2 in the second, and so on.
+        num_levels: number A of autoregressive levels in the drafter's schedule.
         num_samples: number of anchors of each position.
-        near_share: share of the sampled anchors whose distance occurs when decoding.
+        near_share: share of the sampled anchors whose distance occurs in decoding.
     """
 
     kind: Literal["drafting", "blocks", "previous", "rollout"]
@@ -48,7 +48,7 @@ class AnchorRule:
         Args:
             document_starts: index, within the sequence, of the first token of each position's
                 document, shape [length].
-            seed: key of the random stream, such as (seed, epoch, sequence); the same on every
+            seed: seed of the random numbers, such as (seed, epoch, sequence); the same on every
                 process.
         """
         samples = range(self.num_samples)
@@ -72,16 +72,16 @@ def sample_anchors(
     seed: tuple[int, ...],
     near_share: float = NEAR_SHARE,
 ) -> Indices:
-    """Sample for each index i of a sequence the index `max(document start, i - d)` of its anchor.
+    """Sample an anchor `max(document start, i - d)` for each index i of a sequence.
 
-    d is uniform on 1..num_levels for most positions (85%) and log-uniform up to 512 for the rest.
-    At a document's first token the anchor is the token itself (d = 0), which never occurs when
-    decoding; no loss is taken there.
+    The distance d is uniform on 1..num_levels for most positions (85%) and log-uniform up to 512
+    for the rest. The first token of a document is its own anchor (d = 0). Because this never occurs
+    in decoding, the position carries no loss.
 
     Args:
         document_starts: index of the first token of each position's document, shape [length].
-        num_levels: autoregressive levels A of the schedule.
-        seed: key of the random stream, such as (seed, epoch, sequence, sample); the same on every
+        num_levels: number A of autoregressive levels in the drafter's schedule.
+        seed: seed of the random numbers, such as (seed, epoch, sequence, sample); the same on every
             process.
         near_share: share of the positions whose d is uniform.
     """
@@ -99,16 +99,17 @@ def sample_blocks(
     seed: tuple[int, ...],
     near_share: float = NEAR_SHARE,
 ) -> Indices:
-    """Sample for each document a period and a phase; positions of one period share their anchor.
+    """Divide each document into blocks whose positions share an anchor, and return the anchors.
 
-    The anchor is the index before the period, so distances run from 1 to the period: to num_levels
-    for most documents (85%), log-uniform from there up to 512 for the rest.
+    The anchor is the index before the block, so distances run from 1 to the length of the block.
+    The block length of a document is num_levels for most documents (85%), and log-uniform between
+    num_levels and 512 for the rest. A random offset shifts the blocks of each document.
 
     Args:
         document_starts: index of the first token of each position's document, shape [length].
-        num_levels: autoregressive levels A of the schedule.
-        seed: key of the random stream, as for `sample_anchors`.
-        near_share: share of the documents whose period is `num_levels`.
+        num_levels: number A of autoregressive levels in the drafter's schedule.
+        seed: seed of the random numbers, as for `sample_anchors`.
+        near_share: share of the documents whose block length is `num_levels`.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     firsts, document = np.unique(document_starts, return_inverse=True)
@@ -122,17 +123,18 @@ def sample_blocks(
 
 
 def previous_anchors(document_starts: Indices) -> Indices:
-    """Return for each index i the anchor `max(document start, i - 1)`: ordinary teacher forcing.
+    """Return the anchor `max(document start, i - 1)` of each index i: ordinary teacher forcing.
 
-    The drafter then never learns to draft further than one token from the last verified token.
+    With these anchors, a drafter never learns to draft further than one token beyond the last
+    verified token.
     """
     return np.maximum(document_starts, np.arange(len(document_starts)) - 1)
 
 
 def rollout_anchors(document_starts: Indices, distance: int) -> Indices:
-    """Return for each index i the anchor i - distance, or i itself outside of the document.
+    """Return the anchor i - distance of each index i, or i if that is outside of the document.
 
-    No loss is taken where the anchor is the token itself.
+    A position that is its own anchor carries no loss.
 
     Args:
         document_starts: index of the first token of each position's document, shape [length].

@@ -9,20 +9,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed sequences; each holds documents that must not see each other, followed by padding.
+    """Packed sequences of documents that must not attend to each other, followed by padding.
 
-    A piece of a document that was split counts as a document.
+    Each piece of a split document is treated as a document.
 
     Attributes:
         token_ids: the tokens.
         positions: position of each token in its document, from 0.
-        documents: number of each token's document within its sequence, from 0; -1 for padding.
-        is_response: whether the drafter learns to guess the token.
+        documents: index of each token's document within its sequence, from 0; -1 for padding.
+        is_response: whether the drafter learns to predict each token.
         anchors: index, within the sequence, of the last verified token when a position is drafted,
             for every anchor sample.
-        is_narrow: whether self-attention over a sequence sees only the tokens after the anchor.
-        sequence_ids: indices of the sequences among all of the run, by which offline target states
-            are found; on the host, and empty where target states are computed online.
+        is_narrow: whether self-attention in a sequence is limited to the tokens after the anchor.
+        sequence_ids: indices of the sequences among all sequences of the run, by which stored
+            target states are found. They stay on the CPU, and may be empty if target states are
+            computed online.
     """
 
     token_ids: Int[Tensor, "batch length"]
@@ -39,10 +40,10 @@ class Batch:
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:
-        """Return whether the token `ahead` positions later is a response of the same document.
+        """Return whether the token `ahead` positions later is a response in the same document.
 
         Args:
-            ahead: distance from position i to the token i + ahead that it guesses, at least 1.
+            ahead: distance from a position to the token that it predicts, at least 1.
         """
         exists = torch.zeros_like(self.is_response)
         same = self.documents[:, ahead:] == self.documents[:, :-ahead]

@@ -1,4 +1,4 @@
-"""The drafter's output at every position of a packed batch, as when it drafts from there."""
+"""The drafter's output at every position of a packed batch, computed as in decoding."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +20,7 @@ from training.loss.views import TargetView
 
 
 class _Halves(NamedTuple):
-    """The two halves of a drafter, which keep their activations or compute them again."""
+    """The two halves of a drafter, which either keep their activations or recompute them."""
 
     encode_memory: Callable[..., tuple[Tensor, ...]]
     draft: Callable[..., ExpertsOutput]
@@ -43,7 +43,8 @@ def draft_all_positions(
 ) -> Iterator[ExpertsOutput]:
     """Yield the drafter's output at every position, once per anchor sample.
 
-    Position i sees its document's tokens up to i, and the target's state up to its anchor:
+    Position i attends to its document's tokens up to i, and to the target's state up to the anchor
+    of position i:
 
         index           0   1   2   3   4   5      position 4, whose anchor is 2
         tokens          x   x   x   x   x
@@ -56,8 +57,8 @@ def draft_all_positions(
         view: outputs of the target, with `tail_kv` if there is a tail.
         batch: the packed sequences.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
-        recompute: whether backward computes the drafter's activations again instead of keeping
-            them; gradients are the same.
+        recompute: whether the backward pass recomputes the drafter's activations, so that they need
+            not be kept; the gradients are the same.
     """
     halves = _Halves.of(drafter, recompute)
     if drafter.trunk.feature_input is None:
@@ -68,7 +69,7 @@ def draft_all_positions(
 def _from_memory(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft the positions of each anchor sample all at once: they do not depend on each other."""
+    """Draft all positions of an anchor sample at once, because they do not depend on each other."""
     encoded = halves.encode_memory(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
@@ -83,13 +84,14 @@ def _from_memory(
 def _rolled_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft distance 1 from the target's features, then each next distance from the drafter's own.
+    """Draft distance 1 from the target's features, and each later distance from the drafter's.
 
-    This is the training-time test of EAGLE-3 (arXiv 2503.01840). At distance k, position i sees
-    keys and values of the first pass up to i - k + 1, whose features are the target's, and then of
-    one position of each pass: pass m at i - k + m.
+    This is the training-time test of EAGLE-3 (arXiv 2503.01840), with one pass for each distance.
+    At distance k, position i attends to the keys and values of the first pass, which are computed
+    from the target's features, up to position i - k + 1. In addition, it attends to one position of
+    each later pass: position i - k + m of pass m.
 
-        distance      keys and values that position i sees
+        distance      keys and values that position i attends to
         1             first pass: ..., i
         2             first pass: ..., i - 1; second: i
         3             first pass: ..., i - 2; second: i - 1; third: i
@@ -112,7 +114,7 @@ def _rolled_out(
 def _memory_inputs(
     drafter: JakiroDrafter, encoded: tuple[Tensor, ...], batch: Batch, sample: int
 ) -> TrunkInputs:
-    """Return the memory that each position sees: up to its anchor."""
+    """Return the memory, masked so that each position attends only up to its own anchor."""
     if drafter.trunk.cross_attention is None:
         return TrunkInputs()
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
@@ -121,13 +123,13 @@ def _memory_inputs(
 
 
 class _EarlierKV:
-    """Keys and values of all passes so far, also for a pass that backward computes again."""
+    """Keys and values of all passes so far; the backward pass may recompute any of the passes."""
 
     def __init__(self) -> None:
         self._up_to: list[KV] = []
 
     def of_pass(self, number: int) -> KVStore:
-        """Return the store of a pass, counted from zero, which sees the passes before it."""
+        """Return the store of pass `number`, from zero, which includes the earlier passes."""
         earlier = self._up_to[number - 1] if number else None
 
         def join(kv: KV) -> KV:
@@ -142,7 +144,7 @@ class _EarlierKV:
 
 
 def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch length keys"]:
-    """Return the keys of `num_passes` passes that each position sees in the last of them."""
+    """Return which keys of `num_passes` passes each position attends to in the last pass."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     same = same_document(batch.documents)
     first = same & (index[:, None] - index >= num_passes - 1)
@@ -150,7 +152,7 @@ def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch length k
 
 
 def _own_passes(batch: Batch, num_passes: int) -> list[Bool[Tensor, "batch length length"]]:
-    """Return, for each pass, the key that belongs to the path drafted up to each position."""
+    """Return one mask per pass, which selects the key on the draft path up to each position."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     behind = index[:, None] - index  # number of positions from a key to the query
     same = same_document(batch.documents)
@@ -160,7 +162,7 @@ def _own_passes(batch: Batch, num_passes: int) -> list[Bool[Tensor, "batch lengt
 def _shifted(
     features: Float[Tensor, "batch length hidden"], batch: Batch
 ) -> Float[Tensor, "batch length hidden"]:
-    """Return the feature of the position before each position; zeros where a document starts."""
+    """Return the features of the preceding positions; zeros at the first token of a document."""
     before = features.roll(1, dims=1)
     return torch.where(batch.positions[:, :, None] > 0, before, 0.0)
 
@@ -168,13 +170,14 @@ def _shifted(
 def through_tail(
     output: ExpertsOutput, tail: TargetTail, view: TargetView, batch: Batch, sample: int
 ) -> ExpertsOutput:
-    """Return an output whose features went through the target's last layers.
+    """Return the output after its features have passed through the target's last layers.
 
-    A predicted state sees the target's own keys and values up to its anchor, and those of predicted
-    states after it. Positions between an anchor and a position that uses it must use it, too.
+    A predicted state attends to the target's own keys and values up to its anchor, and to the keys
+    and values of predicted states after the anchor. All positions between an anchor and a position
+    that uses this anchor must use the same anchor.
 
     Args:
-        output: output of a drafter with combine "sum" and without parallel levels.
+        output: output of a drafter with `combine` set to "sum" and without parallel levels.
         tail: the target's last layers.
         view: outputs of the target, with `tail_kv`.
         batch: the packed sequences.
@@ -191,7 +194,7 @@ def through_tail(
 def _rolled_through_tail(
     output: ExpertsOutput, tail: TargetTail, batch: Batch, sample: int, cache: JoinedCache
 ) -> ExpertsOutput:
-    """Return the output of a rollout's pass after the tail; the cache is that of all passes."""
+    """Return the output of one rollout pass after the tail; all passes share `cache`."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
     visible = [verified, *_own_passes(batch, sample + 1)]

@@ -1,4 +1,4 @@
-"""The training objective: token, feature, contrastive and balance losses, and their sum."""
+"""The training objective: a weighted sum of token, feature, contrastive and balance losses."""
 
 from typing import NamedTuple
 
@@ -24,16 +24,16 @@ def contrastive_loss(
     sequence_sizes: tuple[int, ...],
     temperature: float,
 ) -> Float[Tensor, " n"]:
-    """Return InfoNCE of each position (arXiv 1807.03748) on unit vectors.
+    """Return the InfoNCE loss (arXiv 1807.03748) of each position, computed on unit vectors.
 
-    The positive is the position's own target feature; negatives are those of the valid positions
-    of the same packed sequence whose target prefers another token.
+    The positive is the target feature of the same position. The negatives are the target features
+    of the valid positions in the same packed sequence where the target prefers a different token.
 
     Args:
-        predicted: features of the drafter.
+        predicted: features that the drafter predicts.
         goal: features of the target.
         target_best: the target's most likely next token at each position.
-        valid: positions whose target feature exists; the loss of others is meaningless.
+        valid: whether the target feature of a position exists; if not, its loss is meaningless.
         sequence_sizes: number of consecutive positions that belong to each packed sequence.
         temperature: divisor of the cosine similarities.
     """
@@ -52,53 +52,57 @@ def _sequence_loss(
 
 
 class Goals(NamedTuple):
-    """The goals of the drafter's predictions at every position.
+    """The values that the drafter learns to predict at every position.
 
-    With tail layers (target layer inference) the features come out of the target's last layers, and
-    the state at the input of these layers is regressed instead of the features.
+    With tail layers (target layer inference), the drafter's features are the output of the target's
+    last layers. The regression loss then compares the states at the input of these layers instead
+    of the features.
     """
 
     features: Float[Tensor, "batch length hidden"]
     state: Float[Tensor, "batch length hidden"] | None = None
-    predicted: Float[Tensor, "batch length hidden"] | None = None  # the drafter's guess of `state`
+    predicted: Float[Tensor, "batch length hidden"] | None = None  # prediction of `state`
 
 
 class ObjectiveSettings(Settings):
-    """Weights of the loss terms (arXiv 2502.06282; the contrast is an InfoNCE of this project)."""
+    """Weights of the loss terms of arXiv 2502.06282 and of this project's contrastive loss."""
 
     token_weight: float = Field(0.1, ge=0)
-    """Weight of the distance between draft distribution and target distribution."""
+    """Weight of the token loss: the distance between draft distribution and target distribution."""
     token_loss: TokenLoss = "cross_entropy"
-    """Measure of that distance; kl has the same gradients as cross_entropy."""
+    """Measure of the distance between draft distribution and target distribution; kl has the same
+    gradients as cross_entropy."""
     feature_weight: float = Field(1.0, ge=0)
-    """Weight of the regression of the target's features, which needs fewer tokens than token losses
-    alone."""
+    """Weight of the regression loss on the target's features; with this loss, training needs fewer
+    tokens than with the token loss alone."""
     contrast_weight: float = Field(0.1, ge=0)
-    """Weight of the contrastive feature loss: to tell the right target feature from others."""
+    """Weight of the contrastive loss, which trains the drafter to distinguish the right target
+    feature from those of other positions."""
     balance_weight: float = Field(0.01, ge=0)
     """Weight of the loss that balances the load of the experts."""
     parallel_weight: float = Field(0.5, ge=0)
-    """Weight of every level after the first."""
+    """Weight of the losses of each parallel level, relative to the first level."""
     distance_decay: float = Field(1.0, gt=0, le=1)
-    """Factor of a position's weight per token of distance from the last verified one."""
+    """Factor on the weight of a position for each further token of distance from the last verified
+    token."""
     contrast_temperature: float = Field(0.1, gt=0)
     """Temperature of the contrastive loss."""
     chunk_size: int = Field(256, ge=1)
-    """Positions whose distributions over the vocabulary are in memory at once; decides memory, not
-    the result."""
+    """Number of positions whose distributions over the vocabulary are in memory at once; affects
+    memory use, but not the result."""
 
 
 class LossTerms(NamedTuple):
-    """Sums over positions, to be divided by counts once the counts of all processes are known."""
+    """Sums over positions, to be divided by the number of positions in all processes."""
 
     total: Float[Tensor, ""]
     token: Float[Tensor, " levels"]
     feature: Float[Tensor, " levels"]
     contrast: Float[Tensor, " levels"]
     balance: Float[Tensor, ""]
-    correct: Float[Tensor, " levels"]  # positions where drafter and target agree on the best token
+    correct: Float[Tensor, " levels"]  # positions with the same most likely token as the target
     level_count: Float[Tensor, " levels"]
-    num_positions: Float[Tensor, ""]  # positions that carry a loss
+    num_positions: Float[Tensor, ""]  # number of positions that carry a loss
 
 
 def drafter_loss(
@@ -181,10 +185,10 @@ def _weighted(
 
 
 def _imbalance(examples: Examples) -> Tensor:
-    """Return the weighted sum of E * sum_e load_e^2 over packed sequences.
+    """Return the sum of E * sum_e load_e^2 over packed sequences, weighted by their positions.
 
-    The term of a sequence is 1 when the E experts share its load evenly. As it is taken per
-    sequence, the sum does not depend on how sequences share micro-batches.
+    The term of a sequence is 1 when its load is spread evenly over the E experts. Because there is
+    one term per sequence, the sum does not depend on how sequences are grouped into micro-batches.
     """
     total = examples.weight.new_zeros(())
     gates, weights = (

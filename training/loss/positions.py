@@ -1,9 +1,9 @@
 """The positions of a batch that carry a loss, gathered from the packed sequences.
 
-Alignment, for a position i drafted at distance d = i - anchor >= 1, at level k = 0, 1, ...:
+For a position i that is drafted at distance d = i - anchor >= 1, and for levels k = 0, 1, ...:
 
-    output at i, level k            predicts   Y[i + k], the feature with the logits of x[i + k + 1]
-    the posterior used at level k   knows      x[i + 1], ..., x[i + k]
+    output at i, level k            predicts Y[i + k], the feature for the logits of x[i + k + 1]
+    the posterior used at level k   is conditioned on x[i + 1], ..., x[i + k]
 """
 
 from typing import NamedTuple
@@ -21,11 +21,11 @@ class Examples(NamedTuple):
 
     Attributes:
         features: the drafter's features.
-        log_weights: logarithm of the weights of the components.
-        gate: weights that the router gives the experts.
-        targets: features of the target that are to be predicted.
-        next_tokens: tokens that the targets' distributions are about.
-        valid: whether the target of a level exists.
+        log_weights: logarithms of the mixture weights of the components.
+        gate: weights that the router assigns to the experts.
+        targets: the target's features that the drafter learns to predict.
+        next_tokens: tokens that follow the positions of `targets`.
+        valid: whether the target feature of each level exists.
         weight: weight of the position in the loss.
         sequence_sizes: number of gathered positions of each packed sequence.
         indices: index of each gathered position among all positions of the batch.
@@ -56,7 +56,7 @@ def gather_examples(
         target_features: the target's feature Y at every position.
         batch: the packed sequences.
         sample: index of the anchor sample that the output was computed for.
-        decay: gamma; a position at distance d weighs gamma^(d - 1).
+        decay: factor gamma; the weight of a position at distance d is gamma^(d - 1).
     """
     levels, count = output.features.shape[2], batch.token_ids.shape[1]
     index = torch.arange(count, device=batch.token_ids.device)
@@ -81,7 +81,7 @@ def gather_examples(
 
 
 def _indices_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the indices of positions with a loss, sequence after sequence, and their numbers.
+    """Return the indices of the positions with a loss, and their number in each sequence.
 
     On the meta device, where values are unknown, all positions are returned.
     """

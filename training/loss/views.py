@@ -1,4 +1,4 @@
-"""One pass of the frozen target over a packed batch, and the outputs that a drafter may read."""
+"""One forward pass of the frozen target over a packed batch, and the outputs that drafters read."""
 
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ class TargetView(NamedTuple):
         features: last hidden states.
         state: hidden states or keys and values that the drafter reads.
         embeddings: embeddings of the tokens.
-        tail_input: hidden states at the input of the tail layers; None without tail layers.
-        tail_kv: keys and values of the tail layers; empty without tail layers.
+        tail_input: hidden states at the input of the tail layers; None if there are none.
+        tail_kv: keys and values of the tail layers; empty if there are none.
     """
 
     features: Float[Tensor, "batch length hidden"]
@@ -30,7 +30,7 @@ class TargetView(NamedTuple):
     tail_kv: TailKV = ()
 
     def to(self, dtype: torch.dtype) -> "TargetView":
-        """Return the view in another dtype; keys and values of tail layers stay in the target's."""
+        """Return the view in `dtype`; keys and values of tail layers keep the target's dtype."""
         return self._replace(
             features=self.features.to(dtype),
             state=self.state.to(dtype),
@@ -39,7 +39,7 @@ class TargetView(NamedTuple):
         )
 
 
-@torch.no_grad()  # not inference_mode: these tensors are saved for the drafter's backward
+@torch.no_grad()  # not inference_mode, because the drafter's backward pass needs them
 def look_at_target(
     target: TargetAdapter,
     batch: Batch,
@@ -47,14 +47,14 @@ def look_at_target(
     cache: SlotCache,
     tail: TargetTail | None = None,
 ) -> TargetView:
-    """Run the target over the packed sequences and read features and per-layer state.
+    """Run the target over the packed sequences and return its features and per-layer state.
 
     Args:
         target: the frozen target.
         batch: packed sequences of at most `cache.capacity` tokens.
         sources: the drafter's `state_sources`.
-        cache: a cache of the batch's size that keeps the hidden states of `states_kept`; its
-            content is overwritten.
+        cache: cache for all sequences of the batch that keeps the hidden states which `states_kept`
+            lists; its content is overwritten.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
     output = read_batch(target, batch, cache)
@@ -68,12 +68,12 @@ def look_at_target(
 
 
 def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
-    """Run the target over the packed sequences; the output's `step.slots` address the cache.
+    """Run the target over the packed sequences; `step.slots` of the output are slots of the cache.
 
     Args:
         target: the frozen target.
         batch: packed sequences of at most `cache.capacity` tokens.
-        cache: a cache of the batch's size; its content is overwritten.
+        cache: cache for all sequences of the batch; its content is overwritten.
     """
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(

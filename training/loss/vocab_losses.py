@@ -1,4 +1,4 @@
-"""Losses between the distributions of target and drafter over the vocabulary, chunk by chunk."""
+"""Losses between the vocabulary distributions of target and drafter, computed in chunks."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -23,18 +23,21 @@ def token_losses(
     """Return the loss of each draft distribution q against the target's distribution p.
 
     - "cross_entropy": `-sum p log q`
-    - "kl": `sum p (log p - log q)`: the same gradients, but 0 when the distributions are equal
-    - "reverse_kl": `sum q (log q - log p)`: seeks a mode instead of covering all
-    - "total_variation": `sum |p - q| / 2`: the share of single drafts that would be rejected
+    - "kl": `sum p (log p - log q)`, which has the same gradients as "cross_entropy", but is 0 when
+      the distributions are equal
+    - "reverse_kl": `sum q (log q - log p)`, which favours one mode of p instead of covering all
+      modes
+    - "total_variation": `sum |p - q| / 2`, the probability that a single draft token is rejected
 
-    With a draft vocabulary the sums run over the drafted tokens, and the probability that p gives
-    to other tokens enters "total_variation" alone, as rejected. If p gives m to the drafted tokens,
-    "kl" is at least m log m, and "reverse_kl" at least -log m.
+    With a draft vocabulary, the sums run over the tokens of that vocabulary. The probability that p
+    gives to all other tokens affects only "total_variation", as a probability of rejection. If p
+    gives the draft vocabulary the probability m, "kl" is at least m log m, and "reverse_kl" is at
+    least -log m.
 
     Args:
         kind: name of the loss.
-        target: log-probabilities log p of the drafted tokens; p need not sum to 1.
-        draft: log-probabilities log q of the drafted tokens.
+        target: log-probabilities log p of the draft vocabulary; p need not sum to 1.
+        draft: log-probabilities log q of the draft vocabulary.
     """
     match kind:
         case "cross_entropy":
@@ -50,17 +53,18 @@ def token_losses(
 
 Logits = Callable[[Tensor], Tensor]
 
-# Smallest log-probability: where a head's logits are -inf, a probability of 0 times it is still 0.
+# Smallest log-probability. It is finite, so that its product with a probability of 0 is 0 even
+# where a head's logits are -inf.
 _LOWEST = torch.finfo(torch.float32).min
 
 
 class Heads(NamedTuple):
-    """The heads, which map features to logits.
+    """The heads of target and drafter, which map features to logits.
 
     Attributes:
         target: the target's head over the whole vocabulary.
-        draft: the drafter's head over the tokens that it drafts.
-        token_ids: the tokens that are drafted, ascending; None for the whole vocabulary.
+        draft: the drafter's head over the draft vocabulary.
+        token_ids: ids of the draft vocabulary, in ascending order; None for the whole vocabulary.
     """
 
     target: Logits
@@ -69,7 +73,7 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, head: DraftHead) -> "Heads":
-        """Return both heads, made from the drafter's."""
+        """Return both heads, derived from the drafter's head."""
         whole = DraftHead(head.target, None)
         return cls(whole.logits, head.logits, head.token_ids)
 
@@ -80,7 +84,7 @@ class TokenResults(NamedTuple):
     token_loss: Float[Tensor, "n levels"]
     target_best: Int[Tensor, "n levels"]
     correct: Bool[Tensor, "n levels"]
-    weights: Float[Tensor, "n levels components"]  # prior at level 0, posterior afterwards
+    weights: Float[Tensor, "n levels components"]  # prior at level 0, then posterior
 
 
 def compare_distributions(
@@ -90,13 +94,13 @@ def compare_distributions(
     kind: TokenLoss,
     chunk_size: int,
 ) -> tuple[Float[Tensor, ""], TokenResults]:
-    """Return the sum of all token losses, and the results of each position, without gradients.
+    """Return the sum of all token losses, and the results of each position without gradients.
 
-    The gradient of a chunk is taken as soon as its distributions are computed, so that only those
-    of one chunk exist at a time and none is computed again.
+    The gradient of a chunk is computed immediately after the distributions of the chunk, so that
+    the distributions of only one chunk are in memory at a time, and none is computed twice.
 
     Args:
-        examples: the positions.
+        examples: positions that carry a loss.
         importance: weight of each loss in the sum; a loss with weight 0 is ignored.
         heads: heads of target and drafter.
         kind: name of the loss.
@@ -117,7 +121,7 @@ def compare_distributions(
 
 
 class _WithGradients(torch.autograd.Function):
-    """Attaches gradients that are known already, of features and their weights, to a sum."""
+    """Attaches gradients with respect to features and their weights, computed before, to a sum."""
 
     @staticmethod
     def forward(
@@ -132,9 +136,9 @@ class _WithGradients(torch.autograd.Function):
 
 
 class _Blended(torch.autograd.Function):
-    """`joint.logsumexp(dim=1)`, at least `_LOWEST`.
+    """Computes `joint.logsumexp(dim=1)`, clamped to at least `_LOWEST`.
 
-    Several times faster than `logsumexp` where few components share a large vocabulary.
+    This is several times faster than `logsumexp` for few components and a large vocabulary.
     """
 
     @staticmethod
@@ -195,7 +199,7 @@ def _token_results(
 
 
 def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
-    """Return `log(w_e p_e(t))` of one token per position; -inf for tokens outside `drafted`."""
+    """Return `log(w_e p_e(t))` for one token t per position; -inf if t is not in `drafted`."""
     indices = tokens
     if drafted is not None:
         indices = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)

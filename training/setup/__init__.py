@@ -1,1 +1,1 @@
-"""The state of a run before its first optimizer step: target, data, initial weights."""
+"""The state of a run before its first optimizer step: target, data, and initial weights."""

@@ -1,7 +1,7 @@
-"""Low-rank adapters of a drafter (LoRA, arXiv 2106.09685) by PEFT: added, merged, and saved.
+"""Low-rank adapters of a drafter (LoRA, arXiv 2106.09685), which PEFT adds, merges, and saves.
 
-Only training has weights and adapters side by side. Drafters are merged before they are evaluated
-or exported, because drafting reads slices of the weights alone.
+Adapters are separate from the weights only in training. They are merged into the weights before a
+drafter is evaluated or exported, because drafting reads slices of the weights without adapters.
 """
 
 from collections.abc import Iterable
@@ -21,11 +21,11 @@ from training.input_settings import LoraSettings
 
 # Prefix of the weights' names in PEFT's files: the path to the adapted model.
 _PREFIX = "base_model.model."
-_STACKED = 3  # number of axes of a stack of matrices, the only parameters that PEFT adapts
+_STACKED = 3  # number of axes of a stack of matrices, the only kind of parameter with adapters
 
 
 def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) -> None:
-    """Freeze a drafter's weights and put adapters beside them that change nothing yet.
+    """Freeze a drafter's weights, and add adapters that do not change its output yet.
 
     Args:
         drafter: a drafter without adapters.
@@ -49,7 +49,7 @@ def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) 
 
 
 def check_adapters(drafter: JakiroDrafter, settings: LoraSettings) -> None:
-    """Refuse adapters of layers that a drafter does not have.
+    """Raise an error if the settings name layers that a drafter does not have.
 
     Args:
         drafter: a drafter without adapters.
@@ -71,7 +71,7 @@ def adaptable(drafter: JakiroDrafter) -> tuple[list[str], list[str]]:
 def merged(drafter: JakiroDrafter) -> JakiroDrafter:
     """Return a drafter with its adapters merged into its weights.
 
-    A drafter without adapters is returned as it is. A drafter with adapters must not be used
+    A drafter without adapters is returned unchanged. A drafter with adapters must not be used
     afterwards.
     """
     source: Any = drafter
@@ -118,7 +118,7 @@ def _adapted(known: Iterable[str], targets: Iterable[str] | None) -> set[str]:
         if not found:
             raise ConfigError(
                 "lora.targets names a layer that the drafter does not have",
-                expected=f"names, or their ends, out of {', '.join(known)}",
+                expected=f"one of these names, or the end of one: {', '.join(known)}",
                 got=target,
             )
         adapted |= found

@@ -1,4 +1,4 @@
-"""The start of a drafter's weights: random, those of another drafter, or of a target's layer."""
+"""The initial weights of a drafter: random, those of another drafter, or of a target's layer."""
 
 from collections.abc import Iterable
 
@@ -23,14 +23,14 @@ _logger = get_logger(__name__)
 
 
 def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Refuse settings if the drafter cannot start from the target's layer that they name.
+    """Raise an error if the drafter cannot start from the target's layer that the settings name.
 
     Args:
         settings: settings of the run.
         target: the frozen target.
 
     Raises:
-        ConfigError: as `read_attention`.
+        ConfigError: in the same cases as for `read_attention`.
     """
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     _attention_to_start_from(settings, target, heads)
@@ -48,14 +48,14 @@ def initialize(
     Args:
         drafter: the new drafter, with random weights.
         settings: settings of the run.
-        target: the frozen target, whose layer the drafter may start from.
+        target: the frozen target, which may provide the weights of a layer.
         start: the drafter that `read_start` returns; None to start without another drafter.
-        batches: batches to fit the drafter's input on, if `is_fitted`; None if a checkpoint will
-            be loaded.
+        batches: batches to which the drafter's input is fitted, if `is_fitted` returns True; None
+            if a checkpoint will be loaded.
 
     Raises:
-        ConfigError: as `read_attention`.
-        NumericalError: as `fit_layer`.
+        ConfigError: in the same cases as for `read_attention`.
+        NumericalError: in the same cases as for `fit_layer`.
     """
     if start is not None:
         drafter.load_state_dict(start.state_dict())
@@ -69,15 +69,15 @@ def initialize(
     if not is_fitted(settings, target):
         _log_why_attention_alone(settings)
     elif batches is not None:
-        nn.Module.to(drafter, target.device)  # type checkers do not know the model's own `to`
+        nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
         start_as_layer(drafter, target, attention, batches, settings.seed)
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     """Return whether a new drafter starts as a whole layer of the target, with a fitted input.
 
-    That layer is the last before the drafter's tail layers, or the target's last without a tail.
-    The drafter's trunk must read features.
+    That layer is the last one before the drafter's tail layers, or the target's last layer if there
+    are no tail layers. The drafter's trunk must read features.
 
     Args:
         settings: settings of the run.
@@ -109,7 +109,7 @@ def _attention_to_start_from(
         return read_attention(target, replaced_layer(settings.drafter), heads)
     except ConfigError as error:
         if is_logged:
-            _logger.info(f"attention starts at random: {error}")
+            _logger.info(f"attention starts with random weights: {error}")
         return None
 
 
@@ -117,7 +117,7 @@ def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -
     warn_of_left_behind("drafter.trunk", attention.left_behind)
     if not attention.has_same_base:
         _logger.warning(
-            f"drafter.trunk.rope_theta {rope_theta:g} is not how the target's layer rotates: "
+            f"drafter.trunk.rope_theta={rope_theta:g} is not the rotation of the target's layer: "
             f"{_rotation_in_config(target)}"
         )
 
@@ -126,12 +126,12 @@ def _log_why_attention_alone(settings: TrainSettings) -> None:
     drafter, start = settings.drafter, settings.initialize
     if start.fit_tokens and drafter.trunk.reads_features:
         _logger.info(
-            f"only attention starts from the target: initialize.attention_layer is "
-            f"{start.attention_layer}, and the drafter replaces layer {replaced_layer(drafter)}"
+            f"only attention starts with weights of the target: initialize.attention_layer is "
+            f"{start.attention_layer}, but the drafter replaces layer {replaced_layer(drafter)}"
         )
 
 
 def _rotation_in_config(target: TargetAdapter) -> str:
     """Return the parameters of the rotary embedding in the target's config."""
     found = getattr(target.config, "rope_parameters", None)
-    return str(found) if found else "see its config"
+    return str(found) if found else "see the target's config"

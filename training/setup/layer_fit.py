@@ -1,15 +1,16 @@
 """A least-squares fit of a target's layer in terms of the inputs of a drafter.
 
-Let h_i be the layer's input, h'_i its output, and f_i the feature, which is the last layer's output
-after the final norm. Then f_i is about s * h'_i, channel by channel, and s * h_i is about a linear
-map of the drafter's input `[embedding(x_i); f_{i-1}]`. Both are least squares over some of the
-training data. If tail layers follow the drafter, s is 1.
+Let h_i be the layer's input, h'_i the layer's output, and f_i the feature, which is the last
+layer's output after the final norm. Then f_i is approximately s * h'_i, channel by channel, and
+s * h_i is approximately a linear map of the drafter's input `[embedding(x_i); f_{i-1}]`. Both
+approximations are least-squares fits to a part of the training data. If tail layers follow the
+drafter, s is 1.
 
-A drafter with fused hidden states u_{i-1} of verified tokens reads them instead of f_{i-1}, because
-they contain more information; after these tokens it reads its own prediction of f. Therefore two
-maps are fitted at once that share the map of the token, `A x_i + B f_{i-1}` and
-`A x_i + C u_{i-1}`. The encoder of fused states starts as the least-squares solution E of
-`B E u = C u`.
+A drafter with fusion layers reads the fused hidden states u_{i-1} of verified tokens instead of
+f_{i-1}, because fused states contain more information. After the verified tokens, it reads its own
+predictions of f. Therefore, two maps are fitted together, `A x_i + B f_{i-1}` and
+`A x_i + C u_{i-1}`, which share the matrix A for the token. The encoder of fused states is
+initialized with the least-squares solution E of `B E u = C u`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,12 +33,12 @@ from training.setup.target_layer import LayerFeedForward, layers_of
 
 
 class DrafterInputs(NamedTuple):
-    """The inputs of a drafter at each position, and the goal of its prediction.
+    """The inputs of a drafter at each position, and the feature that it learns to predict.
 
     Attributes:
-        tokens: normed embedding of the position's token.
-        features: normed feature of the position before.
-        fused: fused hidden states of the position before; None without fusion layers.
+        tokens: normalized embedding of the position's token.
+        features: normalized feature of the preceding position.
+        fused: fused hidden states of the preceding position; None if there are no fusion layers.
         predicted: feature of the position; None if the drafter predicts the layer's output.
     """
 
@@ -48,7 +49,7 @@ class DrafterInputs(NamedTuple):
 
 
 def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) -> DrafterInputs:
-    """Return the inputs of the drafter at each position, and the goal of its prediction.
+    """Return the drafter's inputs at each position, and the feature that it learns to predict.
 
     Args:
         drafter: a drafter whose trunk reads features, on the target's device.
@@ -74,18 +75,18 @@ def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) 
 
 
 def _shifted(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch length _"]:
-    """Return the state of the position before each position; zeros at the first."""
+    """Return the states of the preceding positions; zeros at the first position."""
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
 @contextmanager
 def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that receives the layer's inputs, outputs, and activations of its units.
+    """Yield a dictionary that receives the layer's inputs and outputs, and its units' activations.
 
     Args:
         layer: the layer to observe.
-        down: the linear layer that reads the activations of its feed-forward units; None to leave
-            these out.
+        down: the linear layer that reads the activations of the feed-forward units; None to leave
+            the activations out.
     """
     seen: dict[str, Tensor] = {}
 
@@ -106,27 +107,27 @@ def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Ten
             hook.remove()
 
 
-_RIDGE = 0.03  # share of the mean square of the inputs, for tokens and features separately
+_RIDGE = 0.03  # share of the mean square of the inputs, for each kind of input separately
 _ENCODER_RIDGE = 0.01  # share of the mean square of the mapped features
 _SMALLEST = (
-    0.01  # smallest scale of a channel relative to the median, since gains are divided by it
+    0.01  # smallest scale of a channel relative to the median; gains are divided by the scale
 )
 
 
 class LayerFit(NamedTuple):
-    """The result of a fit: weights with which a drafter computes about the same as a layer.
+    """The result of a fit: weights with which a drafter approximates a layer.
 
     Attributes:
         scale: s, the ratio of the drafter's prediction to the residual stream, channel by channel.
         shrinkage: ratio of the root mean square of s * h to that of h.
         weight: weight of the map from the drafter's inputs to s * h.
         bias: bias of the map.
-        encoder: weight of the map from fused states to the features that they replace; None without
-            fusion layers.
-        strengths: root mean square of each feed-forward unit's contribution to the stream; None
-            without a feed-forward part.
+        encoder: weight of the map from fused states to the features that they replace; None if
+            there are no fusion layers.
+        strengths: root mean square of each feed-forward unit's contribution to the stream; None if
+            no feed-forward part was given.
         explained: share of the variance of h that the map explains.
-        num_tokens: number of tokens of the fit.
+        num_tokens: number of tokens that were fitted.
     """
 
     scale: Float[Tensor, " hidden"]
@@ -143,11 +144,11 @@ class _Sums(NamedTuple):
     """Sums over tokens, from which the fit is computed."""
 
     num_tokens: Tensor
-    read: Tensor  # products of the drafter's inputs, a 1 after them, and fused states at the end
-    wanted: Tensor  # products of these with h
+    read: Tensor  # products of the columns (drafter's inputs, a 1, fused states) with each other
+    wanted: Tensor  # products of the same columns with h
     inputs: Tensor  # squares of h
     outputs: Tensor  # squares of h'
-    predicted: Tensor  # products of h' and the goal of the prediction
+    predicted: Tensor  # products of h' and the feature to be predicted
     units: Tensor  # squares of the units' activations; empty if units are not observed
 
     def __add__(self, other: object) -> "_Sums":
@@ -163,13 +164,13 @@ def fit_layer(
     feed_forward: LayerFeedForward | None,
     batches: Iterable[Batch],
 ) -> LayerFit:
-    """Return the fit over some batches.
+    """Return the fit of a layer over the given batches.
 
     Args:
         drafter: a drafter whose trunk reads features, on the target's device.
         target: the frozen target.
-        index: index of the layer, negative from the end: the last, or the last before the drafter's
-            tail layers.
+        index: negative index of the layer, from the end: the last layer, or the last one before
+            the drafter's tail layers.
         feed_forward: weights of the layer's feed-forward part; None to leave out the strengths of
             its units.
         batches: batches of training data.
@@ -270,9 +271,9 @@ def _scale_of(sums: _Sums) -> Float[Tensor, " hidden"]:
 
 
 def _ridge_of(squares: Float[Tensor, " read"], hidden: int) -> Float[Tensor, " read"]:
-    """Return the ridge: a share of the mean of the squares over columns of one kind.
+    """Return the ridge of each column: a share of the mean square of all columns of its kind.
 
-    Tokens, features, the 1 and fused states may each be of another size.
+    Tokens, features, the 1 and fused states are separate kinds, because their sizes may differ.
     """
     sizes = (hidden, hidden, 1, len(squares) - 2 * hidden - 1)
     kinds = squares.split(sizes)
@@ -280,7 +281,7 @@ def _ridge_of(squares: Float[Tensor, " read"], hidden: int) -> Float[Tensor, " r
 
 
 def _explained(sums: _Sums, fitted: Float[Tensor, "read hidden"], hidden: int, times: int) -> float:
-    """Return the share of the variance of h that a map explains; tokens count `times` times."""
+    """Return the share of the variance of h that a map explains, with `times` rows per token."""
     missed = times * sums.inputs.sum() - 2 * (fitted * sums.wanted).sum()
     missed += (fitted * (sums.read @ fitted)).sum()
     total = sums.wanted[2 * hidden] / times

@@ -20,7 +20,7 @@ from training.setup.target_layer import (
     read_feed_forward,
 )
 
-_SHARE_OF_UNITS = 7 / 8  # largest share of the feed-forward units in one of several experts
+_SHARE_OF_UNITS = 7 / 8  # largest share of the feed-forward units per expert, if there are several
 
 _logger = get_logger(__name__)
 
@@ -34,8 +34,8 @@ def replaced_layer(drafter: DrafterSettings) -> int:
 def start_from(trunk: Trunk, attention: LayerAttention) -> None:
     """Copy the attention weights of a target's layer to self-attention and cross-attention.
 
-    The projections to keys and values of memory, and the norm before them, get the layer's weights,
-    too: in the layer, one norm precedes queries, keys and values.
+    The norm of the memory and the projections from memory to keys and values are included, because
+    a single norm precedes queries, keys and values in the layer.
 
     Args:
         trunk: the drafter's trunk, with or without cross-attention.
@@ -55,7 +55,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
 
 
 def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
-    """Warn of a layer's parameters that a part of the drafter has no counterpart for.
+    """Warn about a layer's parameters that have no counterpart in a part of the drafter.
 
     Args:
         part: configuration key of the part, such as `drafter.trunk`.
@@ -75,17 +75,17 @@ def start_as_layer(
     batches: Iterable[Batch],
     seed: int,
 ) -> None:
-    """Give a drafter the rest of the weights of the layer that it replaces.
+    """Give a drafter the remaining weights of the target's layer that it replaces.
 
     Args:
         drafter: a drafter after `start_from`, whose trunk reads features.
         target: the frozen target.
         attention: attention weights of the layer that the drafter replaces, see `replaced_layer`.
         batches: batches of training data for the fit.
-        seed: seed of the selection of units that experts leave out.
+        seed: seed of the random selection of units that experts leave out.
 
     Raises:
-        NumericalError: as `fit_layer`.
+        NumericalError: in the same cases as for `fit_layer`.
     """
     index = replaced_layer(drafter.config.settings)
     feed_forward = read_feed_forward(target, index)
@@ -96,10 +96,10 @@ def start_as_layer(
     number = index + len(layers_of(target))
     experts = f"{num_units} feed-forward units in each expert"
     if feed_forward is None:
-        experts = "random experts, because its feed-forward part has another form"
+        experts = "random experts, because the layer's feed-forward part has another form"
     _logger.info(
-        f"the drafter starts as layer {number} of the target, and explains {fit.explained:.0%} of "
-        f"the variance of its input ({fit.num_tokens:,} tokens), with {experts}"
+        f"the drafter starts as layer {number} of the target: it explains {fit.explained:.0%} of "
+        f"the variance of the layer's input ({fit.num_tokens:,} tokens), and has {experts}"
     )
 
 
@@ -111,17 +111,18 @@ def scale_to_features(
     fit: LayerFit,
     seed: int = 0,
 ) -> int:
-    """Give the drafter a layer's weights, for a residual stream in the scale of features.
+    """Give the drafter a layer's weights, adapted to a residual stream in the scale of features.
 
-    Channels of that stream are `fit.scale` times as large: norms divide by it, and outputs multiply
-    with it. Cross-attention, which the layer does not have, adds nothing at first.
+    Each channel of this stream is `fit.scale` times as large as in the target. Therefore, gains of
+    norms are divided by `fit.scale`, and outputs are multiplied by it. The layer has no
+    cross-attention, so the drafter's cross-attention adds nothing at first.
 
     Args:
         drafter: a drafter whose trunk reads features.
         attention: attention weights of the layer.
-        feed_forward: feed-forward weights of the layer; None leaves the experts as they are.
+        feed_forward: feed-forward weights of the layer; None to leave the experts unchanged.
         fit: the fit of the layer.
-        seed: seed of the selection of units that experts leave out.
+        seed: seed of the random selection of units that experts leave out.
 
     Returns:
         The number of feed-forward units that each expert has.

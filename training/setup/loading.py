@@ -1,4 +1,4 @@
-"""The target and its tokenizer as a run's settings name them."""
+"""The target and its tokenizer, loaded as the settings of a run name them."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -34,10 +34,10 @@ def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> in
 
     Args:
         settings: the target's settings.
-        model: the target, if it is loaded already; None to read its config.
+        model: the loaded target; None to load only its config.
 
     Raises:
-        CheckpointError: the target has no config, or one without a vocabulary.
+        CheckpointError: the target has no config, or its config has no vocabulary size.
     """
     if model is not None:
         return int(model.config.get_text_config().vocab_size)

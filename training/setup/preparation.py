@@ -40,11 +40,11 @@ class Prepared:
         tokenizer: the target's tokenizer.
         drafter_config: config of the drafter to be trained.
         sequences: packed sequences to train on.
-        validation: packed sequences of the documents that are kept out of training.
+        validation: packed sequences of the documents that are held out of training.
         prompts: prompts that are continued when the drafter is evaluated.
         data_fingerprint: fingerprint of data and tokenizer.
-        draft_ids: tokens that the drafter drafts; None for all.
-        start: another drafter whose weights this drafter starts with; None to start without.
+        draft_ids: ids of the tokens that the drafter drafts; None for all tokens.
+        start: drafter that provides the initial weights; None to start without such a drafter.
     """
 
     settings: TrainSettings
@@ -67,7 +67,7 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The facts that distinguish runs with equal settings, as their run folder records them."""
+        """Properties that distinguish runs with the same settings, as stored in the run folder."""
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
@@ -83,12 +83,12 @@ def prepare(
     model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Prepared:
-    """Load the target and the data of a run; errors are those of `train`.
+    """Load the target and the data of a run, with the same errors as `train`.
 
     Args:
         settings: settings of the run.
-        model: the loaded target; None to load it by name.
-        tokenizer: the target's tokenizer; None to load it by name.
+        model: the loaded target; None to load the target by name.
+        tokenizer: the target's tokenizer; None to load the tokenizer by name.
     """
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
@@ -119,12 +119,12 @@ def open_store(
     tokenizer: PreTrainedTokenizerBase,
     model: CausalLM | None = None,
 ) -> TokenStore:
-    """Return the tokens of a run's data; errors are those of `train`.
+    """Return the tokens of a run's data, with the same errors as `train`.
 
     Args:
         settings: settings of the run.
         tokenizer: the target's tokenizer.
-        model: the loaded target, for the size of its vocabulary; None to read its config by name.
+        model: the loaded target, for the size of its vocabulary; None to load its config by name.
     """
     return open_tokens(
         settings.data.paths,
@@ -136,15 +136,16 @@ def open_store(
 
 
 def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
-    """Refuse another drafter, for the same target and data, that cannot be trained.
+    """Raise an error if another drafter cannot be trained with the same target and data.
 
     Args:
         settings: settings of the run with the other drafter.
         inputs: inputs of a run with the same target and data.
 
     Raises:
-        ConfigError: the drafter cannot start as `initialize` says.
-        TargetNotSupported: the drafter needs the target's last layers, which cannot be run alone.
+        ConfigError: the drafter cannot be initialized as the settings require.
+        TargetNotSupported: the drafter needs the target's last layers, which cannot be run
+            separately.
         DataError: the draft vocabulary is larger than the number of tokens in the data.
     """
     check_initialization(settings, inputs.target)
@@ -156,14 +157,14 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Refuse a target whose last layers the drafter needs, but that cannot be run alone.
+    """Raise an error if the drafter needs the target's last layers, but they cannot run separately.
 
     Args:
         settings: settings of the run.
         target: the frozen target.
 
     Raises:
-        TargetNotSupported: as `TargetTail`.
+        TargetNotSupported: in the same cases as for `TargetTail`.
     """
     if settings.drafter.tail_layers:
         TargetTail(target, settings.drafter.tail_layers)
@@ -183,7 +184,7 @@ def _draft_ids(
     target: TargetAdapter,
     start: JakiroDrafter | None,
 ) -> Tensor | None:
-    """Return the tokens to draft, which come from the start drafter if there is one."""
+    """Return the draft vocabulary, which is that of the start drafter if there is one."""
     if start is not None:
         return start.draft_ids
     size = settings.drafter.draft_vocab_size
@@ -223,7 +224,7 @@ def _prompts(
         )
     read = read_prompts(evaluation.prompts, evaluation.num_prompts, training_records=True)
     prompts = [prompt.first for prompt in read]
-    for number, prompt in enumerate(prompts, start=1):  # now, for they are decoded late
+    for number, prompt in enumerate(prompts, start=1):  # early, because they are decoded late
         length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
         check_length(length, length + evaluation.max_new_tokens, longest, number)
     return prompts

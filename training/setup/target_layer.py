@@ -1,4 +1,4 @@
-"""The weights of one layer of a target, in the form that the drafter's layers have."""
+"""The weights of one layer of a target, in the form of the drafter's layers."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def have_matrices(owner: object, names: Collection[str]) -> bool:
 
     Args:
         owner: the object, such as an attention module.
-        names: names of its attributes.
+        names: names of the attributes to check.
     """
     parts = (getattr(owner, name, None) for name in names)
     return all(isinstance(getattr(part, "weight", None), Tensor) for part in parts)
@@ -32,18 +32,18 @@ def have_matrices(owner: object, names: Collection[str]) -> bool:
 def matrix_of(linear: nn.Module) -> Tensor:
     """Return the matrix [out, in] of a linear layer, with its adapters (PEFT) merged.
 
-    A quantised layer stores no such matrix; then its weight is returned as it is stored.
+    A quantized layer does not store such a matrix, so its weight is returned as it is stored.
     """
     weight: Tensor = linear.weight  # type: ignore[assignment]
     if not isinstance(linear, BaseTunerLayer) or weight.dtype not in FLOATS:
         return weight
     units = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    with _without_bias(linear.get_base_layer()):  # a bias would cost precision
+    with _without_bias(linear.get_base_layer()):  # subtracting a bias would cost precision
         return (linear(units) - linear(torch.zeros_like(units[:1]))).T
 
 
 def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Tensor, " hidden"]:
-    """Return the gain of each channel of a norm, whatever form its weight has.
+    """Return the gain of each channel of a norm, whatever the form of its weight.
 
     Args:
         norm: RMS or layer norm over the last axis; None for gains of 1.
@@ -52,7 +52,8 @@ def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Te
     count = like.shape[1]
     if norm is None:
         return like.new_ones(count)
-    # Values of mean 0 and mean square 2^12, which no epsilon changes in float32; the root is exact.
+    # The values have mean 0 and mean square 2^12. In float32, no epsilon changes this mean square,
+    # and its root is exact.
     signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2).to(like.dtype)
     return (norm(64 * signs) - norm(-64 * signs)) / 2 * signs
 
@@ -73,11 +74,11 @@ def left_behind_by(
     """Return the names of parameters that neither `matrix_of` nor `gain_of` reads.
 
     Args:
-        part: the part of a layer that holds the linear layers.
+        part: the part of a layer that contains the linear layers.
         linears: names of the linear layers whose matrices are read.
-        norm: the norm before that part, whose gain is read; None without a norm.
+        norm: the norm before that part, whose gain is read; None if there is no norm.
     """
-    # PEFT puts the original layer into a layer with adapters, as `base_layer`.
+    # In a layer with adapters, PEFT stores the original layer as `base_layer`.
     names = [name.replace("base_layer.", "") for name, _ in part.named_parameters()]
     own = [name for name in names if name.split(".")[0] not in linears or name.endswith(".bias")]
     of_norm = [] if norm is None else [name for name, _ in norm.named_parameters()]
@@ -85,7 +86,7 @@ def left_behind_by(
 
 
 _POSITIONS = 8  # number of positions at which keys are compared
-_TOLERANCE = 0.02  # share of their mean size, above the rounding of half precision
+_TOLERANCE = 0.02  # share of the mean size of keys, larger than the rounding of half precision
 
 Keys = Float[Tensor, "positions heads 1 dim"]
 
@@ -95,7 +96,7 @@ class Rotation:
     """A rotary embedding of whole heads.
 
     Attributes:
-        is_interleaved: whether rotated pairs stand side by side instead of half a head apart.
+        is_interleaved: whether the channels of a rotated pair are adjacent, not half a head apart.
         keys: the layer's keys of one token at positions 0, 1, ..., with pairs half a head apart.
     """
 
@@ -113,9 +114,9 @@ class Rotation:
 def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
     """Return the rotation of a layer's keys; None if they are not rotated.
 
-    None is also returned if pairs half a head apart are rotated in a part of the head alone. If
-    pairs stand side by side, pairs without a rotation look like slow pairs; `Rotation.has_base`
-    detects these.
+    None is also returned if pairs half a head apart are rotated in only a part of the head. If the
+    channels of a pair are adjacent, pairs without a rotation look like pairs that rotate slowly;
+    `Rotation.has_base` detects such pairs.
 
     Args:
         target: the frozen target.
@@ -133,7 +134,7 @@ def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
 
 
 def in_halves(heads: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Return heads whose side-by-side pairs are moved half a head apart."""
+    """Return heads in which the adjacent channels of each pair are moved half a head apart."""
     return torch.cat((heads[..., ::2], heads[..., 1::2]), dim=-1)
 
 
@@ -157,18 +158,18 @@ def _differ(keys: Tensor, others: Tensor) -> bool:
 
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-_NORMS = ("input_layernorm", "attention_layernorm")  # absent where attention reads the stream as is
+_NORMS = ("input_layernorm", "attention_layernorm")  # absent if no norm precedes attention
 
 
 class LayerAttention(NamedTuple):
-    """Weights of a layer's attention; heads are rotated in halves, scores divided by sqrt(dim).
+    """Weights of a layer's attention, for heads rotated in halves and scores over sqrt(dim).
 
     Attributes:
         query: matrix of the query heads, one after the other.
         key: matrix of the key heads, one after the other.
         value: matrix of the value heads, one after the other.
         output: matrix from the heads' results to the residual stream.
-        gain: gain of the norm before attention; ones without a norm.
+        gain: gain of the norm before attention; ones if there is no norm.
         left_behind: names of parameters without a counterpart in `moa`: biases, norms of heads, ...
         has_same_base: whether the layer rotates with the `rope_theta` of the trunk's settings.
     """
@@ -184,7 +185,7 @@ class LayerAttention(NamedTuple):
 
 @torch.no_grad()
 def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> LayerAttention:
-    """Return the attention weights of a layer of the target, as views of it where possible.
+    """Return the attention weights of a layer of the target, as views of its weights if possible.
 
     Args:
         target: the frozen target.
@@ -193,7 +194,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
 
     Raises:
         ConfigError: there is no such layer, its weights are not four floating-point matrices, its
-            heads are not the trunk's, or it does not encode positions by rotating its keys.
+            heads differ from the trunk's, or it does not encode positions by rotating its keys.
     """
     number = _number(target, index)
     layer = layers_of(target)[number]
@@ -229,7 +230,7 @@ def _number(target: TargetAdapter, index: int) -> int:
             f"layer {number} of the target reads the keys and values of another layer",
             expected=f"a layer before {target.spec.num_layers}",
             got=index,
-            remedy="choose another initialize.attention_layer, or null",
+            remedy="set initialize.attention_layer to another layer or to null",
         )
     return number
 
@@ -242,7 +243,7 @@ def layers_of(target: TargetAdapter) -> nn.ModuleList:
 
 
 def residual_factor_of(layer: nn.Module) -> float:
-    """Return the factor of the parts' outputs when a layer adds them to the residual stream."""
+    """Return the factor by which a layer multiplies outputs before adding them to the stream."""
     return float(getattr(layer, "residual_multiplier", 1.0))
 
 
@@ -258,7 +259,7 @@ def _attention_in(layer: nn.Module, number: int) -> nn.Module:
 def _check_heads(
     target: TargetAdapter, number: int, trunk: AttentionShape, matrices: tuple[Tensor, ...]
 ) -> None:
-    """Refuse matrices of heads that differ from the trunk's."""
+    """Raise an error if the shapes of the matrices, or the heads, differ from the expected ones."""
     shape = target.spec.head_shapes[number]
     dim, kv_width = shape.key_dim, shape.num_kv_heads * shape.key_dim
     hidden, query_width = target.spec.hidden_size, matrices[-1].shape[-1]
@@ -271,7 +272,7 @@ def _check_heads(
     are_floats = all(matrix.dtype in FLOATS for matrix in matrices)
     if not are_floats or [tuple(matrix.shape) for matrix in matrices] != expected:
         got = ", ".join(f"{tuple(matrix.shape)} of {matrix.dtype}" for matrix in matrices)
-        wanted_matrices = "floating-point matrices of keys and values as the cache holds them"
+        wanted_matrices = "floating-point matrices that fit the keys and values in the cache"
         raise _unusable(number, wanted_matrices, got)
     wanted = {"num_heads": query_width // dim, "num_kv_heads": shape.num_kv_heads, "head_dim": dim}
     got_heads = trunk.model_dump(include=set(wanted))
@@ -280,7 +281,7 @@ def _check_heads(
             f"drafter.trunk has other heads than layer {number} of the target",
             expected=_listed(wanted),
             got=_listed(got_heads),
-            remedy="set drafter.trunk to these heads, or initialize.attention_layer to null",
+            remedy="set these heads in drafter.trunk, or set initialize.attention_layer to null",
         )
 
 
@@ -290,7 +291,7 @@ def _required_rotation(target: TargetAdapter, number: int) -> Rotation:
         raise _unusable(
             number,
             "keys that are rotated by their position, over the whole head",
-            "another encoding of positions, a rotation of a part of the head, or none",
+            "a different encoding of positions, or a rotation of only a part of the head",
         )
     return rotation
 
@@ -301,7 +302,7 @@ def _rows_in_halves(matrix: Tensor, head_dim: int) -> Tensor:
 
 
 def _score_factor(attention: nn.Module, head_dim: int) -> float:
-    """Return the factor of queries for scores that are divided by sqrt(dim)."""
+    """Return the factor for queries that yields the layer's scores after division by sqrt(dim)."""
     usual = float(head_dim**-0.5)
     return float(getattr(attention, "scaling", usual)) / usual
 
@@ -315,7 +316,7 @@ def _unusable(number: int, expected: str, got: str) -> ConfigError:
         f"attention cannot start from layer {number} of the target",
         expected=expected,
         got=got,
-        remedy="choose another initialize.attention_layer, or null",
+        remedy="set initialize.attention_layer to another layer or to null",
     )
 
 
@@ -329,14 +330,14 @@ _FURTHER_NORMS = (
 
 
 class LayerFeedForward(NamedTuple):
-    """Weights of `down(silu(gate(n)) * up(n))`, where n is the norm of the stream after attention.
+    """Weights of `down(silu(gate(n)) * up(n))`, where n is the normalized stream after attention.
 
     Attributes:
         gate: matrix of the units' gates.
         up: matrix of the units' values.
         down: matrix from the units to the residual stream.
         gain: gain of the norm before the units.
-        left_behind: names of parameters without a counterpart in the experts: biases.
+        left_behind: names of parameters without a counterpart in the experts, such as biases.
         module: linear layer that reads the units' activations.
     """
 
@@ -350,7 +351,7 @@ class LayerFeedForward(NamedTuple):
 
 @torch.no_grad()
 def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | None:
-    """Return the feed-forward weights of a layer, as views where possible; None for another form.
+    """Return the feed-forward weights of a layer, as views if possible; None if unusable.
 
     Args:
         target: the frozen target.

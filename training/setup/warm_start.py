@@ -12,24 +12,25 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import flattened
 from training.config import TrainSettings
 
-# Settings that change the depth of drafting and of its training, but not the weights.
+# Settings that change the depth of drafting and of training, but not the shapes of weights.
 _FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"ttt_steps"}}
 
 _logger = get_logger(__name__)
 
 
 def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
-    """Return the drafter whose weights a new drafter starts with, or None without such a drafter.
+    """Return the drafter whose weights a new drafter starts with; None if the settings name none.
 
-    It may have been made for another target of the same shape, such as an earlier version.
+    That drafter may have been trained for a different target of the same shape, such as an earlier
+    version of the target.
 
     Args:
         settings: settings of the run.
         config: config of the new drafter.
 
     Raises:
-        CheckpointError: there is no drafter.
-        ConfigError: settings or shapes of weights differ from those of the new drafter.
+        CheckpointError: the drafter cannot be loaded.
+        ConfigError: its settings or the shapes of its weights differ from those of the new drafter.
     """
     name = settings.initialize.drafter
     if name is None:
@@ -60,10 +61,10 @@ def _require_same_settings(name: str, found: DrafterSettings, wanted: DrafterSet
     for key, expected in ours.items():
         if theirs[key] != expected:
             raise ConfigError(
-                f"the drafter in {name} has another setting drafter.{key}",
+                f"the drafter in {name} has a different value of drafter.{key}",
                 expected=str(expected),
                 got=theirs[key],
-                remedy="repeat the settings of that drafter, or leave out initialize.drafter",
+                remedy="use the settings of that drafter, or leave out initialize.drafter",
             )
 
 

@@ -1,4 +1,4 @@
-"""The index of a folder of target states: their fingerprint, and the list of shards."""
+"""The index of a folder of target states: the states' fingerprint and the list of shards."""
 
 import hashlib
 import json
@@ -18,29 +18,31 @@ from training.data.packing import PackedSequence
 from training.input_settings import TargetStateDtype
 from training.setup.preparation import Prepared
 
-_MAX_HASHED = 4096  # sequences that are hashed, evenly spread, besides the data's own fingerprint
+# Largest number of evenly spread sequences that are hashed in addition to the data's fingerprint.
+_MAX_HASHED = 4096
 
-# Keys of a target's configuration that say where the target came from or how it is run.
+# Keys of a target's configuration that describe the origin of the target or how it is run.
 _BOOKKEEPING = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
 
 class TargetStateFingerprint(Settings):
-    """The properties that stored target states share with a run that reads them.
+    """The properties that must be equal for target states and for a run that reads these states.
 
     Attributes:
         target_dtype: dtype that the target computed in.
         target_weights: hash of every byte of the target's weights, adapters included.
-        target_configuration: hash of the target's configuration, and of the scale and the switches
-            of its adapters.
+        target_configuration: hash of the target's configuration and of its adapters' scales and
+            on/off switches.
         data: fingerprint of data and tokenizer.
-        packing: hash of packed sequences.
-        sequence_length: tokens of a packed sequence.
+        packing: hash of the packed sequences.
+        sequence_length: number of tokens of a packed sequence.
         num_sequences: number of training sequences, which come first.
-        num_validation_sequences: number of validation sequences, which follow.
+        num_validation_sequences: number of validation sequences, which follow the training
+            sequences.
         dtype: dtype that the states are stored in.
     """
 
-    target_dtype: str  # compared before the weights, whose hashes then differ, too
+    target_dtype: str  # compared before the weights, because their hash depends on the dtype
     target_weights: str
     target_configuration: str
     data: str
@@ -56,7 +58,7 @@ class TargetStateFingerprint(Settings):
         return self.num_sequences + self.num_validation_sequences
 
     def difference(self, other: "TargetStateFingerprint") -> tuple[str, Any, Any] | None:
-        """Return the name of the first property that differs, and both values, or None."""
+        """Return the name and the values of the first differing property; None if all are equal."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in type(self).model_fields
         )
@@ -64,7 +66,7 @@ class TargetStateFingerprint(Settings):
 
 
 def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
-    """Return the fingerprint of a run's target states; reads all of the target's weights."""
+    """Return the fingerprint of a run's target states, which requires reading all weights."""
     return TargetStateFingerprint(
         target_weights=hash_weights(inputs.target.model),
         target_configuration=_hash_configuration(inputs.target),
@@ -79,7 +81,7 @@ def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
 
 
 def ways_to_repeat(name: str) -> str:
-    """Return a remedy that makes a run pack the same sequences; empty if other properties differ.
+    """Return a remedy for sequences that are packed differently; empty for any other property.
 
     Args:
         name: name of the property that differs.
@@ -88,13 +90,13 @@ def ways_to_repeat(name: str) -> str:
     if name not in packing:
         return ""
     return (
-        "set data.split, data.sequence_length, data.validation_size and data.fraction as they "
-        "were when the target states were written; or "
+        "set data.split, data.sequence_length, data.validation_size and data.fraction to the "
+        "values with which the target states were written; or "
     )
 
 
 def packed_sequence(inputs: Prepared, number: int) -> PackedSequence:
-    """Return a packed sequence by its index among training, then validation sequences.
+    """Return a packed sequence by its index; validation sequences follow training sequences.
 
     Args:
         inputs: inputs of the run.
@@ -137,14 +139,14 @@ INDEX = "index.json"
 
 
 class Shard(Settings):
-    """One file of the states of whole sequences.
+    """One file with the states of whole sequences.
 
     Attributes:
         file: name of the file.
-        first_sequence: index of its first sequence.
-        num_sequences: number of consecutive sequences in it.
-        num_bytes: size of the file.
-        sha256: checksum of the file.
+        first_sequence: index of the first sequence in the file.
+        num_sequences: number of consecutive sequences in the file.
+        num_bytes: size of the file in bytes.
+        sha256: SHA-256 checksum of the file.
     """
 
     file: str
@@ -159,9 +161,9 @@ class TargetStateIndex(Settings):
 
     Attributes:
         fingerprint: fingerprint of target and sequences.
-        widths: numbers per position of each part, see `training.target_states.states`.
+        widths: number of values per position of each part, see `training.target_states.states`.
         sequences_per_shard: number of sequences in every shard but the last.
-        micro_batch_size: sequences that the target read at a time; other sizes round differently.
+        micro_batch_size: number of sequences that the target read at a time; it affects rounding.
         shards: the finished shards, in the order of their sequences.
     """
 
@@ -191,23 +193,23 @@ class TargetStateIndex(Settings):
         return f"features-{number:06}.safetensors"
 
     def with_shard(self, shard: Shard) -> "TargetStateIndex":
-        """Return the index with a shard added, or replaced if its sequences were there already."""
+        """Return the index with `shard`, which replaces an existing shard of the same sequences."""
         others = (other for other in self.shards if other.first_sequence != shard.first_sequence)
         shards = sorted((*others, shard), key=lambda shard: shard.first_sequence)
         return self.model_copy(update={"shards": tuple(shards)})
 
     def without(self, shards: Container[Shard]) -> "TargetStateIndex":
-        """Return the index without some shards."""
+        """Return the index without the given shards."""
         left = tuple(shard for shard in self.shards if shard not in shards)
         return self.model_copy(update={"shards": left})
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's index."""
+        """Write the index to a folder, replacing any existing index."""
         write_atomically(folder / INDEX, self.model_dump_json(indent=1) + "\n")
 
 
 def read_index(folder: Path) -> TargetStateIndex | None:
-    """Return the index of a folder, or None where there is none.
+    """Return the index of a folder, or None if the folder has no index.
 
     Raises:
         CheckpointError: the index cannot be read.
@@ -219,9 +221,9 @@ def read_index(folder: Path) -> TargetStateIndex | None:
     except (OSError, ValidationError) as error:
         raise CheckpointError(
             f"the index of the target states in {folder} cannot be read",
-            expected="an index as `jakiro features` writes it",
+            expected="an index that `jakiro features` has written",
             got=str(error).strip().splitlines()[0],
-            remedy="write the target states again, into another folder",
+            remedy="write the target states again, to another folder",
         ) from error
 
 
@@ -236,7 +238,7 @@ def is_whole(folder: Path, shard: Shard) -> bool:
 
     Args:
         folder: the folder of the shards.
-        shard: the shard as the index has it.
+        shard: entry of the shard in the index.
     """
     path = folder / shard.file
     return path.is_file() and path.stat().st_size == shard.num_bytes
@@ -247,6 +249,6 @@ def is_intact(folder: Path, shard: Shard) -> bool:
 
     Args:
         folder: the folder of the shards.
-        shard: the shard as the index has it.
+        shard: entry of the shard in the index.
     """
     return is_whole(folder, shard) and checksum(folder / shard.file) == shard.sha256

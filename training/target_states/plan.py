@@ -18,14 +18,14 @@ _SHARE_OF_DISK = 0.95  # largest share of the free disk space that may be filled
 
 @dataclass(frozen=True)
 class TargetStatePlan:
-    """The size of a run's target states, and of the part that is still to be written.
+    """The size of a run's target states, and of those that are still to be written.
 
     Attributes:
-        sequence_length: positions of a sequence, padding included.
-        num_sequences: number of all sequences.
+        sequence_length: number of positions of a sequence, including padding.
+        num_sequences: total number of sequences.
         num_sequences_left: number of sequences that are not written yet.
-        bytes_per_position: bytes that all parts of one position take.
-        num_shards: number of files.
+        bytes_per_position: number of bytes that all states of one position take.
+        num_shards: total number of shards, which are files.
     """
 
     sequence_length: int
@@ -53,10 +53,10 @@ class TargetStatePlan:
         )
 
     def check_disk(self, folder: Path) -> None:
-        """Refuse to begin if the disk of a folder is too small.
+        """Raise an error if the disk of a folder is too small.
 
         Raises:
-            ConfigError: the shards that are left do not fit with a margin of a twentieth.
+            ConfigError: the remaining shards would take more than 95% of the free disk space.
         """
         free = shutil.disk_usage(folder).free
         if self.num_bytes_left > _SHARE_OF_DISK * free:
@@ -64,9 +64,9 @@ class TargetStatePlan:
                 f"the target states do not fit on the disk of {folder}",
                 expected=f"{_size(int(self.num_bytes_left / _SHARE_OF_DISK))} free",
                 got=_size(free),
-                remedy="choose another disk, target_states.dtype bf16, fewer of the target's "
-                "layers in drafter.memory.layers, or less data; target_states.source online needs "
-                "no disk",
+                remedy="choose another disk, set target_states.dtype=bf16, list fewer layers in "
+                "drafter.memory.layers, use less data, or set target_states.source=online, which "
+                "writes nothing to disk",
             )
 
 
@@ -75,7 +75,7 @@ class ExpectedBytes(NamedTuple):
 
     Attributes:
         size: size in bytes.
-        is_exact: whether the number of sequences is known.
+        is_exact: whether the size is exact, because the number of sequences is known.
     """
 
     size: int
@@ -85,10 +85,10 @@ class ExpectedBytes(NamedTuple):
 def expected_bytes(
     settings: TrainSettings, config: JakiroConfig, spec: TargetSpec
 ) -> ExpectedBytes:
-    """Return the size of all shards that a run reads; 0 if its target runs beside the drafter.
+    """Return the size of all shards that a run reads; 0 if the target runs during training.
 
-    As long as there is no index of shards, the number of sequences is unknown; then all sequences
-    of the run's steps count, also those that come again in a later epoch.
+    As long as there is no shard index, the number of sequences is unknown. The size is then that of
+    all sequences of all steps, including sequences that later epochs repeat.
 
     Args:
         settings: settings of the run.
@@ -96,7 +96,7 @@ def expected_bytes(
         spec: properties of the target.
 
     Raises:
-        CheckpointError: there is an index of shards that cannot be read.
+        CheckpointError: the shard index exists, but cannot be read.
     """
     target_states, batch = settings.target_states, settings.batch
     if target_states.source == "online" or target_states.folder is None:

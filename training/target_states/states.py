@@ -1,7 +1,8 @@
-"""The states of the target that shards hold, and the view of a batch made from them.
+"""The target states that shards contain, and the view of a batch that is made from these states.
 
-A part is one state of every position of a sequence: `features`, `hidden.3` (after layer 3), or
-`layer.5` (keys, then values, of layer 5). A drafter finds the states that it needs by these names.
+A part is one kind of state at every position of a sequence: `features`, `hidden.3` (hidden states
+at the input of layer 3), or `layer.5` (keys and then values of layer 5). These names identify the
+parts that a drafter needs.
 """
 
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ Parts = Mapping[str, Float[Tensor, "batch length width"]]
 
 
 class States(NamedTuple):
-    """The states that shards hold beside the features.
+    """The states that shards contain in addition to the features.
 
     Attributes:
         hidden: indices of hidden states.
-        layers: indices of layers whose keys and values are held.
+        layers: indices of layers whose keys and values are stored.
     """
 
     hidden: tuple[int, ...]
@@ -36,7 +37,7 @@ class States(NamedTuple):
 
     @classmethod
     def needed_by(cls, config: JakiroConfig) -> "States":
-        """Return the states that a drafter reads, so that it can be trained without the target."""
+        """Return the states that are needed to train a drafter without running the target."""
         record, num_tail = config.target_record, config.settings.tail_layers
         last = None if record.num_hidden_states is None else record.num_hidden_states - 1
         sources = state_sources(config.settings, record)
@@ -51,13 +52,13 @@ class States(NamedTuple):
         return cls(tuple(sorted(hidden - {last})), tuple(sorted(layers)))
 
     def widths(self, spec: TargetSpec) -> dict[str, int]:
-        """Return the width of each part: numbers per position."""
+        """Return the width of each part, which is the number of values per position."""
         hidden = {f"hidden.{state}": spec.hidden_size for state in self.hidden}
         layers = {f"layer.{layer}": spec.kv_widths[layer] for layer in self.layers}
         return {FEATURES: spec.hidden_size} | hidden | layers
 
     def taken_from(self, output: StepOutput) -> dict[str, Tensor]:
-        """Return the parts of a batch that the target has just read."""
+        """Return the parts of a batch, taken from the target's output for that batch."""
         cache, slots = output.cache, output.step.slots
         parts = {FEATURES: output.features}
         for state in self.hidden:
@@ -73,7 +74,7 @@ def view_of(
     sources: StateSources,
     tail: TargetTail | None,
 ) -> TargetView:
-    """Return the view that `look_at_target` returns for a batch, made from the batch's parts.
+    """Return the view of a batch as `look_at_target` does, but make it from stored parts.
 
     Args:
         parts: parts of the batch, at least those that the drafter needs.
@@ -103,7 +104,7 @@ def _hidden(parts: Parts, state: int) -> Tensor:
 
 
 def _state(parts: Parts, source: StateSource) -> Tensor:
-    """Return one source's states side by side; narrower states are filled up with zeros."""
+    """Return the stacked states of one source; narrower states are padded with zeros."""
     if source.kind == "hidden":
         return torch.stack([_hidden(parts, state) for state in source.layers], dim=2)
     layers = [parts[f"layer.{layer}"] for layer in source.layers]
@@ -112,7 +113,7 @@ def _state(parts: Parts, source: StateSource) -> Tensor:
 
 
 def _heads(layer: Tensor, shape: HeadShape) -> TailKV:
-    """Return keys and values of a layer by heads, in the layout of a cache."""
+    """Return a layer's keys and values, split into heads as in a cache."""
     count = shape.num_kv_heads
     pair = layer.split([count * shape.key_dim, count * shape.value_dim], dim=-1)
     return tuple(part.unflatten(-1, (count, -1)).transpose(1, 2) for part in pair)

@@ -1,4 +1,4 @@
-"""Reader of target states: shards are mapped into memory, and a batch reads its sequences."""
+"""Reader of target states: shards are mapped into memory, and sequences are read on demand."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ from training.target_states.index import (
 )
 from training.target_states.states import States
 
-_OPEN_SHARDS = 256  # number of shards that are mapped at a time
+_OPEN_SHARDS = 256  # largest number of shards that are mapped at a time
 
 _logger = get_logger(__name__)
 
@@ -36,7 +36,7 @@ class TargetStateStore:
     """Target states of all sequences of a run, read on demand.
 
     Args:
-        folder: folder that holds all shards of the index.
+        folder: folder that contains all shards of the index.
         index: index of the folder.
         names: names of the parts to read.
     """
@@ -48,7 +48,7 @@ class TargetStateStore:
         self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
 
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
-        """Return each part of some sequences in its stored dtype, [sequences, length, width].
+        """Return each part of the given sequences in its stored dtype, [sequences, length, width].
 
         Args:
             numbers: indices of the sequences, in any order.
@@ -67,12 +67,13 @@ class TargetStateStore:
 
 
 def open_target_states(inputs: Prepared) -> TargetStateStore | None:
-    """Return the target states that a run reads, or None if its target runs beside the drafter.
+    """Return the target states that a run reads, or None if the target runs during training.
 
-    The sizes of all shards are compared, and their bytes when a shard is new on this machine.
+    The sizes of all shards are checked. The checksum of a shard is checked only if the shard is new
+    on this machine, or has changed since the last check.
 
     Raises:
-        CheckpointError: shards are missing or damaged, or belong to another target or other data.
+        CheckpointError: shards are missing or damaged, or belong to a different target or data.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:
@@ -80,7 +81,7 @@ def open_target_states(inputs: Prepared) -> TargetStateStore | None:
     folder = settings.folder.expanduser().absolute()
     index = read_index(folder)
     if index is None:
-        raise _unusable(folder, "an index of shards", "none")
+        raise _unusable(folder, "a shard index", "no index")
     needed = list(States.needed_by(inputs.drafter_config).widths(inputs.target.spec))
     _check_fingerprint(folder, index, inputs)
     _check_parts(folder, index, needed)
@@ -94,11 +95,11 @@ def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: Prepared) 
     if difference is not None:
         name, got, expected = difference
         raise CheckpointError(
-            f"the target states in {folder} are not those of this run ({name} differs)",
+            f"the target states in {folder} do not belong to this run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name)}set target_states.folder to states of this target and "
-            "data, or write them",
+            remedy=f"{ways_to_repeat(name)}set target_states.folder to a folder with states of "
+            "this target and data, or write these states with `jakiro features`",
         )
 
 
@@ -125,7 +126,7 @@ def _check_shards(folder: Path, index: TargetStateIndex) -> None:
 
 
 def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path | None) -> None:
-    """Compare the checksums of shards that are new on this machine or changed since a run."""
+    """Check the checksums of shards that are new on this machine or have changed since a run."""
     cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "features")
     record = cache / f"features-{fingerprint(str(folder))[:32]}.json"
     with FileLock(record.with_suffix(".lock")):
@@ -133,15 +134,15 @@ def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path 
         found = {shard.file: _state_of(folder, shard) for shard in shards}
         new = [shard for shard in shards if known.get(shard.file) != found[shard.file]]
         if new:
-            _logger.info(f"comparing the checksums of {len(new):,} shards in {folder}")
+            _logger.info(f"checking the checksums of {len(new):,} shards in {folder}")
         for shard in new:
             if not is_intact(folder, shard):
-                raise _unusable(folder, f"the bytes written to {shard.file}", "other bytes")
+                raise _unusable(folder, f"the original bytes of {shard.file}", "different bytes")
         write_atomically(record, json.dumps(found))
 
 
 def _state_of(folder: Path, shard: Shard) -> list[Any]:
-    """Return values that change when somebody writes to a shard."""
+    """Return values that change when the file of a shard is written to."""
     status = (folder / shard.file).stat()
     return [shard.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
 
@@ -155,9 +156,9 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _unusable(folder: Path, expected: str, got: str) -> CheckpointError:
     return CheckpointError(
-        f"the target states in {folder} are not complete",
+        f"the target states in {folder} are incomplete or damaged",
         expected=expected,
         got=got,
-        remedy="run `jakiro features --check` with this configuration and folder, which writes "
-        "missing and damaged shards again",
+        remedy="run `jakiro features --check` with this configuration and folder; this command "
+        "writes missing and damaged shards again",
     )

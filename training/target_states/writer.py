@@ -1,7 +1,7 @@
 """Writer of target states: the target reads every packed sequence once, shard by shard.
 
-Any number of processes may write into one folder: each takes shards that no other process works on.
-Shards that an interruption leaves unwritten are written after the next start.
+Any number of processes may write to one folder, because each process locks the shard that it is
+writing. After an interruption, the next run of the command writes the missing shards.
 """
 
 import os
@@ -43,11 +43,11 @@ class ShardFolder:
 
     Args:
         path: path of the folder, which is created if it is missing.
-        fresh: index of the states to be written, without shards.
+        fresh: index without shards that describes the states to be written.
 
     Raises:
-        ConfigError: the folder cannot be written to, or holds other target states.
-        CheckpointError: its index cannot be read.
+        ConfigError: the folder cannot be written to, or its index describes other target states.
+        CheckpointError: the index in the folder cannot be read.
     """
 
     def __init__(self, path: Path, fresh: TargetStateIndex) -> None:
@@ -60,14 +60,14 @@ class ShardFolder:
         _require_same(self.path, self.index, fresh)
 
     def unfinished(self) -> list[int]:
-        """Return the numbers of the shards that are missing or incomplete by now."""
+        """Return the numbers of the shards that are currently missing or incomplete."""
         index = self.index = read_index(self.path) or self.index
         whole = {shard.first_sequence for shard in index.shards if is_whole(self.path, shard)}
         return [n for n in range(index.num_shards) if index.sequences_of(n).start not in whole]
 
     @contextmanager
     def claim(self, number: int) -> Iterator[bool]:
-        """Yield whether this process writes a shard: it is missing, and no process works on it."""
+        """Try to lock a shard, and yield whether it was locked and still has to be written."""
         with ExitStack() as held:
             try:
                 held.enter_context(self._lock(self.index.file_of(number)).acquire(timeout=0))
@@ -87,7 +87,7 @@ class ShardFolder:
         return [shard.file for shard in damaged]
 
     def tidy(self) -> None:
-        """Remove the lock files, which only writing needs."""
+        """Remove the lock files, which are needed only while shards are written."""
         for lock in self.path.glob(".*.lock"):
             lock.unlink(missing_ok=True)
 
@@ -107,14 +107,14 @@ def _require_same(folder: Path, found: TargetStateIndex, wanted: TargetStateInde
     if difference is not None:
         name, got, expected = difference
         raise ConfigError(
-            f"the folder {folder} holds other target states ({name} differs)",
+            f"the folder {folder} contains target states of a different run ({name} differs)",
             expected=expected,
             got=got,
             remedy=f"{ways_to_repeat(name)}choose another folder",
         )
 
 
-SHARD_BYTES = 2 * 2**30  # a shard is in memory until it is written
+SHARD_BYTES = 2 * 2**30  # a whole shard is kept in memory until it is written
 
 Advance = Callable[[int], None]
 
@@ -123,13 +123,13 @@ class TargetStateWriter:
     """Writes the target states of a run's sequences into a folder.
 
     Args:
-        inputs: inputs of the run; the target is on its device before `write` is called.
+        inputs: inputs of the run; the target must be on its device before `write` is called.
         folder: folder of the shards, which is created if it is missing.
-        shard_bytes: size of a shard in bytes, if the folder is new.
+        shard_bytes: approximate size of a shard in bytes; ignored if the folder has an index.
 
     Raises:
-        ConfigError: the folder cannot be written to, or holds other target states.
-        CheckpointError: its index cannot be read.
+        ConfigError: the folder cannot be written to, or its index describes other target states.
+        CheckpointError: the index in the folder cannot be read.
     """
 
     def __init__(self, inputs: Prepared, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
@@ -141,7 +141,7 @@ class TargetStateWriter:
 
     @property
     def plan(self) -> TargetStatePlan:
-        """The size of all shards, and of the shards that are left to be written."""
+        """The size of all shards, and of the shards that are still to be written."""
         left, index = self.folder.unfinished(), self.folder.index
         return TargetStatePlan(
             sequence_length=self._sequence_length,
@@ -152,13 +152,13 @@ class TargetStateWriter:
         )
 
     def write(self, advance: Advance = lambda _count: None) -> bool:
-        """Write all shards that are missing and that no other process works on.
+        """Write all missing shards that no other process is writing.
 
         Args:
-            advance: callback that takes the number of sequences done since its last call.
+            advance: callback that receives the number of sequences read since its last call.
 
         Returns:
-            Whether all shards are written now; otherwise other processes still write the last ones.
+            Whether all shards are finished. If not, other processes are still writing some shards.
 
         Raises:
             ConfigError: the shards do not fit on the disk.
@@ -182,7 +182,7 @@ class TargetStateWriter:
             sequences_per_shard=self._micro_batch_size,
             micro_batch_size=self._micro_batch_size,
         )
-        # A shard holds whole micro-batches, so that it does not depend on the shards before it.
+        # A shard consists of whole micro-batches, so that it does not depend on earlier shards.
         micro_batches = shard_bytes // (
             index.bytes_per_position * self._sequence_length * self._micro_batch_size
         )
@@ -204,7 +204,7 @@ class TargetStateWriter:
                 f"cannot write {final}",
                 expected="enough free disk space",
                 got=str(error).strip().splitlines()[0],
-                remedy="make room and start again: finished shards are kept",
+                remedy="make room on the disk and start again; finished shards are kept",
             ) from error
         finally:
             partial.unlink(missing_ok=True)
@@ -218,7 +218,7 @@ class TargetStateWriter:
 
     @torch.no_grad()
     def _read(self, sequences: range, advance: Advance) -> dict[str, Tensor]:
-        """Return all parts of some sequences, in the dtype of the shards."""
+        """Return all parts of the given sequences, in the dtype of the shards."""
         dtype = TORCH_DTYPES[self._inputs.settings.target_states.dtype]
         parts = {
             name: torch.empty(len(sequences), self._sequence_length, width, dtype=dtype)
@@ -235,9 +235,9 @@ class TargetStateWriter:
         return parts
 
     def _batch(self, numbers: range) -> Batch:
-        """Return a full micro-batch: matrix products of other shapes may round differently."""
+        """Return a full micro-batch, because products of other shapes may round differently."""
         padding = [numbers[-1]] * (self._micro_batch_size - len(numbers))
         sequences = [packed_sequence(self._inputs, number) for number in (*numbers, *padding)]
-        anchors = np.zeros((1, self._sequence_length), np.int64)  # which the target does not read
+        anchors = np.zeros((1, self._sequence_length), np.int64)  # not read by the target
         batch = collate((sequence, anchors) for sequence in sequences)
         return batch.to(self._inputs.target.device)

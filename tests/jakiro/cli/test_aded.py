@@ -170,7 +170,7 @@ def test_an_unusable_corpus_or_table_is_refused(
     assert "cannot load a tokenizer" in capsys.readouterr().err
     (folder / "empty.txt").write_text("")
     assert _build(folder, tmp_path / "new", corpus="empty.txt") == 2
-    assert "holds no trigram" in capsys.readouterr().err
+    assert "contains no trigrams" in capsys.readouterr().err
     assert _build(folder, tmp_path / "new", corpus="nowhere.jsonl") == 2
     assert "there is no file or folder" in capsys.readouterr().err
     (tmp_path / "taken").touch()

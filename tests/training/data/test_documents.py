@@ -99,16 +99,16 @@ def test_texts_and_conversations_keep_their_order() -> None:
     ("fields", "message"),
     [
         ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
-        ({"text": None}, "file:1 is neither a text .*, and not null; got: text: null"),
+        ({"text": None}, "file:1 is neither a text .* that is not null; got: text: null"),
         ({"messages": None, "id": 3}, "file:1 is neither a text .*; got: messages: null, id"),
         ({"messages": [None]}, "file:1 has a malformed turn; .* got: None"),
         ({"messages": [CHAT[1] | {"content": None}]}, "file:1 has a malformed turn"),
         ({"conversations": [{"from": None, "value": "?"}]}, "file:1 has a malformed turn"),
-        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
-        ({"input_ids": [1, 2], "loss_mask": None}, "file:1 has unusable loss_mask; .* got: None"),
-        ({"text": 3}, "file:1 holds no text; expected: a string; got: int"),
+        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "unusable value under input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": None}, "unusable value under loss_mask; .* got: None"),
+        ({"text": 3}, "file:1 has no text under the key text; expected: a string; got: int"),
         ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
-        ({"messages": "hi"}, "file:1 holds no conversation"),
+        ({"messages": "hi"}, "file:1 contains no conversation"),
         ({"messages": CHAT[:2]}, "file:1 has no assistant turn"),
         ({"messages": []}, "file:1 has no assistant turn.* got: no turns"),
         ({"messages": CHAT[2:3]}, "file:1 has no assistant turn that answers"),
@@ -117,14 +117,14 @@ def test_texts_and_conversations_keep_their_order() -> None:
         ({"messages": [CHAT[1] | {"value": "?"}, CHAT[2]]}, "file:1 has a malformed turn"),
         ({"messages": [CHAT[1] | {"content": [{"type": "image"}]}]}, "file:1 has a malformed turn"),
         ({"messages": CHAT, "tools": "no JSON"}, "file:1 has malformed tools"),
-        ({"input_ids": [1, 2]}, "file:1 has unusable loss_mask"),
+        ({"input_ids": [1, 2]}, "unusable value under loss_mask"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a mask that does not fit"),
-        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 from 0 to 2"),
-        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
-        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "file:1 has unusable input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 numbers from 0 to 2"),
+        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "unusable value under input_ids"),
+        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "unusable value under input_ids"),
         ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has impossible token ids"),
-        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 is the same everywhere.*no response"),
-        ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 is the same.* got: nothing but resp"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 has the same value .*no response"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 has the same value .* got: no prompt"),
     ],
 )
 def test_an_unusable_record_is_named(fields: dict[str, Any], message: str) -> None:
@@ -174,10 +174,10 @@ def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
     ("template", "message"),
     [
         (None, "no chat template"),
-        ("{{ raise_exception('roles must alternate') }}", "refuses file:1; .* got: roles must"),
-        ("{{ messages[9].content + 1 }}", "refuses file:1; .* got: .*no element 9"),
-        ("x{% if messages|length > 1 %}{% endif %}", "the same everywhere; .* got: no response"),
-        ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "got: nothing but response"),
+        ("{{ raise_exception('roles must alternate') }}", "rejects file:1; .* got: roles must"),
+        ("{{ messages[9].content + 1 }}", "rejects file:1; .* got: .*no element 9"),
+        ("x{% if messages|length > 1 %}{% endif %}", "the same value .* got: no response"),
+        ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "got: no prompt"),
     ],
 )
 def test_an_unsuitable_template_is_explained(template: str | None, message: str) -> None:
@@ -201,7 +201,7 @@ def test_an_unsuitable_template_is_explained(template: str | None, message: str)
 )
 def test_half_a_character_is_a_fault_of_its_record(fields: dict[str, Any]) -> None:
     records = [Record({"text": "good"}, "data:1"), Record(fields, "data:2")]
-    with pytest.raises(DataError, match="data:2 holds half a character"):
+    with pytest.raises(DataError, match="data:2 contains half a character"):
         list(encode_documents(tiny_tokenizer(), records))
     intake = Intake(is_skipping=True)
     assert len(list(encode_documents(tiny_tokenizer(), records, intake))) == 1

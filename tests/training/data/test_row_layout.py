@@ -131,9 +131,9 @@ def test_the_advice_is_to_split_more_where_more_can_be_split(
     )
     assert (texts.wider_split, chats.wider_split) == (of_texts, of_chats)
     if of_chats is not None:
-        assert f"data.split {of_chats}, or another data.sequence_length" in str(advice(chats))
+        assert f"try data.split={of_chats} or a different data." in str(advice(chats))
     alone = PackedSequences(chats_of([LENGTH // 2]), [0], LENGTH, "all").counts
-    assert "are padding: another data.sequence_length" in str(advice(alone))
+    assert "are padding: try a different data.sequence_length" in str(advice(alone))
 
 
 def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:

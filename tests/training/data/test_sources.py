@@ -60,7 +60,7 @@ def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:
 def test_a_json_file_of_lines_gets_the_advice_to_rename_it(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"text": "one"}')
-    with pytest.raises(DataError, match=r"got: dict; remedy: end the file's name in \.jsonl"):
+    with pytest.raises(DataError, match=r"got: dict; remedy: rename the file to end in \.jsonl"):
         read(path)
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_kind_of_file_and_an_empty_folder_are_refused(tmp_path: Path)
     (tmp_path / "notes.txt").write_text("no data")
     with pytest.raises(DataError, match="is of an unknown kind"):
         find_sources([str(tmp_path / "notes.txt")])
-    with pytest.raises(DataError, match="holds no training data"):
+    with pytest.raises(DataError, match="contains no training data"):
         find_sources([str(tmp_path)])
 
 
@@ -95,7 +95,7 @@ def test_a_data_set_by_name_is_read_through_the_datasets_library(
     records = [*source.records()]
     assert records == [(fields, f"{name}:{n}", n, 0) for n, fields in enumerate(RECORDS, start=1)]
     assert source.fingerprint() == source.fingerprint() != ""
-    with pytest.raises(DataError, match="cannot load the data set"):
+    with pytest.raises(DataError, match="cannot load the dataset"):
         list(HubSource(name, "no such split").records())
 
 

@@ -138,7 +138,7 @@ def test_an_answer_begins_after_the_reasoning_tag_of_the_generation_prompt() -> 
 
 def test_a_role_that_the_template_does_not_know_is_explained() -> None:
     with pytest.raises(
-        DataError, match=r"refuses file:1.*System role not supported \(roles: system, user.*remedy"
+        DataError, match=r"rejects file:1.*System role not supported \(roles: system, user.*remedy"
     ):
         encode(family_tokenizer("gemma"), {"messages": [SYSTEM, *CHAT]})
 

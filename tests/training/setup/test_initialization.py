@@ -180,7 +180,7 @@ def test_unused_parameters_and_another_base_are_warned_of(
         initialize(tiny_drafter(target, tiny_settings()), settings, target)
     biases, base = (record.getMessage() for record in caplog.records)
     assert "starts without them: q_proj.bias, k_proj.bias, v_proj.bias" in biases
-    assert "rope_theta 500 is not how the target's layer rotates" in base
+    assert "rope_theta=500 is not the rotation of the target's layer" in base
     assert "10000" in base
 
 
@@ -230,7 +230,7 @@ def test_auto_starts_at_random_if_no_layer_fits(
             tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": "auto"}),
             target,
         )
-    assert "attention starts at random: " in caplog.text
+    assert "attention starts with random weights: " in caplog.text
     assert all(torch.equal(before[name], part) for name, part in drafter.state_dict().items())
 
 

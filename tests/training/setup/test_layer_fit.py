@@ -279,7 +279,7 @@ def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCapt
     drafter = {"trunk": {"kind": "hybrid", **HEADS}, **TAIL}
     with caplog.at_level(logging.INFO):
         train(tiny_run(workshop, drafter=drafter, initialize={"attention_layer": -1}, steps=2))
-    assert "attention_layer is -1, and the drafter replaces layer -2" in caplog.text
+    assert "attention_layer is -1, but the drafter replaces layer -2" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_target_without_attention_weights_starts_drafters_at_random(
     _pack(model.model.layers[-1].self_attn)
     with caplog.at_level(logging.INFO):
         train(fitted_run(workshop), model=model)
-    assert caplog.text.count("attention starts at random: ") == 1
+    assert caplog.text.count("attention starts with random weights: ") == 1
     assert STARTS not in caplog.text
 
 
@@ -116,7 +116,7 @@ def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
     _pack(model.model.layers[-1].mlp)
     with caplog.at_level(logging.INFO):
         _loss_at_the_start(TargetAdapter(model), workshop, 300)
-    assert "random experts, because its feed-forward part has another form" in caplog.text
+    assert "random experts, because the layer's feed-forward part has another form" in caplog.text
 
 
 def test_biases_of_the_feed_forward_part_are_left_out_with_a_warning(

@@ -22,7 +22,7 @@ from training.target_states.index import Shard, fingerprint_of, is_intact
 from training.target_states.store import open_target_states
 from training.train import train
 
-COMPLAINT = "are not those of this run"
+COMPLAINT = "do not belong to this run"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def refuse(settings: TrainSettings, message: str, model: Any = None) -> None:
 
 
 def test_missing_target_states_are_refused(workshop: Path) -> None:
-    refuse(offline_run(workshop), "expected: an index of shards; got: none; remedy: run `jakiro")
+    refuse(offline_run(workshop), "expected: a shard index; got: no index; remedy: run `jakiro")
 
 
 def test_offline_needs_a_folder(workshop: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_lost_or_cut_shard_is_refused(settings: TrainSettings) -> None:
 def test_other_bytes_of_the_same_size_are_refused(settings: TrainSettings) -> None:
     path = shards(settings)[1]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    refuse(settings, f"expected: the bytes written to {path.name}; got: other bytes")
+    refuse(settings, f"expected: the original bytes of {path.name}; got: different bytes")
 
 
 def test_an_unreadable_index_is_refused(settings: TrainSettings) -> None:
@@ -112,7 +112,7 @@ def test_target_states_of_other_data_are_refused(settings: TrainSettings, worksh
 def test_target_states_of_other_sequences_are_refused(
     settings: TrainSettings, workshop: Path
 ) -> None:
-    remedy = "remedy: set data.split, data.sequence_length, .* as they were"
+    remedy = "remedy: set data.split, data.sequence_length, .* to the values with which"
     for changes in ({"sequence_length": 32}, {"validation_size": 1}, {"split": "never"}):
         refuse(offline_run(workshop, data=changes), rf"{COMPLAINT} \(packing differs\).*{remedy}")
 

@@ -1,4 +1,4 @@
-"""Output file of regeneration, owned by one run and continued after its last whole line."""
+"""Output file of regeneration, locked by one run and continued after its last complete line."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from jakiro.utils.files import ensure_writable_folder, write_atomically
 
 
 def check_apart(path: Path, data: Sequence[str]) -> None:
-    """Refuse an output file that would be read as data, now or when the run is continued.
+    """Raise an error if an output file would be read as data, now or when the run is continued.
 
     Args:
         path: path of the output file, which need not exist.
-        data: files, folders and data sets, as for `find_sources`.
+        data: files, folders and datasets, as for `find_sources`.
 
     Raises:
-        ConfigError: the file is part of the data, or would be.
+        ConfigError: the file is part of the data, or would be once it exists.
     """
     real = path.resolve()
     for name in data:
@@ -29,27 +29,27 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
         if read.exists() and (read.resolve() == real or read.resolve() in real.parents):
             raise ConfigError(
                 f"{path} would be part of the data that it is made from",
-                expected=f"a file outside of {name}" if read.is_dir() else "another file",
+                expected=f"a file outside of {name}" if read.is_dir() else "a different file",
                 got=f"--data {name}",
                 remedy="choose another path for --out",
             )
 
 
 class OutputFile:
-    """A JSONL file of records, each with its number in the data under `row`, ascending.
+    """A JSONL file of records in the order of the data, each with its number there under `row`.
 
-    A file beside it, whose name ends in `.settings`, holds the settings of the records, so that
-    another run with the same settings can continue the file.
+    Next to this file, another file whose name ends in `.settings` contains the settings of the
+    records, so that a later run with the same settings can continue the output file.
 
     Args:
         path: path of the file, which need not exist.
 
     Attributes:
         num_records: number of records in the file.
-        last_record: number in the data of the last record in the file, from 1; 0 for none.
+        last_record: number in the data of the last record in the file, from 1; 0 if there is none.
 
     Raises:
-        ConfigError: the name does not end in .jsonl, or the folder cannot be written into.
+        ConfigError: the name does not end in .jsonl, or the folder cannot be written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class OutputFile:
         except Timeout as error:
             raise ConfigError(
                 f"another process is writing to {self.path}",
-                expected="a file of its own for each run",
+                expected="a file that no other process uses",
                 got="a locked file",
                 remedy="wait for the other process, or choose another file",
             ) from error
@@ -92,7 +92,7 @@ class OutputFile:
         """Append records and flush them to the disk.
 
         Raises:
-            ConfigError: the records cannot be written; earlier records stay.
+            ConfigError: the records cannot be written; earlier records are kept.
         """
         lines = [json.dumps(record) + "\n" for record in records]
         with self._writing(), self.path.open("ab") as file:
@@ -108,9 +108,9 @@ class OutputFile:
         except OSError as error:
             raise ConfigError(
                 f"cannot write to {self.path}",
-                expected="a disk with room",
+                expected="enough free disk space",
                 got=error.strerror or error,
-                remedy="make room and start again, which continues after the last whole record",
+                remedy="make room and start again, to continue after the last complete record",
             ) from error
 
     def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:
@@ -123,7 +123,7 @@ class OutputFile:
         if not settings.exists():
             raise ConfigError(
                 f"{self.path} was not written by `jakiro regenerate`",
-                expected=f"{settings.name} beside it",
+                expected=f"{settings.name} in the same folder",
                 got="no such file",
                 remedy="choose another file",
             )
@@ -133,16 +133,16 @@ class OutputFile:
                 raise ConfigError(
                     f"the settings of {self.path} are incomplete",
                     expected=f"{name} in {settings.name}",
-                    got="none",
+                    got="no such key",
                     remedy="choose another file, and generate the records again",
                 )
             if known[name] != fingerprint[name]:
-                option = f" --dtype {known[name]}" if name == "target_dtype" else " the settings"
+                option = f"--dtype {known[name]}" if name == "target_dtype" else "the same settings"
                 raise ConfigError(
                     f"{self.path} was made with other settings ({name} differs)",
                     expected=known[name],
                     got=fingerprint[name],
-                    remedy=f"choose another file, or repeat{option}",
+                    remedy=f"choose another file, or run again with {option}",
                 )
 
     def _find_end(self) -> None:

@@ -1,4 +1,4 @@
-"""Regenerator: replaces the answers in the data by the target's own, batch by batch."""
+"""Regenerator, which replaces the answers in the data with answers of the target, in batches."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +30,13 @@ class RegenerationSettings(Settings):
     Attributes:
         temperature: sampling temperature, 0 for greedy; the other sampling options are those of the
             target's generation config.
-        max_new_tokens: largest number of tokens of an answer.
-        prompt_tokens: number of tokens that are kept of a text.
-        seed: seed of the sampling; the random stream of an answer depends on the seed, the record
-            and the chat turn alone.
-        batch_size: number of records answered together, which affects speed and memory alone.
-        skip_bad_rows: whether unusable records are skipped; by default the first one is an error.
+        max_new_tokens: largest number of tokens in an answer.
+        prompt_tokens: largest number of tokens of a text that are kept as its prompt.
+        seed: random seed; the random numbers for an answer depend only on this seed, the record and
+            the chat turn.
+        batch_size: number of records answered together, which affects only speed and memory use.
+        skip_bad_rows: whether unusable records are skipped; by default, the first unusable record
+            raises an error.
     """
 
     temperature: float = Field(0.0, ge=0)
@@ -49,7 +50,7 @@ class RegenerationSettings(Settings):
 def fingerprint_fields(
     decoder: SpeculativeDecoder, settings: RegenerationSettings, sources: Sequence[Source]
 ) -> dict[str, Any]:
-    """Return everything that determines the new records; reads all of the target's weights.
+    """Return everything that determines the new records, including a hash of all weights.
 
     Args:
         decoder: decoder of the target, with its tokenizer.
@@ -58,7 +59,7 @@ def fingerprint_fields(
     """
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     facts: dict[str, Any] = {
-        # Before the weights, whose hash depends on the dtype.
+        # The dtype comes before the weights, because the hash of the weights depends on the dtype.
         "target_dtype": str(target.dtype).removeprefix("torch."),
         "target_weights": hash_weights(target.model),
         "generation_config": _sampling_of(target.model.generation_config),
@@ -67,7 +68,7 @@ def fingerprint_fields(
         "data": [source.fingerprint() for source in sources],
         **settings.model_dump(exclude={"batch_size", "seed"}),
     }
-    if settings.temperature:  # greedy answers depend on neither
+    if settings.temperature:  # greedy answers depend on neither seed nor drafter
         facts["seed"] = settings.seed
         facts["drafter"] = _version_of(decoder.drafter)
     return facts
@@ -89,7 +90,7 @@ def _sampling_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name != "transformers_version"}
 
 
-OnProgress = Callable[[int], None]  # gets the number of the last finished record
+OnProgress = Callable[[int], None]  # receives the number of the last finished record
 
 
 @dataclass
@@ -98,11 +99,12 @@ class RegenerationCounts:
 
     Attributes:
         records: number of records written.
-        left_out: number of unusable records; those before an interruption may be counted again.
-        answers: number of answers of the target.
-        cut: number of answers that reached the longest length without an end.
-        tokens: number of tokens of all answers.
-        forwards: number of target forwards after prefill.
+        left_out: number of unusable records; after an interruption, earlier ones may be included
+            again.
+        answers: number of answers that the target generated.
+        cut: number of answers that reached the largest length without ending.
+        tokens: total number of tokens of all answers.
+        forwards: number of forward passes of the target after prefill.
     """
 
     records: int = 0
@@ -114,7 +116,7 @@ class RegenerationCounts:
 
     @property
     def tau(self) -> float:
-        """The mean acceptance length: tokens per target forward after prefill."""
+        """The mean acceptance length: tokens per forward pass of the target after prefill."""
         return (self.tokens - self.answers) / self.forwards if self.forwards else 1.0
 
 
@@ -131,18 +133,19 @@ class _OpenRecord:
 
 
 class Regenerator:
-    """Writes the records of the data with the target's own answers.
+    """Writes the records of the data with answers that the target generates.
 
-    Greedy records do not depend on the drafter, the batch size or interruptions, except for
-    rounding (see the README on float32). Sampled records do not depend on the batch size or
-    interruptions; with another drafter the answers differ, but have the same distribution.
+    Apart from rounding (see docs/concepts/rounding.md), greedy answers do not depend on the
+    drafter, the batch size or interruptions. Sampled answers do not depend on the batch size or on
+    interruptions; with a different drafter, they differ but have the same distribution.
 
     Args:
         decoder: decoder of the target, with its tokenizer, with or without a drafter.
         settings: settings of the regeneration.
 
     Raises:
-        ConfigError: no question would fit beside so many new tokens.
+        ConfigError: `max_new_tokens` leaves no room for a question in the target's context.
+        DataError: the decoder has no tokenizer.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: RegenerationSettings) -> None:
@@ -166,12 +169,12 @@ class Regenerator:
         output: OutputFile,
         on_progress: OnProgress = lambda _: None,
     ) -> RegenerationCounts:
-        """Write the records that the file does not have yet.
+        """Write the records that the file does not contain yet.
 
         Args:
             sources: sources of the data.
             output: output file, which is locked while it is written to.
-            on_progress: callback with the number of the last finished record.
+            on_progress: callback that receives the number of the last finished record.
 
         Raises:
             ConfigError: the file was made with other settings, or another process writes to it.
@@ -193,7 +196,7 @@ class Regenerator:
     def _missing(
         self, sources: Sequence[Source], last_record: int, intake: Intake
     ) -> Iterator[_OpenRecord]:
-        """Yield the records after the last one in the file, each with its first question."""
+        """Yield the records after the last record in the file, each with its first question."""
         for record in (record for source in sources for record in source.records(intake)):
             if intake.num_records > last_record:
                 with intake.guard():
@@ -248,7 +251,7 @@ class Regenerator:
         if not question or len(question) + new > spec.max_position:
             raise RecordError(
                 f"a question of {record.location} does not fit into the target's context",
-                expected=f"1 to {spec.max_position - new} tokens beside {new} new tokens",
+                expected=f"1 to {spec.max_position - new} tokens and room for {new} new tokens",
                 got=len(question),
                 remedy="lower --max-new-tokens, or skip such records with --skip-bad-rows",
             )
@@ -257,7 +260,7 @@ class Regenerator:
                 f"{record.location} has a token that the target does not have",
                 expected=f"ids from 0 to {spec.vocab_size - 1}",
                 got=max(question),
-                remedy="use the target's own tokenizer",
+                remedy="use the target's tokenizer",
             )
         return question
 
@@ -274,7 +277,7 @@ def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) ->
 
 
 def _key(*parts: int) -> int:
-    """Return a seed that differs for different numbers."""
+    """Return a random seed that is different for different `parts`."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 

@@ -1,4 +1,4 @@
-"""Dialogues that regenerate a record answer by answer; each question holds the earlier answers."""
+"""Dialogues that regenerate a record answer by answer; questions include the earlier answers."""
 
 from collections.abc import Generator
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from training.data.sources import Record, RecordError
 
 
 class Answer(NamedTuple):
-    """An answer of the target; `is_cut` if it reached the longest length before its end."""
+    """An answer of the target; `is_cut` if it reached the largest length without ending."""
 
     token_ids: list[int]
     text: str
@@ -26,16 +26,16 @@ Dialogue = Generator[list[int], Answer, dict[str, Any]]
 def dialogue_over(
     record: Record, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int
 ) -> Dialogue:
-    """Return the dialogue that regenerates a record, in the same form.
+    """Return the dialogue that regenerates a record in its original form.
 
-    A conversation keeps all turns but the assistant's answers. Tool calls stay, too, because their
-    results follow. A text keeps its beginning, and a record of token ids keeps the tokens before
-    the first response.
+    A conversation keeps all turns except for the assistant's answers. Tool calls are also kept,
+    because turns with their results follow. A text keeps its beginning, and a record of token ids
+    keeps the tokens before the first response.
 
     Args:
         record: record to be regenerated.
         tokenizer: the target's tokenizer.
-        prompt_tokens: number of tokens kept of a text, at most half of the text.
+        prompt_tokens: number of tokens of a text that are kept, but at most half of the text.
 
     Raises:
         RecordError: the record cannot be used.
@@ -68,7 +68,7 @@ def _continue_text(
     start = ids[: min(prompt_tokens, len(ids) // 2)]
     if not start:
         raise RecordError(
-            f"{record.location} holds no text to be continued",
+            f"{record.location} contains no text to be continued",
             expected="a string of at least two tokens",
             got=repr(text)[:80],
         )
@@ -78,7 +78,7 @@ def _continue_text(
 
 
 def _mark(answer: Answer) -> dict[str, bool]:
-    """Return the mark of a missing end, which training must not learn; tokens need no such mark."""
+    """Return a mark for a missing end, which training must not learn; token ids need no mark."""
     return {CUT: True} if answer.is_cut else {}
 
 
@@ -88,7 +88,7 @@ def _continue_tokens(record: Record) -> Dialogue:
     if begin == 0:
         raise RecordError(
             f"{record.location} has no prompt before a response",
-            expected="a loss_mask of 0 and then 1",
+            expected="a loss_mask that begins with 0 and contains a 1",
             got="no response" if not document.is_response.any() else "a response at the beginning",
         )
     prompt = document.token_ids[:begin].tolist()

@@ -223,7 +223,7 @@ def test_a_file_of_a_target_in_another_dtype_is_refused_with_a_remedy(
     halved = regenerator(deepcopy(target).to(torch.bfloat16))
     message = (
         r"\(target_dtype differs\); expected: float32; got: bfloat16; "
-        r"remedy: choose another file, or repeat --dtype float32"
+        r"remedy: choose another file, or run again with --dtype float32"
     )
     with pytest.raises(ConfigError, match=message):
         write(halved, data, out)
@@ -254,7 +254,7 @@ def test_a_file_that_another_process_writes_is_refused(
     ("fields", "message"),
     [
         ({"no": 1}, "data.jsonl:2 is neither a text"),
-        ({"text": "a"}, "data.jsonl:2 holds no text to be continued"),
+        ({"text": "a"}, "data.jsonl:2 contains no text to be continued"),
         ({"text": "word " * 9, "messages": CHATS[0]}, "data.jsonl:2 has several forms"),
         ({"input_ids": [1, 2], "loss_mask": [1, 0]}, "data.jsonl:2 has no prompt before"),
         ({"input_ids": [300, 2], "loss_mask": [0, 1]}, "data.jsonl:2 has a token that the target"),
