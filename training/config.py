@@ -24,82 +24,83 @@ class OptimizerSettings(Settings):
     """The optimizer and its learning rate over time."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """adamw; or muon: orthogonalised updates of hidden matrices, with AdamW for the other
-    parameters. muon learns from fewer tokens (learning rate about 0.02) but needs engine.zero_stage
-    0 and engine.dtype fp32."""
+    """adamw, or muon: orthogonalized updates for hidden matrices and AdamW for the other
+    parameters. muon learns from fewer tokens (with a learning rate of about 0.02), but needs
+    engine.zero_stage 0 and engine.dtype fp32."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the moving averages."""
+    """Decay rates of AdamW's moving averages of the gradient and of its square."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay of matrices."""
+    """Decoupled weight decay, which is applied to matrices only."""
     warmup_steps: int = Field(50, ge=0)
-    """Steps in which the learning rate rises linearly to its peak."""
+    """Number of steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["linear", "cosine"] = "linear"
-    """Shape of the decay from the peak to the last step."""
+    """Shape of the learning rate's decay from its peak to the last step."""
     min_lr_ratio: float = Field(0.05, ge=0, le=1)
-    """Ratio of the peak that the learning rate has at the last step."""
+    """Learning rate at the last step, as a fraction of the peak."""
     max_grad_norm: float = Field(1.0, ge=0)
-    """Largest norm of the gradient; 0: no limit."""
+    """Largest gradient norm; a larger gradient is scaled down to it. 0 means no limit."""
 
 
 class EngineSettings(Settings):
     """The settings of the DeepSpeed engine.
 
-    Only `dtype` changes the result of a run; the other settings change its memory and speed.
+    Only `dtype` changes the result of a run; the other settings change its memory use and speed.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; at least 1 in
-    half precision."""
+    """ZeRO stage: 1 shards the optimizer states, 2 the gradients as well, and 3 the parameters as
+    well. In half precision, 0 is raised to 1."""
     dtype: Precision = "fp32"
-    """Precision in which the drafter computes; master weights are fp32."""
+    """Precision of the drafter's computations; its master weights are always fp32."""
     offload_optimizer: bool = False
-    """Keep optimizer states in main memory and take the optimizer's steps there; needs zero_stage 1
-    or more."""
+    """Keep the optimizer states in main memory and update the weights there; needs zero_stage 1 or
+    higher."""
     offload_parameters: bool = False
-    """Keep parameters in main memory until they are used; needs zero_stage 3."""
+    """Keep the parameters in main memory until they are used; needs zero_stage 3."""
     activation_checkpointing: bool = False
     """Recompute the drafter's activations in the backward pass instead of storing them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto prefers a GPU."""
+    """Device to train on; auto uses a GPU if there is one."""
 
 
 class EvaluationSettings(Settings):
-    """Evaluation on data outside of training: validation loss, and tau of the real decode loop.
+    """Evaluation on held-out data: validation loss, and tau measured by the real decode loop.
 
-    Evaluation does not change the drafter, so a run can go on with other settings of it; `best` is
-    then the best drafter of all evaluations, whatever their settings.
+    Evaluation does not change the drafter, so a run can be resumed with different evaluation
+    settings. `best` is then the best drafter of all evaluations, whatever their settings.
     """
 
     every: int | None = Field(None, ge=1)
-    """Steps between evaluations, from step 0 on; null: only the one at the end."""
+    """Number of steps between evaluations, the first of which precedes the first step; null:
+    evaluate only at the end."""
     prompts: Path | None = None
-    """A prompt file as `jakiro bench` reads it, or one of text records; of a dialogue the first
-    turn is answered. null: the starts of held-out conversations."""
+    """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
+    of a dialogue is answered. null: use the beginnings of held-out records as prompts."""
     num_prompts: int = Field(8, ge=0)
-    """Prompts to decode; 0: none."""
+    """Number of prompts to decode; 0 means that nothing is decoded."""
     prompt_tokens: int = Field(64, ge=1)
-    """Length of the prompt that is cut from a held-out text; a conversation is cut before its first
-    response."""
+    """Largest length, in tokens, of a prompt that is cut from a held-out text; a conversation is
+    cut before its first response instead."""
     max_new_tokens: int = Field(64, ge=1)
-    """Length of each continuation."""
+    """Largest length of each continuation, in tokens."""
     temperatures: tuple[NonNegativeFloat, ...] = (0.0,)
-    """Temperatures to decode at; 0 is greedy."""
+    """Temperatures to decode at; 0 means greedy decoding."""
     num_sequences: int = Field(32, ge=0)
-    """Packed held-out sequences to measure losses on."""
+    """Largest number of packed held-out sequences on which losses are measured."""
 
 
 class CheckpointSettings(Settings):
-    """Checkpoints, from which an interrupted run goes on."""
+    """Checkpoints from which an interrupted run resumes."""
 
     every: int | None = Field(500, ge=1)
-    """Steps between checkpoints; null: none."""
+    """Number of steps between checkpoints; null: write no checkpoints."""
     keep: int = Field(2, ge=1)
-    """Number of latest checkpoints that are kept."""
+    """Number of most recent checkpoints that are kept."""
     keep_best: bool = True
-    """Keep the drafter with the highest measured tau in the folder `best` of the run; needs
-    evaluation.num_prompts."""
+    """Keep the drafter with the highest measured tau in the run's folder `best`; needs
+    evaluation.num_prompts above 0."""
 
 
 class TrainSettings(Settings):
@@ -110,39 +111,39 @@ class TrainSettings(Settings):
     data: DataSettings
     """The training data."""
     drafter: DrafterSettings = DrafterSettings()
-    """The drafter; these keys decide its parameters."""
+    """The drafter; these settings determine its parameters."""
     initialize: InitializeSettings = InitializeSettings()
-    """Where the drafter's weights start."""
+    """The drafter's initial weights."""
     lora: LoraSettings | None = None
-    """Train low-rank adapters of the drafter that initialize.drafter names; null: train all
+    """Train only low-rank adapters of the drafter named by initialize.drafter; null: train all
     weights."""
     objective: ObjectiveSettings = ObjectiveSettings()
     """The training loss."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer and its learning rate over time."""
     target_states: TargetStateSettings = TargetStateSettings()
-    """Where the target's states for the training data come from."""
+    """The source of the target's states for the training data."""
     batch: BatchSettings = BatchSettings()
-    """What one optimizer step sees; the same for any number of processes."""
+    """The batch of one optimizer step, which does not depend on the number of processes."""
     engine: EngineSettings = EngineSettings()
-    """How DeepSpeed trains the drafter."""
+    """The settings of the DeepSpeed engine."""
     evaluation: EvaluationSettings = EvaluationSettings()
-    """Measurements on held-out data: losses, and tau by the real decode loop."""
+    """Measurements on held-out data: losses, and tau measured by the real decode loop."""
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """How often the state of the run is saved."""
+    """Checkpoints from which an interrupted run resumes, and the best drafter so far."""
     steps: int = Field(1000, ge=1)
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights, the order of the data, and the anchors."""
     log_every: int = Field(10, ge=1)
-    """Steps between records of the metrics."""
+    """Number of steps between records of the metrics."""
     run_folder: Path = Path("runs/drafter")
-    """Folder of metrics, checkpoints, and in the end the folder `drafter`."""
+    """Folder of the metrics, the checkpoints and, in its folder `drafter`, the finished drafter."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSettings":
         if self.optimizer.warmup_steps > self.steps:
-            raise ValueError("optimizer.warmup_steps at most as large as steps")
+            raise ValueError("optimizer.warmup_steps no larger than steps")
         return self
 
     @model_validator(mode="after")
@@ -151,25 +152,29 @@ class TrainSettings(Settings):
         names = ("anchor_samples", "anchors", "curriculum_fraction")
         given = [name for name in names if getattr(self.batch, name) != getattr(default, name)]
         if self.drafter.trunk.reads_features and given:
-            raise ValueError(f"no batch.{given[0]} with drafter.trunk.kind feedback or hybrid")
+            raise ValueError(
+                f"the default of batch.{given[0]} when drafter.trunk.kind is feedback or hybrid"
+            )
         return self
 
     @model_validator(mode="after")
     def _offloading_has_partitions(self) -> "TrainSettings":
         engine = self.engine
         if engine.offload_optimizer and engine.zero_stage < 1:
-            raise ValueError("engine.zero_stage 1, 2 or 3 with engine.offload_optimizer")
+            raise ValueError("engine.zero_stage 1, 2 or 3 when engine.offload_optimizer is true")
         if engine.offload_parameters and engine.zero_stage < 3:
-            raise ValueError("engine.zero_stage 3 with engine.offload_parameters")
+            raise ValueError("engine.zero_stage 3 when engine.offload_parameters is true")
         return self
 
     @model_validator(mode="after")
     def _muon_sees_whole_matrices(self) -> "TrainSettings":
         is_whole = self.engine.zero_stage == 0 and self.engine.dtype == "fp32"
         if self.optimizer.kind == "muon" and not is_whole:
-            raise ValueError("engine.zero_stage 0 and engine.dtype fp32 with optimizer.kind muon")
+            raise ValueError(
+                "engine.zero_stage 0 and engine.dtype fp32 when optimizer.kind is muon"
+            )
         if self.optimizer.kind == "muon" and self.optimizer.weight_decay:
-            raise ValueError("optimizer.weight_decay 0 with optimizer.kind muon")
+            raise ValueError("optimizer.weight_decay 0 when optimizer.kind is muon")
         return self
 
     @model_validator(mode="after")
@@ -177,11 +182,11 @@ class TrainSettings(Settings):
         if self.lora is None:
             return self
         if self.initialize.drafter is None:
-            raise ValueError("initialize.drafter with lora: a drafter whose weights are adapted")
+            raise ValueError("a drafter named by initialize.drafter when lora is set")
         if self.optimizer.kind == "muon":
-            raise ValueError("optimizer.kind adamw with lora")
+            raise ValueError("optimizer.kind adamw when lora is set")
         if self.engine.zero_stage == 3:
-            raise ValueError("engine.zero_stage at most 2 with lora")
+            raise ValueError("engine.zero_stage at most 2 when lora is set")
         return self
 
 
@@ -197,9 +202,9 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:
-    """Return the rule of anchors at the distances of decoding, each as often as the others.
+    """Return the rule that gives each distance that occurs in decoding the same number of anchors.
 
-    Every drafter is measured with these anchors, whatever anchors it was trained with.
+    Every drafter is evaluated with these anchors, whatever anchors it was trained with.
     """
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:

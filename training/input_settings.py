@@ -1,4 +1,4 @@
-"""The settings of a training run's inputs: target, data, target states, batches, and weights."""
+"""The settings of a run's inputs: target, data, target states, batches, and initial weights."""
 
 from pathlib import Path
 from typing import Literal
@@ -19,94 +19,97 @@ class TargetSettings(Settings):
     name_or_path: str = Field(min_length=1)
     """Folder or hub id of a causal language model with its tokenizer."""
     dtype: Precision = "fp32"
-    """Precision in which the target computes."""
+    """Precision of the target's computations."""
 
 
 class DataSettings(Settings):
-    """The training data, see `training.data`."""
+    """The training data; see `training.data`."""
 
     paths: tuple[str, ...] = Field(min_length=1)
-    """JSON, JSONL or Parquet files, folders of them, or data sets of the hub as NAME or NAME:SPLIT.
-    Records are {"text": ...}, {"messages": [{"role": ..., "content": ...}]}, {"conversations":
-    [{"from": ..., "value": ...}]} or {"input_ids": [...], "loss_mask": [...]}."""
+    """JSON, JSONL or Parquet files, folders of such files, or datasets of the hub as NAME or
+    NAME:SPLIT. A record is {"text": ...}, {"messages": [{"role": ..., "content": ...}]},
+    {"conversations": [{"from": ..., "value": ...}]} or {"input_ids": [...], "loss_mask": [...]}."""
     sequence_length: int = Field(512, ge=2)
-    """Tokens of a packed sequence; longer documents are split."""
+    """Length of a packed sequence, in tokens; longer documents are split."""
     split: Literal["never", "texts", "all"] = "texts"
-    """Shorter documents that are split as well, if more than 5% of the positions would be padding:
-    plain texts, all of them, or none. A later piece starts in mid-document without the tokenizer's
-    first token, and without what came before it."""
+    """Kinds of shorter documents that are split as well if more than 5% of the positions would
+    otherwise be padding: none, plain texts, or all. Each later piece starts in the middle of its
+    document, without the tokenizer's first token and without the preceding text."""
     validation_size: int = Field(0, ge=0)
-    """Records, such as conversations, that are kept out of training to measure on."""
+    """Number of records, such as conversations, that are held out of training for evaluation."""
     skip_bad_rows: bool = False
-    """Skip records that cannot be used, and count them; false: the first one ends the run."""
+    """Skip and count the records that cannot be used; false: stop at the first such record."""
     fraction: float = Field(1.0, gt=0, le=1)
-    """Fraction of the other records to train on; a smaller fraction is a subset of a larger one."""
+    """Fraction of the records to train on, after the held-out records are removed; the records of a
+    smaller fraction are a subset of those of a larger fraction."""
     cache_folder: Path | None = None
-    """Where tokens are cached between runs; null: the user's cache folder."""
+    """Folder in which tokens are cached between runs; null: the user's cache folder."""
 
     def check_context(self, max_position: int) -> None:
-        """Refuse sequences that are longer than the target's context of `max_position` tokens.
+        """Raise an error if sequences exceed the target's context of `max_position` tokens.
 
         Raises:
-            ConfigError: sequences are too long.
+            ConfigError: the sequences are too long.
         """
         if self.sequence_length > max_position:
             raise ConfigError(
                 "data.sequence_length is longer than the target's context",
                 expected=f"at most {max_position}",
                 got=self.sequence_length,
-                remedy="lower data.sequence_length: longer documents are split",
+                remedy="lower data.sequence_length; documents that are longer will be split",
             )
 
 
 class TargetStateSettings(Settings):
-    """The source of the target's hidden states, keys and values, see `training.target_states`."""
+    """The source of the target's hidden states, keys and values; see `training.target_states`."""
 
     source: Literal["online", "offline"] = "online"
-    """online: the target runs beside the drafter. offline: states are read that `jakiro features`
+    """online: the target runs during training. offline: the run reads states that `jakiro features`
     has written."""
     folder: Path | None = None
-    """Folder of the stored states; needed with offline."""
+    """Folder of the stored states; required if the source is offline."""
     dtype: TargetStateDtype = "bf16"
-    """Precision of the stored states; fp32 repeats online training bit for bit."""
+    """Precision of the stored states; with fp32, training is bit for bit the same as online."""
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":
         if self.source == "offline" and self.folder is None:
-            raise ValueError("target_states.folder with target_states.source offline")
+            raise ValueError("a target_states.folder when target_states.source is offline")
         return self
 
 
 class BatchSettings(Settings):
-    """The batch of one optimizer step; the same for any number of processes.
+    """The batch of one optimizer step, which does not depend on the number of processes.
 
-    `anchor_samples`, `anchors` and `curriculum_fraction` apply to a trunk that does not read
-    features; a trunk that reads features has `drafter.trunk.ttt_steps` instead.
+    `anchor_samples`, `anchors` and `curriculum_fraction` apply only to a trunk that does not read
+    features; a trunk that reads features uses `drafter.trunk.ttt_steps` instead.
     """
 
     global_batch_size: int = Field(8, ge=1)
-    """Packed sequences of an optimizer step, over all processes."""
+    """Number of packed sequences in an optimizer step, over all processes."""
     micro_batch_size: int = Field(8, ge=1)
-    """Packed sequences that a process reads at a time; decides memory, not the result."""
+    """Number of packed sequences that a process reads at a time; affects memory use only."""
     anchor_samples: int = Field(1, ge=1, le=8)
-    """For moa: number of anchors of each position; all of them share one target forward."""
+    """For a moa trunk: number of anchors sampled for each position; all of them share one forward
+    pass of the target."""
     anchors: Anchors = "drafting"
-    """For moa: how anchors are chosen. drafting: at the distances that occur in drafting. blocks:
-    the same, but neighbouring positions share an anchor, which tail_layers needs. previous: always
-    the previous position, unlike drafting."""
+    """For a moa trunk: rule by which anchors, the last verified positions, are chosen. drafting: at
+    the distances that occur in drafting. blocks: at the same distances, but neighbouring positions
+    share an anchor, as tail_layers requires. previous: always the previous position, which differs
+    from drafting."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
-    """For moa: fraction of the steps, at the start, in which self-attention sees drafted tokens
-    only (arXiv 2410.03804)."""
+    """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
+    attends to drafted tokens only (arXiv 2410.03804)."""
 
     def accumulation(self, num_processes: int) -> int:
         """Return the number of micro-batches that each process reads per optimizer step.
 
         Raises:
-            ConfigError: the sequences cannot be shared out evenly.
+            ConfigError: the sequences cannot be divided evenly.
         """
         if self.global_batch_size % (self.micro_batch_size * num_processes):
             raise ConfigError(
-                "batch.global_batch_size cannot be shared out evenly",
+                "batch.global_batch_size cannot be divided evenly",
                 expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times "
                 f"the number of processes ({num_processes})",
                 got=self.global_batch_size,
@@ -116,34 +119,34 @@ class BatchSettings(Settings):
 
 
 class InitializeSettings(Settings):
-    """The start of the drafter's weights, see `training.setup.initialization`."""
+    """The drafter's initial weights; see `training.setup.initialization`."""
 
     attention_layer: int | Literal["auto"] | None = "auto"
-    """Target layer from whose attention the trunk's attention is initialised (-1: the last);
-    drafter.trunk must have that layer's heads. auto: the last one before tail_layers, or random if
-    its weights do not fit. null: random."""
+    """Target layer whose attention initializes the trunk's attention (-1: the last layer);
+    drafter.trunk must have the same heads as that layer. auto: the last layer before tail_layers,
+    or random weights if that layer's weights do not fit. null: random weights."""
     fit_tokens: NonNegativeInt = 32_768
-    """Training tokens on which a trunk that reads features is fitted in closed form, before any
-    step, to act as that target layer as a whole, feed-forward part included; 0: only its attention
-    is initialised."""
+    """Number of training tokens on which a trunk that reads features is fitted in closed form,
+    before the first step, to act as that whole target layer, including the feed-forward part; 0:
+    initialize only the trunk's attention."""
     drafter: str | None = Field(None, min_length=1)
-    """Folder or hub id of a drafter of the same settings whose weights and draft vocabulary are the
-    start (warm start); step and optimizer are those of a new run. null: none."""
+    """Folder or hub id of a drafter with the same settings, whose weights and draft vocabulary the
+    run starts from (warm start); the steps and the optimizer start anew. null: no warm start."""
 
     @model_validator(mode="after")
     def _has_one_start(self) -> "InitializeSettings":
         if isinstance(self.attention_layer, int) and self.drafter is not None:
-            raise ValueError("attention_layer or drafter, not both")
+            raise ValueError("either attention_layer or drafter, not both")
         return self
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters beside frozen weights (arXiv 2106.09685), see `training.setup.adapters`."""
+    """Low-rank adapters of frozen weights (arXiv 2106.09685); see `training.setup.adapters`."""
 
     rank: int = Field(16, ge=1)
     """Rank of the product that is added to each adapted matrix."""
     alpha: int = Field(32, ge=1)
-    """The product is scaled by alpha / rank."""
+    """Scale of that product, which is multiplied by alpha / rank."""
     targets: tuple[str, ...] | None = Field(None, min_length=1)
-    """Names of the adapted matrices in the drafter, or ends of names such as
-    self_attention.project; null: all but the router's."""
+    """Names of the drafter's matrices to adapt, or the ends of such names, such as
+    self_attention.project; null: all matrices except the router's."""

@@ -1,4 +1,4 @@
-"""The module that the DeepSpeed engine wraps, the frozen target beside it, and the loss meter."""
+"""The module that the DeepSpeed engine wraps, the frozen target's reader, and the loss meter."""
 
 from typing import Any
 
@@ -24,16 +24,17 @@ class TargetReader:
     """Runs the frozen target over batches, or reads its states from disk.
 
     Args:
-        target: the frozen target; it may compute in another dtype than the drafter.
+        target: the frozen target, which may compute in another dtype than the drafter.
         drafter: the drafter that reads the target's states.
-        sequence_length: tokens of a packed sequence.
-        dtype: dtype that the drafter computes in.
-        target_states: states of the target for all sequences; None to run the target. The target's
-            embeddings, its head, and its last layers if the drafter's output goes through them, are
-            needed in any case.
+        sequence_length: length of a packed sequence, in tokens.
+        dtype: dtype in which the drafter computes.
+        target_states: stored states of the target for all sequences; None to run the target. The
+            target's embeddings and head are needed in any case, and so are the target's last
+            layers if the drafter's output goes through them.
 
     Raises:
-        TargetNotSupported: the drafter needs the target's last layers, which cannot be run alone.
+        TargetNotSupported: the drafter needs the target's last layers, but these layers cannot be
+            run separately.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class TargetReader:
         num_tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, num_tail) if num_tail else None
         self.heads = Heads.of(DraftHead(target, drafter.draft_ids))
-        self._caches: dict[int, SlotCache] = {}  # by the number of sequences in a batch
+        self._caches: dict[int, SlotCache] = {}  # keys: numbers of sequences in a batch
 
     def view(self, batch: Batch) -> TargetView:
         """Return the target's outputs for a batch, in the drafter's dtype."""
@@ -64,7 +65,7 @@ class TargetReader:
 
     @torch.no_grad()
     def _read(self, batch: Batch, target_states: TargetStateStore) -> TargetView:
-        """Return the target's outputs for a batch from the states on disk."""
+        """Return the target's outputs for a batch, computed from the states on disk."""
         target = self._target
         stored = target_states.read(batch.sequence_ids.tolist())
         parts = {name: part.to(target.device, target.dtype) for name, part in stored.items()}
@@ -79,13 +80,13 @@ class TargetReader:
 
 
 def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bool) -> None:
-    """Move the target to the device that computes.
+    """Move the target to the device on which the run computes.
 
     Args:
         target: the frozen target.
-        device: the device that computes.
-        needs_layers: whether the target's layers will run; otherwise only its embeddings and its
-            head are moved, and the layers go to the CPU.
+        device: the device on which the run computes.
+        needs_layers: whether the target's layers will be run; if not, only the target's embeddings
+            and head are moved to the device, and the layers are moved to the CPU.
     """
     model: nn.Module = target.model
     ends = (target.model.get_input_embeddings(), target.model.get_output_embeddings())
@@ -98,13 +99,13 @@ def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bo
 
 
 class TrainingModule(nn.Module):
-    """Computes the summed loss of a batch; holds the drafter and no part of the target.
+    """Computes the summed loss of a batch; contains the drafter and no part of the target.
 
     Args:
-        drafter: the only part with parameters.
+        drafter: the only submodule with parameters.
         settings: weights of the loss terms.
-        recompute: whether backward computes the drafter's activations again instead of keeping
-            them.
+        recompute: whether the backward pass recomputes the drafter's activations, which are then
+            not stored.
     """
 
     def __init__(
@@ -121,12 +122,12 @@ class TrainingModule(nn.Module):
         Args:
             view: outputs of the frozen target for the batch, without gradients.
             batch: the packed sequences.
-            reader: the reader of the target; it is passed in so that no weight of the target is
-                registered here.
+            reader: the reader of the target, which is an argument so that no weight of the target
+                is registered in this module.
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         terms = [
-            # If the output went through the target's last layers, their input is regressed.
+            # With tail layers, the regression goal is the state at the input of these layers.
             drafter_loss(
                 output,
                 Goals(view.features, view.tail_input, output.state),
@@ -144,11 +145,11 @@ _PER_LEVEL = {"token", "feature", "contrast", "correct", "level_count"}
 
 
 class Meter:
-    """Adds up loss terms on the device; nothing waits for the device until the sums are read.
+    """Adds up loss terms on the device; the host waits for the device only when it reads the sums.
 
     Args:
-        processes: the processes whose sums are added when read.
-        num_levels: number of levels of the loss terms.
+        processes: the processes whose sums are added up when they are read.
+        num_levels: number of draft levels in the loss terms.
     """
 
     def __init__(self, processes: Processes, num_levels: int) -> None:
@@ -160,16 +161,16 @@ class Meter:
         """Add the loss terms of a micro-batch.
 
         Args:
-            terms: sums over the positions of the micro-batch.
-            num_tokens: tokens of the micro-batch without padding.
+            terms: loss terms, summed over the positions of the micro-batch.
+            num_tokens: number of tokens in the micro-batch, without padding.
         """
         columns = [column.detach().reshape(-1).double() for column in terms]
         self._sums += torch.cat([*columns, torch.full_like(columns[0], num_tokens)])
 
     def read(self) -> dict[str, Any]:
-        """Return means per position since the last call, and the number of tokens; start again.
+        """Return the means per position and the number of tokens since the last call.
 
-        All processes must call this method.
+        The sums start again from zero. All processes must call this method.
         """
         columns = self._processes.sum(self._sums).split(self._sizes)
         self._sums = self._zeros()
@@ -200,7 +201,7 @@ class Meter:
         }
 
     def count_tokens(self) -> int:
-        """Return the number of tokens since the last `read`, without starting again.
+        """Return the number of tokens since the last `read`, without resetting the sums.
 
         All processes must call this method.
         """

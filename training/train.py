@@ -1,7 +1,7 @@
 """The entry point of training, from text files to the finished drafter.
 
-`deepspeed --module training.train --config FILE [--set key.path=value ...]` on any number of
-processes, `python -m training.train --config FILE` on one.
+Run `deepspeed --module training.train --config FILE [--set key.path=value ...]` for any number of
+processes, or `python -m training.train --config FILE` for a single process.
 """
 
 import sys
@@ -36,20 +36,22 @@ def train(
 ) -> Path:
     """Train a drafter and return its folder, `run_folder/drafter`.
 
-    An interrupted run goes on from its last checkpoint; a finished one is returned as it is.
+    An interrupted run resumes from its last checkpoint. If the run is already finished, the folder
+    is returned unchanged.
 
     Args:
         settings: settings of the run.
-        model: the loaded target, perhaps with adapters by PEFT; None to load it by name.
-        tokenizer: the target's tokenizer; None to load it by name.
-        progress: display that shows the optimizer steps; None for a new one on standard error.
+        model: the loaded target, with or without PEFT adapters; None to load the target that the
+            settings name.
+        tokenizer: the target's tokenizer; None to load the tokenizer that the settings name.
+        progress: display that shows the optimizer steps; None for a new display on standard error.
 
     Raises:
-        ConfigError: settings do not fit together, or the run folder holds another run.
-        DataError: data is missing or malformed, or holds nothing to learn from.
-        PromptError: the prompts to evaluate on cannot be decoded.
+        ConfigError: settings do not fit together, or the run folder belongs to another run.
+        DataError: data is missing or malformed, or contains nothing to learn from.
+        PromptError: the evaluation prompts cannot be decoded.
         CheckpointError: the target or a checkpoint cannot be loaded.
-        TargetNotSupported: the target cannot be drafted for.
+        TargetNotSupported: drafting for this target is not supported.
         NumericalError: a loss is not finite.
         ResourceError: there is too little memory or disk space.
     """
@@ -61,23 +63,26 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train in this process of a launcher, and return the exit code; for users `jakiro train`."""
-    parser = ArgumentParser(prog="training.train", description="Train one process of a run.")
+    """Train in this process, which a launcher started, and return the exit code.
+
+    Users run `jakiro train` instead.
+    """
+    parser = ArgumentParser(prog="training.train", description="Run one process of a training run.")
     parser.add_argument("--config", type=Path, required=True, help="YAML file of settings")
     parser.add_argument("--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    parser.add_argument("--local_rank", help="passed by some launchers, and ignored")
+    parser.add_argument("--local_rank", help="passed by some launchers; ignored")
     options = parser.parse_args(arguments)
     try:
         train(load_settings(TrainSettings, options.config, options.overrides or ()))
     except JakiroError as error:
         if options.debug:
             raise
-        # Memory may run out in one process alone, which then has to print the error.
+        # Memory may run out in a single process, which must then print the error.
         if is_first_process() or isinstance(error, ResourceError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
-    except KeyboardInterrupt:  # the next start continues from the last checkpoint
+    except KeyboardInterrupt:  # the next launch resumes from the last checkpoint
         return EXIT_CODE_INTERRUPTED
     return 0
 

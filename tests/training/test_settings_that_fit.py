@@ -121,7 +121,8 @@ def _fed_back(**changes: Any) -> TrainSettings:
 )
 def test_a_feedback_trunk_has_ttt_steps_instead_of_anchors(batch: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigError, match=rf"no batch\.{next(iter(batch))} with drafter.trunk.kind feedback"
+        ConfigError,
+        match=rf"the default of batch\.{next(iter(batch))} when drafter.trunk.kind is feedback",
     ):
         _fed_back(batch=batch)
 

@@ -133,7 +133,7 @@ def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) ->
         (
             {"batch": {"global_batch_size": 3}},
             ConfigError,
-            r"batch\.global_batch_size cannot be shared out evenly",
+            r"batch\.global_batch_size cannot be divided evenly",
         ),
         ({"target": {"name_or_path": "./missing"}}, CheckpointError, "cannot load the tokenizer"),
         ({"evaluation": {"prompts": "./missing.jsonl"}}, PromptError, "cannot read the prompts"),
@@ -152,7 +152,7 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": {"warmup_steps": 11}}, "warmup_steps at most as large as steps"),
+        ({"optimizer": {"warmup_steps": 11}}, "warmup_steps no larger than steps"),
         ({"engine": {"zero_stage": 4}}, r"'engine\.zero_stage'"),
         ({"optimizer": {"lr": 1}}, r"unknown key 'optimizer\.lr'"),
         ({"data": {"paths": []}}, r"'data\.paths'"),

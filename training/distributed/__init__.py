@@ -1,1 +1,1 @@
-"""Training in several processes by DeepSpeed: launch, configuration, failures, checkpoints."""
+"""Training in several processes with DeepSpeed: launch, configuration, failures, checkpoints."""

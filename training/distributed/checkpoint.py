@@ -1,9 +1,9 @@
-"""Checkpoints from which a run goes on exactly as if it had never stopped.
+"""Checkpoints from which a run resumes exactly as if it had never been interrupted.
 
-A run does not depend on a global random state: its sequences, anchors and learning rate are
-functions of the seed and the optimizer step. Therefore a checkpoint holds weights, optimizer states
-and the step. Tensors are stored whole, as safetensors, so that a run may go on with another number
-of processes or another ZeRO stage.
+A run does not depend on a global random state, because its sequences, anchors and learning rate are
+functions of the seed and the optimizer step. A checkpoint therefore contains only the weights, the
+optimizer states and the progress of the run. Tensors are stored unpartitioned, as safetensors, so
+that a run can resume with a different number of processes or a different ZeRO stage.
 """
 
 import json
@@ -25,20 +25,20 @@ from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
 
 WEIGHT, STEP = "weight", "step"
-_AVERAGES = ("exp_avg", "exp_avg_sq")  # states of AdamW, the only optimizer that ZeRO partitions
+_AVERAGES = ("exp_avg", "exp_avg_sq")  # states of AdamW, the only optimizer used with ZeRO
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
-Parts = Mapping[str, Tensor]  # by the name of the parameter
+Parts = Mapping[str, Tensor]  # keys: names of parameters
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the fp32 weights of the engine, then each kind of optimizer state, by parameter.
+    """Yield the engine's fp32 weights, then each kind of optimizer state, by name of the parameter.
 
-    All processes must exhaust this iterator. Only one kind is in main memory at a time.
+    All processes must exhaust this iterator. Only one kind of state is in main memory at a time.
 
     Args:
         engine: DeepSpeed engine between two optimizer steps.
-        is_kept: whether this process receives the tensors; otherwise the dictionaries are empty.
+        is_kept: whether this process receives the tensors; if not, the dictionaries are empty.
     """
     access = _access(engine)
     named = _trainable(engine)
@@ -55,21 +55,21 @@ def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Te
 def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
     """Load weights and optimizer states from `gather_state` into the engine.
 
-    All processes must call this function with the whole state.
+    All processes must call this function with the complete state.
 
     Args:
         engine: DeepSpeed engine before its first step.
-        state: tensors by kind and by name of the parameter.
+        state: tensors, by kind of state and by name of the parameter.
 
     Raises:
-        ValueError: the state is that of another drafter.
+        ValueError: the state belongs to a drafter with other parameters.
     """
     access = _access(engine)
     named = _trainable(engine)
     weights = {name: _shape(parameter) for name, parameter in named.items()}
     found = {name: part.shape for name, part in state[WEIGHT].items()}
     if weights != found:
-        raise ValueError(f"weights of other shapes: {sorted(weights.items() ^ found.items())[:4]}")
+        raise ValueError(f"weights do not fit: {sorted(weights.items() ^ found.items())[:4]}")
     access.prepare(state)
     for kind, parts in state.items():
         for name, part in parts.items():
@@ -77,13 +77,13 @@ def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
 
 
 def scaler_state(engine: Any) -> dict[str, float]:
-    """Return the state of the loss scale; empty unless gradients are fp16."""
+    """Return the state of the loss scaler; the dictionary is empty unless gradients are fp16."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return {} if not engine.fp16_enabled() else {key: getattr(scaler, key) for key in _SCALER}
 
 
 def set_scaler_state(engine: Any, state: Mapping[str, float]) -> None:
-    """Load the state of the loss scale.
+    """Load the state of the loss scaler.
 
     Args:
         engine: DeepSpeed engine.
@@ -94,7 +94,7 @@ def set_scaler_state(engine: Any, state: Mapping[str, float]) -> None:
 
 
 class _Whole:
-    """Access to weights and states that every process holds whole: ZeRO 0."""
+    """Access to weights and optimizer states that every process holds in full (ZeRO 0)."""
 
     def __init__(self, engine: Any) -> None:
         self._state: Any = engine.optimizer.state
@@ -107,7 +107,7 @@ class _Whole:
         return parameter if kind == WEIGHT else self._state.get(parameter, {}).get(kind)
 
     def prepare(self, state: Mapping[str, Parts]) -> None:
-        """Do nothing: torch creates the optimizer's states when they are set."""
+        """Do nothing, because torch creates the optimizer's states when they are set."""
 
     def write(self, parameter: Tensor, kind: str, value: Tensor) -> None:
         if kind == WEIGHT:
@@ -117,7 +117,7 @@ class _Whole:
 
 
 class _Partitioned:
-    """Access to weights and states as partitions of flat fp32 tensors: ZeRO 1 to 3."""
+    """Access to weights and optimizer states in partitions of flat fp32 tensors (ZeRO 1 to 3)."""
 
     def __init__(self, engine: Any) -> None:
         self._deepspeed: Any = import_deepspeed()
@@ -133,7 +133,7 @@ class _Partitioned:
         self._link()
 
     def kinds(self) -> list[str]:
-        # There are no states if every step so far was skipped, as may happen in fp16.
+        # There are no optimizer states if every step so far was skipped, which can happen in fp16.
         return [WEIGHT, *((*_AVERAGES, STEP) if self._state else ())]
 
     def read(self, parameter: Tensor, kind: str) -> Tensor | None:
@@ -144,7 +144,7 @@ class _Partitioned:
         return self._deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
 
     def prepare(self, state: Mapping[str, Parts]) -> None:
-        """Create the optimizer's states, as the optimizer itself would at its first step."""
+        """Create the optimizer's states, as the optimizer would do at its first step."""
         if STEP not in state:
             return
         step = torch.stack(list(state[STEP].values())).max()
@@ -172,14 +172,14 @@ class _Partitioned:
             set_part(parameter, _own_part(parameter, value), *key)
 
     def _link(self) -> None:
-        """Link parameters to their optimizer states; ZeRO itself links one group only."""
+        """Link parameters to their optimizer states, because ZeRO links only one group."""
         if self._is_whole and self._state:
             link = self._deepspeed.utils.lazy_init_hp_params_optimizer_state
             for group, flat in zip(self._zero.bit16_groups, self._flat, strict=True):
                 link(group, flat, self._state)
 
     def _write_computed(self, parameter: Tensor, value: Tensor) -> None:
-        """Set the weights that the drafter computes with, in its own dtype."""
+        """Set the weights that the drafter computes with, in the drafter's dtype."""
         gathered = self._deepspeed.zero.GatheredParameters(
             [parameter], modifier_rank=0, enabled=not self._is_whole
         )
@@ -196,12 +196,12 @@ def _trainable(engine: Any) -> dict[str, Any]:
 
 
 def _shape(parameter: Any) -> torch.Size:
-    """Return the shape of a parameter; a partitioned parameter itself is empty."""
+    """Return the full shape of a parameter; the tensor of a partitioned parameter is empty."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _own_part(parameter: Any, value: Tensor) -> Tensor:
-    """Return this process's partition of a tensor; as in ZeRO 3, zeros fill up the last ones."""
+    """Return this process's partition of a tensor, padded with zeros at the end as in ZeRO 3."""
     size = parameter.ds_tensor.numel()
     begin = size * torch.distributed.get_rank()
     part = value.new_zeros(size)
@@ -213,7 +213,7 @@ def _own_part(parameter: Any, value: Tensor) -> Tensor:
 _STATE = "state.json"
 _SUFFIX = ".safetensors"
 
-# Errors that reading a damaged file raises.
+# Errors that reading a damaged checkpoint may raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 
 
@@ -224,9 +224,10 @@ class RunState:
     Attributes:
         step: number of optimizer steps taken.
         tokens: number of tokens read, without padding.
-        seconds: time spent on optimizer steps.
-        losses: the last record of the losses.
-        best_tau: highest tau of the evaluations; None if tau was not measured.
+        seconds: time spent on optimizer steps, in seconds.
+        losses: the most recent record of the losses.
+        best_tau: highest tau (mean acceptance length) of all evaluations; None if tau was not
+            measured.
     """
 
     step: int = 0
@@ -237,12 +238,12 @@ class RunState:
 
 
 class Checkpoints:
-    """The checkpoints of one run; all processes act together, and the first process writes.
+    """The checkpoints of one run; all processes take part, and the first process writes the files.
 
     Args:
-        folder: folder of the checkpoints, which all processes see.
-        keep: number of the latest checkpoints that stay on disk.
-        processes: this process among those of the run.
+        folder: folder of the checkpoints, which all processes must be able to read.
+        keep: number of most recent checkpoints that stay on disk.
+        processes: the processes of the run.
     """
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
@@ -251,11 +252,11 @@ class Checkpoints:
         self._processes = processes
 
     def latest(self) -> Path | None:
-        """Return the checkpoint from which the run would go on; None if there is none."""
+        """Return the checkpoint from which the run would resume; None if there is no checkpoint."""
         return max(self._finished(), default=None)
 
     def save(self, engine: Any, state: RunState) -> None:
-        """Write a checkpoint; an interruption leaves the earlier checkpoints as they are.
+        """Write a checkpoint; an interruption leaves the earlier checkpoints unchanged.
 
         Args:
             engine: DeepSpeed engine between two optimizer steps.
@@ -304,7 +305,7 @@ class Checkpoints:
         removed = self._folder / ".removed"
         for folder in self._finished()[: -self._keep]:
             shutil.rmtree(removed, ignore_errors=True)
-            folder.rename(removed)  # or an interruption would leave a part that looks finished
+            folder.rename(removed)  # so that an interruption leaves no part that looks complete
         shutil.rmtree(removed, ignore_errors=True)
 
     @contextmanager
@@ -325,7 +326,7 @@ def _reading(folder: Path) -> Iterator[None]:
     except _DAMAGE as error:
         raise CheckpointError(
             f"cannot resume from {folder}",
-            expected="a checkpoint as it was written",
+            expected="a complete, undamaged checkpoint",
             got=repr(error),
-            remedy="remove that folder, and the run goes on from the checkpoint before it",
+            remedy="remove that folder and start again; the run resumes from the checkpoint before",
         ) from error

@@ -13,20 +13,21 @@ def build_deepspeed_config(
 ) -> dict[str, Any]:
     """Return DeepSpeed's configuration of a run.
 
-    The optimizer is always torch's, passed in as an object, also when it computes in main memory:
-    DeepSpeed's own would compile an extension, and torch's fused AdamW is vectorised as well.
+    The configuration names no optimizer, because a torch optimizer is passed to DeepSpeed as an
+    object, even if it computes in main memory. DeepSpeed's own optimizer would compile an
+    extension, and torch's fused AdamW is vectorized as well.
 
     Args:
         settings: settings of the run.
-        num_processes: number of processes that share the sequences of a step.
-        device: "cpu" or "cuda"; None for the device of this process.
+        num_processes: number of processes among which the sequences of a step are divided.
+        device: "cpu" or "cuda"; None for the device that `engine.device` selects on this machine.
 
     Raises:
-        ConfigError: the sequences of a step cannot be shared out evenly.
+        ConfigError: the sequences of a step cannot be divided evenly.
     """
     batch, engine = settings.batch, settings.engine
     # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
-    # it is built, which spoils Adam's correction of its first averages.
+    # it is built. That step would spoil Adam's bias correction.
     stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
     return {
         "train_batch_size": batch.global_batch_size,
@@ -44,7 +45,7 @@ def build_deepspeed_config(
 
 
 def check_precision(settings: TrainSettings) -> None:
-    """Refuse a precision in which DeepSpeed does not compute on this device.
+    """Raise an error if DeepSpeed does not support the run's precision on this device.
 
     Raises:
         ConfigError: the drafter cannot be trained in `engine.dtype`.
@@ -59,14 +60,14 @@ def check_precision(settings: TrainSettings) -> None:
     if not is_there[dtype]():
         raise ConfigError(
             f"this device cannot train in {dtype}",
-            expected="a precision that DeepSpeed supports on it",
+            expected="a precision that DeepSpeed supports on this device",
             got=accelerator.device_name(),
             remedy=f"choose engine.dtype {'bf16' if dtype == 'fp16' else 'fp32'}",
         )
 
 
 def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
-    """Return the keys that keep tensors in main memory, which is pinned if a GPU computes."""
+    """Return the options that keep tensors in main memory, which is pinned if a GPU is used."""
     kind = device or choose_device(engine.device).type
     main_memory = {"device": "cpu", "pin_memory": kind == "cuda"}
     wanted = {

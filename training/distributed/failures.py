@@ -1,4 +1,4 @@
-"""Failures of a run: losses that are not finite, too little memory, too little disk space."""
+"""Failures of a run: losses that are not finite, lack of memory, and lack of disk space."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -19,21 +19,21 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FiniteWatch:
-    """Records losses that are not finite, without waiting for the device until they are checked.
+    """Records losses that are not finite; waits for the device only when the records are checked.
 
-    Records are shared between all processes, so that all stop at the same step.
+    The records are shared among all processes, so that all processes stop at the same step.
 
     Args:
-        sampler: sampler of the sequences, whose sources an error names.
+        sampler: sampler of the training sequences; errors name the sources of these sequences.
         settings: settings of the run.
-        processes: this process among those of the run.
+        processes: the processes of the run.
     """
 
     def __init__(self, sampler: Sampler, settings: TrainSettings, processes: Processes) -> None:
         self._sampler = sampler
         self._size = settings.batch.micro_batch_size
         self._num_batches = settings.batch.global_batch_size // self._size
-        # In fp16 gradients may overflow: DeepSpeed then skips the step and lowers the loss scale.
+        # In fp16, gradients may overflow. DeepSpeed then skips the step and lowers the loss scale.
         self._may_overflow = settings.engine.dtype == "fp16"
         self._processes = processes
         self._marks = self._none()
@@ -49,13 +49,13 @@ class FiniteWatch:
         self._marks[first_sequence // self._size] = ~loss.detach().isfinite()
 
     def close(self, step: int, gradient_norm: Tensor | float) -> None:
-        """Record the gradient of an optimizer step, and share the records of all processes.
+        """Record the gradient norm of an optimizer step, and combine the records of all processes.
 
         All processes must call this method.
 
         Args:
             step: number of the optimizer step, from 0.
-            gradient_norm: norm of the gradient.
+            gradient_norm: norm of the gradient; -1 also means that the norm is not finite.
         """
         if not self._may_overflow:
             # DeepSpeed returns -1 for a norm that is not finite.
@@ -65,11 +65,11 @@ class FiniteWatch:
         self._marks = self._none()
 
     def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise if a closed step was not finite.
+        """Raise an error if the loss or gradient of a recorded step is not finite.
 
         Args:
-            latest: function that returns the checkpoint from which the run can go on.
-            is_last: whether the last step is checked, too, which waits for the device.
+            latest: function that returns the checkpoint from which the run can resume.
+            is_last: whether to check the most recent step as well; this waits for the device.
 
         Raises:
             NumericalError: a loss or a gradient was not finite.
@@ -85,12 +85,12 @@ class FiniteWatch:
         last = checkpoint or "none yet"
         return NumericalError(
             f"the {'loss' if batches else 'gradient'} of step {step + 1} is not finite",
-            expected="numbers",
+            expected="finite numbers",
             got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
             # The same settings would fail again, unless the device was at fault.
-            remedy="look at these records, or lower optimizer.learning_rate or set "
-            "optimizer.max_grad_norm in another run_folder; or start again, and the run repeats "
-            f"the steps since its last good checkpoint: {last}",
+            remedy="check these records, or start a run in another run_folder with a lower "
+            "optimizer.learning_rate or with optimizer.max_grad_norm set; if the device may be at "
+            f"fault, start again to repeat the steps since the last good checkpoint: {last}",
         )
 
     def _sources(self, step: int, batches: Iterable[int]) -> str:
@@ -107,11 +107,11 @@ class FiniteWatch:
 
 @contextmanager
 def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) -> Iterator[None]:
-    """Turn errors of too little memory or disk space into errors that name the remedy.
+    """Turn errors about a lack of memory or disk space into errors that name the remedy.
 
     Args:
         settings: settings of the run.
-        evaluates: whether the block is an evaluation instead of optimizer steps.
+        evaluates: whether the block runs an evaluation rather than optimizer steps.
 
     Raises:
         ResourceError: memory or disk space ran out in the block.
@@ -126,17 +126,17 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
         what = "an evaluation" if evaluates else "an optimizer step"
         raise ResourceError(
             f"there is too little memory for {what}",
-            got=str(error).strip().splitlines()[0] if str(error) else "an allocation that failed",
+            got=str(error).strip().splitlines()[0] if str(error) else "a failed allocation",
             remedy=_remedy(settings, evaluates=evaluates),
         ) from error
 
 
 @contextmanager
 def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
-    """Yield whether this process writes; an error in one process stops all.
+    """Yield whether this process writes; an error in one process stops all processes.
 
     Args:
-        what: name of the object that is written, for the error.
+        what: name of the object that is written, for the error message.
         folder: folder that is written to.
         processes: the processes of the run, which must all enter this context.
 
@@ -153,14 +153,14 @@ def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
 def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:
     return ResourceError(
         f"cannot write {what} to {folder}",
-        expected="enough disk space, and no limit on the size of files",
+        expected="enough disk space and no limit on file sizes",
         got=error,
-        remedy="make room and start again; the run goes on from its last checkpoint",
+        remedy="free disk space and start again; the run resumes from its last checkpoint",
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports too little memory, on a GPU or in main memory."""
+    """Return whether an error reports a lack of memory, on a GPU or in main memory."""
     is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_typed or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
@@ -170,16 +170,17 @@ def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
         return (
             f"lower evaluation.max_new_tokens ({settings.evaluation.max_new_tokens}), "
             f"evaluation.num_prompts ({settings.evaluation.num_prompts}) or batch.micro_batch_size "
-            f"({settings.batch.micro_batch_size}); the run then goes on from its last checkpoint"
+            f"({settings.batch.micro_batch_size}) and start again; the run then resumes from its "
+            "last checkpoint"
         )
     return (
-        "; ".join(_savings(settings)) + "; the run then goes on where it was; "
-        "or start another run with a shorter data.sequence_length"
+        "; ".join(_savings(settings)) + "; then start again, and the run resumes from its last "
+        "checkpoint; or start another run with a shorter data.sequence_length"
     )
 
 
 def _savings(settings: TrainSettings) -> Iterator[str]:
-    """Yield changes of the settings that would save memory, the cheapest first."""
+    """Yield changes to the settings that would save memory, the least costly first."""
     batch, engine = settings.batch, settings.engine
     if batch.micro_batch_size > 1:
         yield f"lower batch.micro_batch_size ({batch.micro_batch_size})"
@@ -187,7 +188,7 @@ def _savings(settings: TrainSettings) -> Iterator[str]:
         yield f"lower objective.chunk_size ({settings.objective.chunk_size})"
     if not engine.activation_checkpointing:
         yield "set engine.activation_checkpointing=true"
-    if settings.optimizer.kind == "muon":  # Muon needs whole matrices
+    if settings.optimizer.kind == "muon":  # Muon needs unpartitioned matrices
         return
     if engine.zero_stage < (2 if settings.lora else 3):
         yield f"raise engine.zero_stage ({engine.zero_stage})"

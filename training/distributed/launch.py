@@ -18,13 +18,14 @@ from training.distributed.processes import free_port, import_deepspeed
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The processes of a run, and how they are started.
+    """The number of a run's processes, their machines, and the launcher that starts them.
 
     Attributes:
-        per_node: number of processes on every machine; None for one process per GPU, or a single
-            process without GPUs.
-        hostfile: file of machines, one per line as `NAME slots=NUMBER`; None for this machine.
-        nodes: number of machines that take part, the first in the hostfile; None for all.
+        per_node: number of processes on each machine; None for one process per GPU, or for a
+            single process if there is no GPU.
+        hostfile: file that lists the machines, one per line as `NAME slots=NUMBER`; None to use
+            only this machine.
+        nodes: number of machines to use, in the order of the hostfile; None to use all.
         launcher: program that starts processes on other machines, such as pdsh or slurm; None for
             DeepSpeed's default.
         options: further arguments for DeepSpeed's launcher.
@@ -44,7 +45,7 @@ class LaunchOptions:
         """
         if self.per_node is not None and self.per_node < 1:
             raise ConfigError(
-                "no process would start", expected="--processes from 1", got=self.per_node
+                "no process would start", expected="--processes of at least 1", got=self.per_node
             )
         if self.per_node is not None:
             return self.per_node
@@ -52,10 +53,10 @@ class LaunchOptions:
         return torch.cuda.device_count() if is_gpu else 1
 
     def count(self, settings: TrainSettings) -> int:
-        """Return the number of processes on all machines.
+        """Return the total number of processes on all machines.
 
         Raises:
-            ConfigError: the hostfile cannot be read, or has too few machines.
+            ConfigError: the hostfile cannot be read, or lists too few machines.
         """
         if self.hostfile is None:
             return self.local(settings) * (self.nodes or 1)
@@ -75,8 +76,8 @@ class LaunchOptions:
         slots = list((hosts or {}).values())[: self.nodes]
         if not slots or len(slots) < (self.nodes or 1):
             raise ConfigError(
-                f"the hostfile {hostfile} names too few machines",
-                expected=f"{self.nodes or 1} or more lines NAME slots=NUMBER",
+                f"the hostfile {hostfile} lists too few machines",
+                expected=f"{self.nodes or 1} or more lines of the form NAME slots=NUMBER",
                 got=len(slots),
             )
         return slots
@@ -90,8 +91,8 @@ def command(
     Args:
         settings: settings of the run.
         config: file of the settings, which every process reads.
-        overrides: values that replace those of the file, as `key.path=value`.
-        processes: processes to start.
+        overrides: values that replace those in the file, as `key.path=value`.
+        processes: number and machines of the processes to start, and their launcher.
 
     Raises:
         ConfigError: the number of processes is below 1.
@@ -103,7 +104,7 @@ def command(
         words += ["--num_nodes", str(processes.nodes)]
     if processes.launcher is not None:
         words += ["--launcher", processes.launcher]
-    if processes.hostfile is None and processes.nodes is None:  # several may share this machine
+    if processes.hostfile is None and processes.nodes is None:  # other runs may use this machine
         words += ["--master_port", str(free_port())]
     if processes.per_node is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]
@@ -115,13 +116,13 @@ def command(
 def launch(words: Sequence[str], settings: TrainSettings) -> int:
     """Run a command from `command` and return its exit code.
 
-    An interruption (SIGINT) reaches the launcher as well, which gets the time to end its processes.
-    A request to terminate (SIGTERM) is passed on as an interruption, because the launcher would not
-    pass it on to its processes.
+    An interruption (SIGINT) also reaches the launcher, and this function waits until the launcher
+    has ended its processes. A request to terminate (SIGTERM) is passed on to the launcher as an
+    interruption, because the launcher would not pass SIGTERM on to its processes.
 
     Args:
         words: the command and its arguments.
-        settings: settings of the run, for the device that DeepSpeed uses.
+        settings: settings of the run, which determine the device that DeepSpeed uses.
     """
     device = choose_device(settings.engine.device).type
     started = subprocess.Popen(words, env=os.environ | {"DS_ACCELERATOR": device})

@@ -1,4 +1,4 @@
-"""The processes of a run, started by DeepSpeed's launcher, or this process alone."""
+"""The processes of a run, which DeepSpeed's launcher started, or this process alone."""
 
 import logging
 import os
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run.
+    """The number of a run's processes, and the rank and device of this process.
 
     Attributes:
-        rank: number of this process, from 0.
+        rank: index of this process, from 0.
         count: number of processes.
-        device: device that this process computes on.
+        device: device on which this process computes.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up the values of all processes, in place."""
+        """Add up a tensor over all processes, in place."""
         if self.count > 1:
             dist.all_reduce(values)
         return values
@@ -53,10 +53,10 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Stop all processes if an error stops one of them, so that none waits for it forever.
+        """Stop all processes if an error stops one of them, so that no process waits forever.
 
         Raises:
-            JakiroError: another process was stopped, by the error with this message.
+            JakiroError: an error stopped another process; the message is that of the other error.
         """
         try:
             yield
@@ -75,10 +75,10 @@ class Processes:
 
 @contextmanager
 def join_processes(device: Device) -> Iterator[Processes]:
-    """Join the run's other processes; afterwards restore the state that another run needs.
+    """Join the run's other processes, and afterwards restore the state that another run needs.
 
     Args:
-        device: device that computes; "auto" prefers a GPU.
+        device: device to compute on; "auto" uses a GPU if there is one.
     """
     deepspeed = import_deepspeed()
     was_joined = dist.is_initialized()
@@ -95,31 +95,31 @@ def join_processes(device: Device) -> Iterator[Processes]:
 
 
 def import_deepspeed() -> ModuleType:
-    """Import DeepSpeed, which takes seconds, without its log messages and without compiling."""
+    """Import DeepSpeed without its log messages and without compiling; this takes seconds."""
     import deepspeed
     import deepspeed.ops
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # Otherwise the first run on a CPU compiles an extension for more than a minute. This is set
-    # before DeepSpeed checks what it could compile, because the check runs the compiler, too.
+    # Otherwise the first run on a CPU compiles an extension for more than a minute. The entry is
+    # set before DeepSpeed checks what it could compile, because this check also runs the compiler.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def is_first_process() -> bool:
-    """Return whether this is the first process, also before it has joined the others."""
+    """Return whether this is the first process, even before it has joined the others."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def launch_environment(device: Device) -> Iterator[None]:
-    """Set what DeepSpeed reads when it is imported and joined; restore it afterwards.
+    """Set the environment variables that DeepSpeed reads at start-up; restore them afterwards.
 
     Args:
-        device: device that computes; "auto" prefers a GPU.
+        device: device to compute on; "auto" uses a GPU if there is one.
     """
     wanted = {"DS_ACCELERATOR": choose_device(device).type}
-    if "RANK" not in os.environ:  # without it, DeepSpeed looks for MPI
+    if "RANK" not in os.environ:  # without RANK, DeepSpeed looks for MPI
         wanted |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         wanted |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     before = {name: os.environ.get(name) for name in wanted}
@@ -135,7 +135,7 @@ def launch_environment(device: Device) -> Iterator[None]:
 
 
 def _share_cores() -> None:
-    """Give each process of this machine its share of the cores: competing threads are slow."""
+    """Give each process on this machine its share of the cores, so that threads do not compete."""
     num_local = int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if num_local > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // num_local))

@@ -25,7 +25,7 @@ Points = list[tuple[int, float]]  # pairs of step or depth and value
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The curves of a run, as pairs of step (of acceptance: depth) and value."""
+    """The curves of a run: pairs of step and value, or of depth and value for `acceptance`."""
 
     name: str
     loss: Points
@@ -37,15 +37,15 @@ class RunCurves:
 
 
 def plot_runs(folders: Sequence[Path], out: Path) -> None:
-    """Write the curves of finished or running runs into one PNG; an existing file is replaced.
+    """Plot the curves of finished or running runs in one PNG file, which replaces an existing file.
 
     Args:
         folders: run folders.
-        out: path of the PNG.
+        out: path of the PNG file.
 
     Raises:
         ConfigError: the picture cannot be stored at `out`.
-        DataError: a folder holds no metrics of a run.
+        DataError: a folder contains no metrics of a run.
     """
     _require_storable(out)
     runs = [read_curves(folder) for folder in folders]
@@ -61,7 +61,7 @@ def read_curves(folder: Path) -> RunCurves:
     """Return the curves of a run.
 
     Raises:
-        DataError: the folder holds no metrics.
+        DataError: the folder contains no metrics.
     """
     lines, evaluations = read_metrics(folder), read_evaluations(folder)
     if not lines:
@@ -94,7 +94,7 @@ def _draw(runs: Sequence[RunCurves], looks: Sequence[Look]) -> Figure:
     (loss, agreement), (tau, acceptance) = figure.subplots(2, 2)
     _panel(loss, "loss (dots: on validation data)", "step")
     _panel(agreement, "agreement with the target on the next token", "step")
-    _panel(tau, "tau: tokens per target forward", "step")
+    _panel(tau, "tau: tokens per forward pass of the target", "step")
     _panel(acceptance, "acceptance by depth, last evaluation", "depth")
     for run, run_look in zip(runs, looks, strict=True):
         _line(loss, run.loss, run_look)

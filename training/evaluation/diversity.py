@@ -1,4 +1,4 @@
-"""Diversity of the experts: the overlap of their predictions, and entropies of the router."""
+"""Diversity of the experts: the overlap of their predictions, and the entropy of the router."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,10 +15,10 @@ NUM_BINS = 20
 
 
 class Histogram:
-    """Histograms of several series of values from 0 to 1, without synchronising with the device.
+    """Histograms of several series of values from 0 to 1, without synchronizing with the device.
 
     Args:
-        num_series: number of series, each with a histogram of its own.
+        num_series: number of series, each of which has its own histogram.
         device: device of the values.
     """
 
@@ -28,13 +28,13 @@ class Histogram:
         )
 
     def add(self, values: Float[Tensor, "n series"]) -> None:
-        """Count n values of each series; the value 1 belongs to the last bin."""
+        """Add n values of each series to its histogram; the value 1 belongs to the last bin."""
         bins: Int[Tensor, "series n"] = (values.T * NUM_BINS).long().clamp(0, NUM_BINS - 1)
         self.counts.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))
 
 
-TOP = 4  # number of likeliest tokens of an expert that are compared
-_CHUNK = 2048  # distributions of experts that are in memory at once
+TOP = 4  # number of each expert's most likely tokens that are compared
+_CHUNK = 2048  # largest number of expert distributions that are in memory at once
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -45,7 +45,7 @@ class Diversity:
     Args:
         processes: processes over which the sums are added when they are read.
         num_experts: number of experts of the drafter.
-        have_logits: whether every expert has a distribution of its own, as with combine "mixture".
+        have_logits: whether each expert has its own distribution, as with `combine: mixture`.
     """
 
     def __init__(self, processes: Processes, num_experts: int, have_logits: bool) -> None:
@@ -59,11 +59,11 @@ class Diversity:
     def add(
         self, output: ExpertsOutput, selected: Bool[Tensor, "batch sequence"], logits: Logits
     ) -> None:
-        """Add the selected positions of one output of the drafter.
+        """Add the selected positions of one of the drafter's outputs to the sums.
 
         Args:
             output: output of the experts at every position.
-            selected: mask of the positions to be added, such as from `drafted`.
+            selected: mask of the positions to add, such as a mask from `drafted`.
             logits: function from features to logits.
         """
         gate = output.gate[selected].double()
@@ -81,12 +81,13 @@ class Diversity:
     def read(self) -> dict[str, Any]:
         """Return means over positions; all processes must call this method.
 
-        `top_overlap` is the fraction of the 4 likeliest tokens that two experts have in common, the
-        mean over pairs of experts; None if experts have no distributions of their own.
-        `router_entropy` is the mean entropy of the gates, in nats, and measures how uncertain the
-        router is at a position. `load_entropy` is the entropy of the mean gate, in nats, and
-        measures how evenly the router loads the experts. `gate_histogram` counts the gate of each
-        expert, `top_histogram` the probability of its likeliest token, in equal bins from 0 to 1.
+        `top_overlap` is the fraction of the 4 most likely tokens that two experts have in common,
+        averaged over pairs of experts; None if the experts have no separate distributions.
+        `router_entropy` is the mean entropy of the gates, in nats. It measures how uncertain the
+        router is at a position. `load_entropy` is the entropy of the mean gate, in nats. It
+        measures how evenly the router loads the experts. `gate_histogram` is a histogram of the
+        gate of each expert, and `top_histogram` is a histogram of the probability of each expert's
+        most likely token. Both have equal bins from 0 to 1.
         """
         count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
         gates, tops = (
@@ -106,14 +107,14 @@ class Diversity:
 
 
 def drafted(batch: Batch) -> Iterator[Bool[Tensor, "batch sequence"]]:
-    """Yield the mask of the drafted positions, which carry a loss, for each sample of anchors."""
+    """Yield the mask of the drafted positions, which are those with a loss, per anchor sample."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     for sample in range(batch.anchors.shape[1]):
         yield batch.targets_exist(1) & (index > batch.anchors[:, sample])
 
 
 def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
-    """Return the fraction of likeliest tokens that two experts share, the mean over pairs."""
+    """Return the fraction of most likely tokens that two experts share, averaged over pairs."""
     best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
     count, size = best.shape[1:]
     first, second = torch.triu_indices(count, count, offset=1, device=best.device)
@@ -122,5 +123,5 @@ def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]
 
 
 def entropy(probs: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """Return the entropy in nats."""
+    """Return the entropy of each distribution, in nats."""
     return torch.special.entr(probs).sum(dim=-1)

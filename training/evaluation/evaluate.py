@@ -22,7 +22,7 @@ _logger = get_logger(__name__)
 
 
 class Evaluation:
-    """Evaluation of drafters on validation sequences and prompts, divided among the processes.
+    """Evaluation on validation sequences and prompts, which are divided among the processes.
 
     Args:
         inputs: inputs of the run.
@@ -41,17 +41,18 @@ class Evaluation:
         inputs = self._inputs
         if self._processes.is_first and not inputs.prompts and not len(inputs.validation):
             _logger.warning(
-                "evaluation.every has nothing to measure on: set data.validation_size, or name "
-                "evaluation.prompts"
+                "evaluation.every is set, but there is nothing to evaluate on; set "
+                "data.validation_size or evaluation.prompts"
             )
 
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return the metrics of a drafter; all processes must call this method.
 
-        `held_out` has mean losses on the validation sequences, at the anchor distances of decoding.
-        `experts` has the diversity of the experts. `decoding` has, for each temperature, tau and
-        acceptance rates by depth and by the expert that proposed a candidate. Without validation
-        sequences or prompts the metrics on them are missing.
+        `held_out` contains the mean losses on the validation sequences, at the anchor distances
+        that occur in decoding. `experts` contains the diversity of the experts. `decoding`
+        contains, for each temperature, tau and the acceptance rates by depth and by the expert that
+        proposed a candidate. If there are no validation sequences or no prompts, the corresponding
+        metrics are left out.
         """
         results: dict[str, Any] = {}
         if len(self._inputs.validation) and self._settings.evaluation.num_sequences:
@@ -76,7 +77,7 @@ class Evaluation:
         return {"held_out": meter.read(), "experts": diversity.read()}
 
     def _validation_batches(self) -> Iterator[Batch]:
-        """Yield this process's part of the validation sequences."""
+        """Yield this process's share of the validation sequences, in micro-batches."""
         sampler, count = self._validation_sampler()
         size = self._settings.batch.micro_batch_size
         for begin in range(size * self._processes.rank, count, size * self._processes.count):
@@ -84,7 +85,7 @@ class Evaluation:
             yield batch.to(self._processes.device)
 
     def _validation_sampler(self) -> tuple[Sampler, int]:
-        """Return the sampler, always with the same anchors, and the number of sequences to read."""
+        """Return a sampler whose anchors never change, and the number of sequences to read."""
         sequences = self._inputs.validation
         sampler = Sampler(
             sequences,
@@ -103,7 +104,7 @@ class Evaluation:
         ]
 
     def _decode(self, decoder: SpeculativeDecoder, temperature: float) -> dict[str, Any]:
-        """Return the metrics of decoding the prompts, each with a seed of its own."""
+        """Decode the prompts, each with a separate seed, and return the metrics."""
         limit = self._settings.evaluation.max_new_tokens
         prompts = list(enumerate(self._inputs.prompts))
         mine = DecodeStats.pooled(
@@ -124,6 +125,9 @@ class Evaluation:
 
 
 def mean_tau(results: Mapping[str, Any]) -> float | None:
-    """Return the mean tau over temperatures in results of `Evaluation.measure`; None without."""
+    """Return tau, averaged over temperatures, from the results of `Evaluation.measure`.
+
+    If the results contain no tau, return None.
+    """
     taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
     return sum(taus) / len(taus) if taus else None

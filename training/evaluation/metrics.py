@@ -1,4 +1,4 @@
-"""Metrics that a run writes: JSON lines, the same for TensorBoard, and a progress bar."""
+"""Metrics that a run writes as JSON lines and for TensorBoard, and the progress bar of a run."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,13 @@ from rich.progress import (
 from jakiro.utils.files import write_atomically
 
 METRICS = "metrics.jsonl"
-_HISTOGRAM = "_histogram"  # end of the name of counts in equal bins
+_HISTOGRAM = "_histogram"  # end of the names of counts in equal bins
 
 
 class MetricsLog:
-    """The metrics of one run, in order of steps; a resumed run drops those of repeated steps.
+    """The metrics of one run, in the order of the steps.
+
+    A resumed run drops the metrics of the steps that it repeats.
 
     Args:
         folder: run folder.
@@ -31,11 +33,12 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # The import takes a second, which evaluation and export do not need.
+        # The import takes a second, and is not needed for evaluation and export.
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / METRICS
-        # Without a checkpoint a run starts again, with the evaluation before its first step.
+        # Without a checkpoint, a run starts from the beginning, and repeats even the evaluation
+        # before its first step.
         lines = read_metrics(folder) if first_step else []
         kept = [line for line in lines if line["step"] <= first_step]
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -44,7 +47,7 @@ class MetricsLog:
         )
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
-        """Write the metrics after some number of optimizer steps.
+        """Write the metrics after `step` optimizer steps.
 
         Args:
             step: number of optimizer steps done.
@@ -63,7 +66,7 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run without a last line that an interruption cut off."""
+    """Return the metrics of a run, without the last line if an interruption left it incomplete."""
     path = folder / METRICS
     if not path.exists():
         return []
@@ -72,7 +75,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return the evaluations of a run, each with the number of steps before it."""
+    """Return the evaluations of a run, each with the number of steps that preceded it."""
     lines = read_metrics(folder)
     return [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
 
@@ -107,7 +110,7 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _histograms(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[int]]]:
-    """Yield the list of counts of each series under a name such as `experts/gate/1`."""
+    """Yield each series' counts under a name such as `experts/gate/1`."""
     for key, value in record.items():
         if isinstance(value, Mapping):
             yield from _histograms(value, f"{prefix}{key}/")
@@ -117,7 +120,7 @@ def _histograms(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def _raw(counts: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a TensorBoard histogram of counts in equal bins from 0 to 1."""
+    """Return the fields of a TensorBoard histogram, given counts in equal bins from 0 to 1."""
     width = 1 / len(counts)
     middles = [(index + 0.5) * width for index in range(len(counts))]
     pairs = list(zip(middles, counts, strict=True))

@@ -1,4 +1,4 @@
-"""Export of a run's best drafter so far, and of the finished drafter, with their records."""
+"""Export of a run's best and finished drafters, with records of their training."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from training.setup.preparation import Prepared
 
 
 class Exporter:
-    """Writes drafters with a record of their training; all processes act together, one writes.
+    """Writes drafters with a record of their training; all processes take part, and one writes.
 
     Args:
         inputs: inputs of the run.
         folder: folder of the run.
-        processes: this process among those of the run.
+        processes: the processes of the run.
     """
 
     def __init__(self, inputs: Prepared, folder: RunFolder, processes: Processes) -> None:
@@ -38,7 +38,7 @@ class Exporter:
     def keep_if_best(
         self, drafter: JakiroDrafter, evaluation: Mapping[str, Any], state: RunState
     ) -> None:
-        """Export the drafter to `best` if it has the highest tau so far, unless this is disabled.
+        """Export the drafter to `best` if its tau is the highest so far and `keep_best` is set.
 
         Args:
             drafter: drafter with merged adapters.
@@ -64,11 +64,11 @@ class Exporter:
         evaluation: Mapping[str, Any],
         state: RunState,
     ) -> None:
-        """Write the finished drafter, and its adapters by themselves if it has any.
+        """Write the finished drafter and, if it has adapters, the adapters separately.
 
         Args:
             drafter: drafter with merged adapters.
-            as_trained: the same drafter with its adapters, if there are any, beside its weights.
+            as_trained: the same drafter with its adapters, if it has any, not merged.
             evaluation: results of the drafter's evaluation.
             state: progress of the run at its end.
 
@@ -83,7 +83,7 @@ class Exporter:
                 self._folder.publish(drafter, self._inputs.tokenizer)
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
-        """Return the record of a drafter's training, which its config holds."""
+        """Return the record of a drafter's training, which is kept in the drafter's config."""
         return {
             "provenance": provenance(),
             "settings": self._settings.model_dump(mode="json"),
@@ -92,8 +92,8 @@ class Exporter:
         }
 
 
-_MAX_NEW_TOKENS = 4  # tokens that the self-test decodes
-_PROMPT_LENGTH = 16  # tokens of its prompt
+_MAX_NEW_TOKENS = 4  # largest number of tokens that the self-test decodes
+_PROMPT_LENGTH = 16  # largest number of tokens in the self-test's prompt
 
 
 def check_untrained(
@@ -103,16 +103,16 @@ def check_untrained(
     processes: Processes,
     decodes: bool = True,
 ) -> None:
-    """Raise unless a drafter can be saved, loaded, and decodes with the target, on every process.
+    """Raise an error unless an untrained drafter can be saved and loaded, and decodes correctly.
 
-    All processes must call this function, and all raise an error of any of them.
+    All processes must call this function. If one of them finds a problem, all raise an error.
 
     Args:
-        drafter: the drafter before the first step, whole on every process.
-        inputs: inputs of the run, whose target is on its device.
+        drafter: the drafter before the first step, unpartitioned on every process.
+        inputs: inputs of the run; the target must already be on the run's device.
         folder: folder of the run.
-        processes: this process among those of the run.
-        decodes: whether the target can be run; otherwise nothing is decoded.
+        processes: the processes of the run.
+        decodes: whether the target can be run; if not, decoding is not checked.
 
     Raises:
         CheckpointError: the loaded weights differ from the saved ones, or decoding fails.
@@ -124,14 +124,14 @@ def check_untrained(
     if problems:
         raise CheckpointError(
             "the self-test before the first step failed",
-            expected="a drafter that can be saved, loaded again, and decodes with the target",
+            expected="a drafter that can be saved and loaded, and that decodes with the target",
             got=problems[0],
-            remedy="nothing is lost yet: free disk space, or report the settings and the target",
+            remedy="free disk space, or report the settings and the target; no step was taken yet",
         )
 
 
 def _saved_and_loaded(drafter: JakiroDrafter, folder: Path) -> tuple[JakiroDrafter, str | None]:
-    """Return the drafter after saving and loading, and a description of an error, or None."""
+    """Save and load the drafter; return the loaded drafter, and a description of any problem."""
     temporary = folder / ".self-test"
     try:
         drafter.save_pretrained(temporary)
@@ -144,12 +144,12 @@ def _saved_and_loaded(drafter: JakiroDrafter, folder: Path) -> tuple[JakiroDraft
     before, after = drafter.state_dict(), loaded.state_dict()
     for name, part in before.items():
         if not torch.equal(part, after[name]):
-            return loaded, f"{name} differs after it was loaded"
+            return loaded, f"{name} differs after saving and loading"
     return loaded, None
 
 
 def _problem_of_decoding(drafter: JakiroDrafter, inputs: Prepared) -> str | None:
-    """Return a description of an error when a few tokens are decoded, or None."""
+    """Decode a few tokens, and return a description of any problem; None if there is none."""
     longest = inputs.target.spec.max_position
     length = max(1, min(_PROMPT_LENGTH, longest - _MAX_NEW_TOKENS))
     prompt = inputs.sequences.sequence(0).token_ids[:length].tolist()
@@ -167,5 +167,5 @@ def _problem_of_decoding(drafter: JakiroDrafter, inputs: Prepared) -> str | None
     drafted, expected = (answer.sequences.tolist() for answer in answers)
     # In half precision, rounding decides between two tokens with nearly the same logits.
     if inputs.target.dtype == torch.float32 and drafted != expected:
-        return f"tokens {drafted} instead of the target's own {expected}"
+        return f"the tokens {drafted} instead of the target's tokens {expected}"
     return None

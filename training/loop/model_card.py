@@ -1,4 +1,4 @@
-"""The model card (README.md) of a drafter: its purpose, use, measurements, and training."""
+"""The model card (README.md) of a drafter: purpose, use, measurements, and training."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,9 +14,9 @@ _SETTINGS = ("drafter", "lora", "objective", "optimizer", "batch", "engine", "st
 
 
 def model_card(config: JakiroConfig) -> str:
-    """Return the model card of a trained drafter, written from the record in its config.
+    """Return the model card of a trained drafter, written from the record in the drafter's config.
 
-    Only the last part of a local path is shown, because the card is read by other people.
+    Only the last part of a local path is shown, because the card is meant to be published.
     """
     record = config.record or {}
     settings = record["settings"]
@@ -31,11 +31,11 @@ def model_card(config: JakiroConfig) -> str:
         f"# A drafter for {_called(target)}",
         _purpose(target),
         _use(),
-        "## Measured",
+        "## Measurements",
         *_measured(record["evaluation"], settings),
         "## Training",
         *_training(record["training"], settings),
-        "## Made with",
+        "## Versions",
         _origin(record["provenance"]),
     )
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"))
@@ -43,9 +43,9 @@ def model_card(config: JakiroConfig) -> str:
 
 def _purpose(target: str) -> str:
     return (
-        f"It guesses next tokens for {_called(target)}, which checks them: the text, or its "
-        "distribution when tokens are sampled, is that of the target alone. The drafter is of no "
-        "use without this target."
+        f"This drafter proposes next tokens for {_called(target)}, which verifies them. The "
+        "generated text, or its distribution when tokens are sampled, is the same as that of the "
+        "target alone. The drafter cannot be used without this target."
     )
 
 
@@ -65,17 +65,17 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
         yield _decoded(decoding[0], settings["evaluation"])
         yield _table(decoding)
     else:
-        yield "Tau was not measured: no prompts were decoded."
+        yield "Tau was not measured, because no prompts were decoded."
     held_out = evaluation.get("held_out")
     if held_out:
         share = held_out["levels"][0]["agreement"]
         yield (
-            f"At {share:.1%} of {held_out['positions']} positions of held-out text, drafter and "
-            "target agree on the most likely next token."
+            f"At {share:.1%} of the {held_out['positions']} positions of held-out text, the "
+            "drafter and the target agree on the most likely next token."
         )
     yield (
-        "Not measured here: speed on any machine (`jakiro bench` does that), other prompts, "
-        "longer answers, other temperatures, and how much another seed of training would differ."
+        "Not measured here: speed (which `jakiro bench` measures), other prompts, longer answers, "
+        "other temperatures, and the variation between training runs with different seeds."
     )
 
 
@@ -84,9 +84,9 @@ def _decoded(result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     source = "starts of held-out records" if prompts is None else f"from {_called(prompts)}"
     return (
         f"{result['prompts']} prompts, {source}, were continued by up to "
-        f"{evaluation['max_new_tokens']} tokens with the drafter's own trees. Tau is the mean "
-        "acceptance length: the number of tokens per forward of the target. Without a drafter it "
-        "is 1."
+        f"{evaluation['max_new_tokens']} tokens with the trees that the drafter was trained for. "
+        "Tau is the mean acceptance length, that is, the number of tokens per forward pass of the "
+        "target. Without a drafter, tau is 1."
     )
 
 
@@ -104,14 +104,14 @@ def _table(decoding: Iterable[Mapping[str, Any]]) -> str:
 def _training(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterable[str]:
     data = ", ".join(map(_called, settings["data"]["paths"]))
     yield (
-        f"{state['step']} optimizer steps over {state['tokens']:,} tokens of {data}; documents of "
-        "several epochs are counted in each epoch. "
-        f"{settings['data']['validation_size']} records were held out."
+        f"{state['step']} optimizer steps over {state['tokens']:,} tokens of {data}; a token that "
+        "was read in several epochs is counted once per epoch. "
+        f"{settings['data']['validation_size']} records were held out of training."
     )
     start = settings["initialize"]["drafter"]
     if start is not None:
         added = "" if settings["lora"] is None else "; only adapters were trained, then merged"
-        yield f"It started with the weights of the drafter {_called(start)}{added}."
+        yield f"Training started with the weights of the drafter {_called(start)}{added}."
     shown = {name: settings[name] for name in _SETTINGS if settings[name] is not None}
     yield f"```yaml\n{yaml.safe_dump(shown, sort_keys=False).strip()}\n```"
 

@@ -1,8 +1,9 @@
-"""Muon: an optimizer that makes the momentum of matrices orthogonal before it is applied.
+"""Muon: an optimizer that orthogonalizes the momentum of each matrix before applying it.
 
 `torch.optim.Muon` does the same in bfloat16, one matrix at a time; this implementation computes in
-float32 and in batches. On AVX2, which has no bfloat16 instructions, torch's took 26 times as long
-(12 layers of width 128), and 3 times as long on AVX-512 without its bfloat16 instructions.
+float32 and in batches. On AVX2, which has no bfloat16 instructions, torch's implementation took 26
+times as long as this one (12 layers of width 128). On AVX-512 without bfloat16 instructions, it
+took 3 times as long.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping
@@ -12,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# Quintic of K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024): steepest
-# at zero, so singular values end near 1, not at it, after few steps.
+# Quintic polynomial of K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024).
+# Because it is steepest at zero, all singular values are near 1 after a few steps, but not equal
+# to 1.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
@@ -21,15 +23,16 @@ _SMALLEST_NORM = 1e-7
 def orthogonalize(
     matrices: Float[Tensor, "matrices rows columns"], *, num_steps: int = 5
 ) -> Float[Tensor, "matrices rows columns"]:
-    """Return matrices with the same singular vectors, and singular values near 1 (0.7 to 1.2).
+    """Return matrices with the singular vectors of `matrices` and singular values of 0.7 to 1.2.
 
     Args:
         matrices: a batch of matrices, each of any scale.
-        num_steps: iterations of the Newton-Schulz quintic, each of three matrix products.
+        num_steps: number of iterations of the Newton-Schulz quintic, each with three matrix
+            products.
     """
     linear, cubic, quintic = _COEFFICIENTS
     is_tall = matrices.size(-2) > matrices.size(-1)
-    x = matrices.mT if is_tall else matrices  # the Gram matrix then has the shorter side
+    x = matrices.mT if is_tall else matrices  # the size of the Gram matrix is the shorter side
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_SMALLEST_NORM)
     for _ in range(num_steps):
         gram = x @ x.mT
@@ -39,16 +42,16 @@ def orthogonalize(
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, for the hidden matrices of a model.
+    """Optimizer with orthogonalized Nesterov momentum for the hidden matrices of a model.
 
-    Embeddings, output heads, and vectors need another optimizer.
+    Embeddings, output heads and vectors need a different optimizer.
 
     Args:
-        parameters: matrices, which are updated in one batch per shape.
-        lr: spectral norm of an update of a square matrix; updates of a tall matrix are larger by
-            the square root of rows over columns.
-        momentum: share of the old direction that each step keeps.
-        num_steps: iterations of `orthogonalize`.
+        parameters: matrices; matrices of the same shape are updated in one batch.
+        lr: spectral norm of the update of a square matrix; the update of a matrix with more rows
+            than columns is larger by a factor of the square root of rows over columns.
+        momentum: fraction of the previous momentum that each step keeps.
+        num_steps: number of iterations of `orthogonalize`.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every matrix from its gradient; a matrix without a gradient is an error."""
+        """Update every matrix from its gradient, which must exist."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -90,11 +93,12 @@ def take_muon_step(
     """Update matrices, or stacks of matrices, from their gradients, which must exist.
 
     Args:
-        parameters: tensors of shape [..., rows, columns], updated in one batch per shape.
-        state: state of an optimizer, which keeps each parameter's momentum.
-        lr: learning rate as for `Muon`.
-        momentum: share of the old direction that each step keeps.
-        num_steps: iterations of `orthogonalize`.
+        parameters: tensors of shape [..., rows, columns]; tensors of the same shape are updated in
+            one batch.
+        state: state of an optimizer, in which each parameter's momentum is kept.
+        lr: learning rate, as for `Muon`.
+        momentum: fraction of the previous momentum that each step keeps.
+        num_steps: number of iterations of `orthogonalize`.
     """
     for alike in _by_shape(parameters):
         gradients = [_gradient(parameter) for parameter in alike]

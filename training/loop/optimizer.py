@@ -11,11 +11,11 @@ from torch.optim import AdamW
 from training.config import OptimizerSettings
 from training.loop.muon import take_muon_step
 
-ADAMW_SHARE = 0.15  # AdamW's learning rate beside Muon, as a share of Muon's
+ADAMW_SHARE = 0.15  # ratio of AdamW's learning rate to Muon's when both are used
 
 
 class MuonBesideAdamW(AdamW):
-    """One optimizer that applies Muon to the groups marked `muon`, and AdamW to the others."""
+    """Optimizer that applies Muon to parameter groups marked `muon`, and AdamW to the others."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -32,7 +32,7 @@ class MuonBesideAdamW(AdamW):
             self.param_groups = groups
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load a state without Muon's groups, in which AdamW would look for its step count."""
+        """Load a state; AdamW skips Muon's groups, in which it would look for its step count."""
         groups = state["param_groups"]
         super().__setstate__(
             state | {"param_groups": [group for group in groups if not group.get("muon")]}
@@ -41,11 +41,11 @@ class MuonBesideAdamW(AdamW):
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return the optimizer of all trainable parameters; with AdamW only matrices decay.
+    """Return the optimizer of all trainable parameters; AdamW decays the weights of matrices only.
 
     Args:
         module: the module to train.
-        settings: kind of optimizer and its rates.
+        settings: kind of optimizer, learning rate, decay rates and weight decay.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if settings.kind == "muon":
@@ -63,7 +63,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return Muon for the matrices between hidden layers, and AdamW for all else and routers."""
+    """Return an optimizer that applies Muon to all matrices but routers, and AdamW to the rest."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     hidden = [p for name, p in named if p.ndim > 1 and "router" not in name]
     is_hidden = set(map(id, hidden))
@@ -76,12 +76,12 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
-    """Return the learning rate of an optimizer step, which rises to its peak and then decays.
+    """Return the learning rate at an optimizer step; the rate rises to its peak and then decays.
 
-    It is a function of the step alone, so that a resumed run needs no state of it.
+    The rate depends on the step only, so that a resumed run needs no stored state for it.
 
     Args:
-        settings: peak, warm-up, and decay.
+        settings: peak, warm-up and decay of the rate.
         step: number of the step, from 0.
         steps: number of steps of the whole run.
     """
@@ -94,11 +94,11 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Set the learning rate of all parameters, also through DeepSpeed's wrappers of an optimizer.
+    """Set the learning rate of all parameters, even if DeepSpeed has wrapped the optimizer.
 
     Args:
         optimizer: the optimizer or its wrapper.
-        rate: learning rate, of which AdamW beside Muon gets a share.
+        rate: learning rate; AdamW gets a fraction of this rate if Muon is used as well.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("share", 1.0)

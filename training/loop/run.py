@@ -33,11 +33,11 @@ _logger = get_logger(__name__)
 
 
 class Run:
-    """Completes a prepared run; all processes act together, and the first process writes.
+    """Completes a prepared run; all processes take part, and the first process writes the files.
 
     Args:
         inputs: inputs of the run.
-        processes: this process among those of the run.
+        processes: the processes of the run.
     """
 
     def __init__(self, inputs: Prepared, processes: Processes) -> None:
@@ -58,8 +58,8 @@ class Run:
         """Complete the run and return the finished drafter's folder.
 
         Raises:
-            ConfigError: the run folder cannot be used, the batch cannot be shared out, or the
-                device lacks the precision.
+            ConfigError: the run folder cannot be used, the batch cannot be divided evenly, or the
+                device does not support the precision.
             CheckpointError: a checkpoint or the target's states cannot be loaded.
             NumericalError: a loss is not finite.
             ResourceError: there is too little memory or disk space.
@@ -72,7 +72,7 @@ class Run:
         with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
             self._processes.wait()
             if self._folder.is_finished:
-                _logger.info(f"the run in {self._folder.path} is finished already")
+                _logger.info(f"the run in {self._folder.path} is already finished")
             else:
                 shown = progress_bar(progress, is_shown=is_first)
                 with exhaustion_explained(self._settings), shown as bar:
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def _runs_target(self) -> bool:
-        """Whether the target's layers are run, for its states, to decode, or as tail layers."""
+        """Whether the target's layers are run: for states, for decoding, or as tail layers."""
         num_tail = self._settings.drafter.tail_layers
         return self._target_states is None or bool(self._inputs.prompts) or num_tail > 0
 
@@ -137,7 +137,7 @@ class Run:
     def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
         settings, checkpoints = self._settings, self._checkpoints
         state = self._state = checkpoints.restore(trainer.engine)
-        # Evaluations since the checkpoint are repeated, so `best` may be newer than the checkpoint.
+        # `best` may be newer than the checkpoint; evaluations since the checkpoint are repeated.
         taus = [tau for tau in (state.best_tau, self._folder.best_tau) if tau is not None]
         state.best_tau = max(taus, default=None)
         if not state.step:
@@ -164,7 +164,8 @@ class Run:
         started, state = perf_counter(), self._state
         rate = trainer.step(state.step)
         state.step += 1
-        # A checkpoint closes a record, or a resumed run would record other means.
+        # A record also ends at each checkpoint, so that a resumed run records the same means as an
+        # uninterrupted run.
         intervals = (self._settings.log_every, self._settings.checkpoint.every)
         is_recorded = any(self._is_due(every) for every in intervals)
         is_checked = is_recorded or self._is_due(self._settings.evaluation.every)
@@ -177,7 +178,7 @@ class Run:
     def _evaluate(
         self, trainer: Trainer, evaluation: Evaluation
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
-        """Evaluate the drafter, keep it if it is the best, and return it with the results."""
+        """Evaluate the drafter, keep the drafter if it is the best, and return both."""
         drafter = trainer.copy_drafter()
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
@@ -188,7 +189,7 @@ class Run:
         return drafter, found
 
     def _state_now(self, trainer: Trainer) -> RunState:
-        """Return the state with the tokens and seconds since the last record."""
+        """Return the run's state, including the tokens and seconds since the last record."""
         state = self._state
         return replace(
             state,
@@ -197,7 +198,7 @@ class Run:
         )
 
     def _is_due(self, every: int | None) -> bool:
-        """Return whether an action is due that happens every `every` steps and at the end."""
+        """Return whether an action that happens every `every` steps and at the end is due now."""
         step = self._state.step
         return every is not None and (step % every == 0 or step == self._settings.steps)
 

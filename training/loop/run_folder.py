@@ -22,8 +22,8 @@ from training.loop.model_card import model_card
 from training.setup.adapters import save_adapters
 
 # Settings that do not change a run's result: paths, intervals of records and checkpoints,
-# evaluation, and the use of memory. Data, target and a drafter to start from are compared by their
-# fingerprints instead.
+# evaluation, and the use of memory. The target, the data and the drafter of a warm start are
+# compared by their fingerprints instead.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
@@ -31,7 +31,7 @@ _FREE: Any = {
     "evaluation": True,
     "target": {"name_or_path"},
     "initialize": {"drafter"},
-    "data": {"paths", "cache_folder", "split"},  # `rows_filled_with` says what was split
+    "data": {"paths", "cache_folder", "split"},  # `rows_filled_with` records what was split
     "target_states": {"folder"},
     "batch": {"micro_batch_size"},
     "objective": {"chunk_size"},
@@ -42,11 +42,11 @@ _FREE: Any = {
 }
 
 
-_OPTIONAL = {"start_fingerprint"}  # only runs with a drafter to start from have it
+_OPTIONAL = {"start_fingerprint"}  # recorded only if a run starts from another drafter
 
 
 def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings and facts that decide a run's result.
+    """Return the settings and fingerprints that determine a run's result.
 
     Args:
         settings: settings of the run.
@@ -58,11 +58,11 @@ def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[s
 def difference(
     recorded: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """Return the name of the first value that differs, and both values; None if none differs.
+    """Return the name of the first value that differs, and both values; None if all are equal.
 
     Args:
-        recorded: fingerprint of a run.
-        wanted: fingerprint of another run.
+        recorded: fingerprint of the recorded run.
+        wanted: fingerprint of the run to compare with the recorded run.
     """
     then, now = _named(recorded), _named(wanted)
     names = sorted(then.keys() | now.keys())
@@ -73,11 +73,11 @@ def difference(
 def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """Return the first name that only one of two fingerprints has; None if their formats agree.
 
-    A group that is None in one of them, such as `lora`, is a difference in value, not in format.
+    A group such as `lora` that is None in one of them is a difference in value, not in format.
 
     Args:
-        recorded: fingerprint of a run.
-        wanted: fingerprint of another run.
+        recorded: fingerprint of the recorded run.
+        wanted: fingerprint of the run to compare with the recorded run.
     """
     for name in sorted((recorded.keys() | wanted.keys()) - _OPTIONAL):
         if name not in recorded or name not in wanted:
@@ -91,15 +91,15 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
 
 
 def way_to_repeat(name: str, recorded: Any) -> str:
-    """Return the remedy that repeats the recorded value of a run.
+    """Return the remedy by which a run gets the recorded value.
 
     Args:
         name: name of the value that differs.
         recorded: recorded value; None if there is none.
     """
     if name == "rows_filled_with":
-        return f"set data.split: {str(recorded).removeprefix('split ')}, as its sequences were made"
-    return "repeat the settings in its config.yaml"
+        return f"set data.split: {str(recorded).removeprefix('split ')}, as in the recorded run"
+    return "use the settings in the config.yaml of that folder"
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,12 +126,12 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """The folder of the drafter with the highest tau so far; a link to a folder beside it."""
+        """The folder of the drafter with the highest tau so far, a link within the run folder."""
         return self.path / "best"
 
     @property
     def adapter(self) -> Path:
-        """The folder of the drafter's adapters by themselves, if it was trained with adapters."""
+        """The folder of the separate adapters, if the drafter was trained with adapters."""
         return self.path / "adapter"
 
     @property
@@ -155,21 +155,21 @@ class RunFolder:
 
     @property
     def holds_work(self) -> bool:
-        """Whether anything of the run would be lost: a checkpoint, `best` or the drafter."""
+        """Whether the folder contains results: a checkpoint, `best` or the finished drafter."""
         return self.is_finished or self.best.exists() or any(self.checkpoints.glob("step-*"))
 
     @contextmanager
     def claim(self, settings: TrainSettings, facts: Mapping[str, str]) -> Iterator[None]:
-        """Own the folder for this run, while no other process trains in it.
+        """Lock the folder for this run, so that no other process trains in the folder.
 
-        A folder that holds only the settings of an earlier run may be claimed by any other run.
+        A folder that contains only the settings of an earlier run may be claimed by any run.
 
         Args:
             settings: settings of the run, which are written to `config.yaml`.
             facts: fingerprints of the target and the data.
 
         Raises:
-            ConfigError: the folder is not writable, in use, or belongs to another run.
+            ConfigError: the folder is not writable, is in use, or belongs to another run.
         """
         ensure_writable_folder(self.path)
         try:
@@ -179,13 +179,13 @@ class RunFolder:
         except Timeout as error:
             raise ConfigError(
                 f"another process is training in {self.path}",
-                expected="a run folder of its own for each run",
-                got="a lock",
-                remedy="wait for it, or choose another run_folder",
+                expected="a separate run_folder for each run",
+                got="a locked folder",
+                remedy="wait for that process to end, or choose another run_folder",
             ) from error
 
     def check(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Check that the folder belongs to this run or to none yet.
+        """Check that the folder belongs to this run, or to no run yet.
 
         Args:
             settings: settings of the run.
@@ -208,23 +208,23 @@ class RunFolder:
             )
 
     def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
-        """Write the adapters of a drafter by themselves, see `save_adapters`.
+        """Write the adapters of a drafter separately from its weights; see `save_adapters`.
 
         Args:
             drafter: drafter with adapters that are not merged.
-            base: folder or hub id of the drafter that the adapters belong to.
+            base: folder or hub id of the drafter to which the adapters belong.
         """
         partial = self.path / ".adapter.partial"
         shutil.rmtree(partial, ignore_errors=True)
         save_adapters(drafter, partial, base)
-        shutil.rmtree(self.adapter, ignore_errors=True)  # of a run that ended before its drafter
+        shutil.rmtree(self.adapter, ignore_errors=True)  # left by a run that wrote no drafter
         publish(partial, self.adapter)
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
         """Write the finished drafter with its tokenizer and its model card, in full or not at all.
 
         Args:
-            drafter: drafter with the record of its training, from which the card is written.
+            drafter: drafter with the record of its training, from which the model card is written.
             tokenizer: the target's tokenizer.
 
         Returns:
@@ -234,7 +234,7 @@ class RunFolder:
         return self.drafter
 
     def keep_best(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        """Replace `best` by this drafter with its tokenizer, in a single step.
+        """Replace `best` with this drafter and its tokenizer in a single step.
 
         Args:
             drafter: drafter with the record of its training.
@@ -245,7 +245,7 @@ class RunFolder:
         """
         folder = self.path / f".best-{uuid.uuid4().hex}"
         publish(self._export(drafter, tokenizer), folder)
-        # A folder that is not empty cannot be replaced by renaming; a link to it can.
+        # Renaming cannot replace a folder that is not empty, but it can replace a link.
         link = self.path / ".best.partial"
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)
@@ -272,21 +272,21 @@ class RunFolder:
             name, before, now = found
             _logger.info(
                 f"{self.path} belonged to a run with other settings that left no checkpoint; this "
-                f"run takes it over ({name} was {before}, is {now})"
+                f"run takes over the folder ({name} was {before}, is now {now})"
             )
         write_provenance(self.path, settings)
         write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Refuse a record whose names differ from those that this version writes."""
+        """Raise an error if the names in the record differ from those that this version writes."""
         if not self._record.exists():
             return
         name = unmatched(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
         if name is not None:
             raise ConfigError(
                 f"the record of the run in {self.path} has another format",
-                expected="a run.json with the names that this version writes",
-                got=f"{name} in only one of the two",
+                expected="a run.json with the same names as this version writes",
+                got=f"{name}, which only one of the two formats has",
                 remedy="choose another run_folder, or delete this folder and train again",
             )
 
@@ -297,7 +297,10 @@ class RunFolder:
     def _difference(
         self, settings: TrainSettings, facts: Mapping[str, str]
     ) -> tuple[str, Any, Any] | None:
-        """Return the name of the first value that differs from the record, and both values."""
+        """Return the name of the first value that differs from the record, and both values.
+
+        If nothing differs, or if there is no record, return None.
+        """
         if not self._record.exists():
             return None
         return difference(json.loads(self._record.read_text()), run_fingerprint(settings, facts))

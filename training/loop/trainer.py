@@ -1,4 +1,4 @@
-"""Optimizer steps of the drafter under the DeepSpeed engine, with the frozen target beside it."""
+"""Optimizer steps of the drafter in the DeepSpeed engine; the frozen target stays outside."""
 
 from collections.abc import Callable, Iterable
 from math import isfinite
@@ -22,17 +22,17 @@ from training.setup.adapters import add_adapters, merged
 
 
 class Trainer:
-    """Takes optimizer steps, which are the same on any number of processes.
+    """Takes optimizer steps whose result does not depend on the number of processes.
 
-    The loss is a sum over positions, divided by the number of positions that carry a loss in the
-    whole step, over all micro-batches and processes, however uneven these are.
+    The loss is a sum over positions, divided by the number of positions with a loss in the whole
+    step. This number covers all micro-batches and processes, which may have unequal shares.
 
     Args:
-        drafter: the drafter to train, which the engine owns from now on.
+        drafter: the drafter to train; from now on, only the engine may change its weights.
         reader: reader of the frozen target, which stays outside the engine.
         sampler: sampler of the training sequences.
         settings: settings of the run.
-        processes: this process among those of the run.
+        processes: the processes of the run.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Trainer:
         self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
 
     def step(self, number: int) -> float:
-        """Take one optimizer step, counted from zero, and return its learning rate."""
+        """Take the optimizer step with this number, from 0, and return its learning rate."""
         batches = self._batches(number)
-        # DeepSpeed takes the mean over micro-batches and processes, but the loss is their sum.
+        # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
         share = self._processes.count * self._accumulation / self._count_positions(batches.values())
         rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
         set_learning_rate(self.engine.optimizer, rate)
@@ -66,16 +66,18 @@ class Trainer:
         return rate
 
     def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise on all processes if a step was not finite; see `FiniteWatch.require_finite`.
+        """Raise an error on all processes if the loss or gradient of a step was not finite.
+
+        See `FiniteWatch.require_finite`.
 
         Args:
-            latest: function that returns the checkpoint from which the run can go on.
-            is_last: whether the last step is checked, too, which waits for the device.
+            latest: function that returns the checkpoint from which the run can resume.
+            is_last: whether to check the most recent step as well; this waits for the device.
         """
         self._watch.require_finite(latest, is_last=is_last)
 
     def _accumulate(self, first_sequence: int, batch: Batch, share: Tensor) -> None:
-        """Add the gradient of a micro-batch; after the last of a step the engine takes the step."""
+        """Add the gradient of a micro-batch; after the last one, the engine takes the step."""
         on_device = batch.to(self._processes.device)
         terms = self.engine(self._reader.view(on_device), on_device, self._reader)
         self._watch.add(first_sequence, terms.total)
@@ -88,9 +90,9 @@ class Trainer:
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """The norm of the last step's gradient before it was clipped.
+        """The gradient norm of the last step before clipping and, with fp16, the loss scale.
 
-        With fp16 also the loss scale; the norm is None if an overflow made DeepSpeed skip the step.
+        The norm is None if DeepSpeed skipped the step because of an overflow in fp16.
         """
         norm = float(self._norm)
         if not self.engine.fp16_enabled():
@@ -102,7 +104,7 @@ class Trainer:
         }
 
     def copy_drafter(self) -> JakiroDrafter:
-        """Return a copy of the drafter, whole on every process, with adapters merged.
+        """Return an unpartitioned copy of the drafter, with adapters merged, on every process.
 
         All processes must call this method.
         """
@@ -110,7 +112,7 @@ class Trainer:
         return whole.to(self._processes.device, self._reader.dtype)
 
     def copy_as_trained(self) -> JakiroDrafter:
-        """Return a copy of the drafter with its adapters, if there are any, beside its weights.
+        """Return an unpartitioned copy of the drafter with its adapters, if any, not merged.
 
         All processes must call this method.
         """
@@ -126,12 +128,12 @@ class Trainer:
         return copy
 
     def _local_norm(self) -> Tensor | float:
-        """Return the norm of unpartitioned gradients; of others the engine knows the norm."""
+        """Return the norm of unpartitioned gradients; the engine has that of partitioned ones."""
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0
 
     def _batches(self, step: int) -> dict[int, Batch]:
-        """Return this process's micro-batches, by the index of their first sequence in the step."""
+        """Return this process's micro-batches, by their first sequence's index within the step."""
         return self._sampler.micro_batches(
             step, self._settings.batch.micro_batch_size, self._processes.rank, self._processes.count
         )
@@ -143,7 +145,7 @@ class Trainer:
 
 
 def count_positions(batch: Batch) -> int:
-    """Return the number of positions with a loss over all anchor samples, see `gather_examples`."""
+    """Return the number of positions with a loss in all anchor samples; see `gather_examples`."""
     distance = torch.arange(batch.token_ids.shape[1]) - batch.anchors
     return int((batch.targets_exist(1)[:, None] & (distance >= 1)).sum())
 

@@ -129,7 +129,7 @@ def test_a_batch_that_cannot_be_divided_evenly_is_refused_before_anything_starts
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", str(config), "--processes", "3") == 2
-    assert "cannot be shared out evenly" in capsys.readouterr().err
+    assert "cannot be divided evenly" in capsys.readouterr().err
     assert not (config.parent / "run").exists()
 
 

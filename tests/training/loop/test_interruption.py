@@ -147,7 +147,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_checkpoint(
         assert limited.end() == 2, limited.errors
         *_, last = limited.errors.strip().splitlines()
         assert last.startswith(f"error: cannot write {what}")
-        assert "make room and start again; the run goes on from its last checkpoint" in last
+        assert "free disk space and start again; the run resumes from its last checkpoint" in last
     assert sorted((settings.run_folder / "checkpoints").rglob("*")) == before
     train_in_processes(settings, workshop)
     assert_same(whole, settings)

@@ -103,7 +103,7 @@ def test_a_run_whose_record_has_another_format_is_refused(
     else:
         objective[name] = None
     record.write_text(json.dumps(fingerprint))
-    message = rf"another format.*objective\.{name} in only one of the two.*train again"
+    message = rf"another format.*objective\.{name}, which only one of the two.*train again"
     with pytest.raises(ConfigError, match=message):
         train(settings)
 
@@ -164,7 +164,7 @@ def test_a_folder_that_holds_only_the_settings_of_a_run_accepts_others(
     caplog.set_level("INFO")
     settings = tiny_run(workshop, steps=2)
     train(settings)
-    assert "this run takes it over (seed was 1, is 0)" in caplog.text
+    assert "this run takes over the folder (seed was 1, is now 0)" in caplog.text
     assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
     train(settings)
 

@@ -152,7 +152,7 @@ def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_righ
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora": {}}, r"initialize\.drafter with lora"),
+        ({"lora": {}}, r"initialize\.drafter when lora is set"),
         ({"lora": {}, "optimizer": {"kind": "muon"}}, r"optimizer\.kind adamw"),
         ({"lora": {}, "engine": {"zero_stage": 3}}, r"zero_stage at most 2"),
         ({"lora": {"r": 4}}, r"unknown key 'lora\.r'"),
@@ -161,7 +161,7 @@ def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_righ
 def test_settings_of_adapters_that_make_no_sense_are_refused(
     workshop: Path, changes: dict[str, Any], message: str
 ) -> None:
-    start = {} if "with lora" in message else {"initialize": {"drafter": "any"}}
+    start = {} if "when lora" in message else {"initialize": {"drafter": "any"}}
     with pytest.raises(ConfigError, match=message):
         tiny_run(workshop, **changes, **start)
 

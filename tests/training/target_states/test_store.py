@@ -50,7 +50,7 @@ def test_missing_target_states_are_refused(workshop: Path) -> None:
 
 
 def test_offline_needs_a_folder(workshop: Path) -> None:
-    message = r"target_states\.folder with target_states\.source offline"
+    message = r"target_states\.folder when target_states\.source is offline"
     with pytest.raises(ConfigError, match=message):
         tiny_run(workshop, target_states={"source": "offline"})
 
