@@ -79,6 +79,7 @@ class TargetFacts(Settings):
     parameters: int
     dtype: str
     bytes_per_cached_token: int
+    gguf_sha256: str | None = None  # of the file that the target was converted from
 
 
 class Environment(Settings):

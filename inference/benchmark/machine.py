@@ -85,5 +85,6 @@ def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
             parameters=target.model.num_parameters(),
             dtype=str(target.dtype).removeprefix("torch."),
             bytes_per_cached_token=target.new_cache(1, 1).bytes_per_token,
+            gguf_sha256=target.spec.gguf_sha256,
         ),
     )

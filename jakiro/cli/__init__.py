@@ -19,6 +19,7 @@ from jakiro.cli.bench import bench
 from jakiro.cli.data import data
 from jakiro.cli.demo import demo
 from jakiro.cli.features import features
+from jakiro.cli.fetch import fetch
 from jakiro.cli.generate import generate
 from jakiro.cli.output import say
 from jakiro.cli.plot import plot
@@ -32,7 +33,7 @@ from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroErro
 
 _DEBUG = "--debug"
 _COMMANDS = {
-    "Decode": (generate, demo),
+    "Decode": (fetch, generate, demo),
     "Train": (train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate),

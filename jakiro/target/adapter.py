@@ -30,6 +30,7 @@ from jakiro.target.masks import (
     slot_mask,
 )
 from jakiro.utils.files import fingerprint
+from jakiro.utils.gguf import gguf_checksum
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class TargetSpec:
         num_hidden_states: number of hidden states (the embedding and one per layer); None if the
             hidden states are not one vector of the hidden size per token.
         attention: geometry of the last layer's attention.
+        gguf_sha256: checksum of the GGUF file that the target was converted from, if any.
     """
 
     hidden_size: int
@@ -62,6 +64,7 @@ class TargetSpec:
     fingerprint: str
     num_hidden_states: int | None
     attention: AttentionShape
+    gguf_sha256: str | None = None
 
     @property
     def num_layers(self) -> int:
@@ -277,6 +280,7 @@ class TargetAdapter:
             fingerprint=self._fingerprint(expected.shape[-1]),
             num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
             attention=attention_shape_of(self.config, shapes[-1], self._table.shape[1]),
+            gguf_sha256=gguf_checksum(self.model.config),
         )
         self.spec = spec
         self._masks = self.masks_of(kinds)

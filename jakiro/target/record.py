@@ -31,6 +31,7 @@ class TargetRecord(Settings):
         attention: geometry of the last layer's attention.
         tokenizer_fingerprint: hash of the vocabulary; None if no tokenizer was given.
         template_fingerprint: hash of the chat template; None if there is no chat template.
+        gguf_sha256: checksum of the GGUF file that the target was converted from, if any.
     """
 
     name_or_path: str
@@ -42,6 +43,7 @@ class TargetRecord(Settings):
     attention: AttentionShape
     tokenizer_fingerprint: str | None = None
     template_fingerprint: str | None = None
+    gguf_sha256: str | None = None
 
 
 def record_target(
@@ -64,6 +66,7 @@ def record_target(
         attention=spec.attention,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
         template_fingerprint=None if tokenizer is None else template_fingerprint(tokenizer),
+        gguf_sha256=spec.gguf_sha256,
     )
 
 

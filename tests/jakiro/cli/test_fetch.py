@@ -1,0 +1,26 @@
+"""`jakiro fetch`: the table of known models, and errors in one line."""
+
+import pytest
+from helpers.commands import exit_code
+
+from jakiro.utils.fetch import KNOWN_MODELS
+
+
+def test_known_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("fetch") == 0
+    printed = capsys.readouterr().out
+    assert all(f"{name}  (" in printed for name in KNOWN_MODELS)
+
+
+def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("fetch", "gpt-5") == 2
+    assert capsys.readouterr().err.startswith("error: there is no known model of this name")
+
+
+def test_a_known_target_that_was_not_fetched_names_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr("jakiro.utils.fetch.user_cache_path", lambda _name: tmp_path)
+    name = next(iter(KNOWN_MODELS))
+    assert exit_code("generate", "lookup", "text", "--target", name) == 2
+    assert f"remedy: run `jakiro fetch {name}`" in capsys.readouterr().err
