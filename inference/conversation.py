@@ -18,9 +18,9 @@ class Conversation:
 
     Example:
         with Conversation() as conversation:
-            first = decoder.generate(prompt, conversation=conversation)
-            longer = prompt + first.text + " And then?"
-            second = decoder.generate(longer, conversation=conversation)
+            first = decoder.generate("Hello", max_new_tokens=8, conversation=conversation)
+            longer = "Hello" + first.text + " And then?"
+            second = decoder.generate(longer, max_new_tokens=8, conversation=conversation)
     """
 
     def __init__(self) -> None:

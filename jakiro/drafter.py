@@ -35,6 +35,11 @@ class JakiroDrafter(PreTrainedModel):
 
     Args:
         config: settings of the drafter and the record of its target.
+
+    Example:
+        drafter = JakiroDrafter.from_pretrained(drafter_path)
+        decoder = SpeculativeDecoder(target, drafter, tokenizer)
+        output = decoder.generate("def main(", max_new_tokens=16)
     """
 
     config_class = JakiroConfig

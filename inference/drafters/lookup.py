@@ -37,6 +37,10 @@ class LookupDrafter(TokenDrafter):
 
     Args:
         settings: settings of the matches; None for the defaults.
+
+    Example:
+        drafter = LookupDrafter(LookupSettings(num_nodes=24))
+        output = SpeculativeDecoder(target, drafter, tokenizer).generate("a b a", max_new_tokens=16)
     """
 
     def __init__(self, settings: LookupSettings | None = None) -> None:

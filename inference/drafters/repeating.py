@@ -142,6 +142,10 @@ class RepeatingDrafter(DelegatingDrafter):
     Args:
         drafter: drafter of deterministic trees.
         settings: settings of the repetitions; None for the defaults.
+
+    Example:
+        decoder = SpeculativeDecoder(target, RepeatingDrafter(LookupDrafter()), tokenizer)
+        output = decoder.generate("a b a b a", max_new_tokens=16)
     """
 
     def __init__(self, drafter: Drafter, settings: RepeatSettings | None = None) -> None:

@@ -51,6 +51,10 @@ class SmallLMDrafter(Drafter):
 
     Raises:
         TargetNotSupported: the small model cannot process a tree.
+
+    Example:
+        decoder = SpeculativeDecoder(target, SmallLMDrafter(small_lm, target), tokenizer)
+        output = decoder.generate("def main(", max_new_tokens=16)
     """
 
     def __init__(

@@ -45,6 +45,10 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
         settings: settings of learning and search; None for the defaults.
         index: trigrams known from the beginning, such as those of a corpus; None to start with an
             empty table.
+
+    Example:
+        decoder = SpeculativeDecoder(target, AdedDrafter(AdedSettings(num_nodes=16)), tokenizer)
+        output = decoder.generate("def main(", max_new_tokens=16, temperature=0)
     """
 
     def __init__(
