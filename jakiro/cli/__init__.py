@@ -26,6 +26,7 @@ from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
 from jakiro.cli.regenerate import regenerate
+from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
 from jakiro.cli.verify import verify
@@ -36,7 +37,7 @@ _COMMANDS = {
     "Decode": (fetch, generate, demo),
     "Train": (train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
-    "Data": (prepare, regenerate),
+    "Data": (prepare, regenerate, synthesize),
 }
 _GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 

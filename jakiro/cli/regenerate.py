@@ -57,15 +57,23 @@ def regenerate(
     settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
-    regenerator = Regenerator(_decoder(target, drafter, dtype, device), settings)
+    regenerator = Regenerator(load_decoder(target, drafter, dtype, device), settings)
     with _progress() as advance:
         written = regenerator.write(sources, output, advance)
     _report(written, output.num_records, out)
 
 
-def _decoder(
+def load_decoder(
     target: str, drafter: str | None, dtype: str, device: options.Device
 ) -> "SpeculativeDecoder":
+    """Return a decoder of the target with its tokenizer.
+
+    Args:
+        target: folder or hub id of the target.
+        drafter: folder, hub id or name of the drafter; None for autoregressive decoding.
+        dtype: dtype of the target.
+        device: device of the target.
+    """
     from inference import SpeculativeDecoder
     from inference.benchmark.subject import load_target
     from inference.loading import parts_over

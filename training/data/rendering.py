@@ -104,6 +104,33 @@ def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
         raise _refusal(chat, error) from error
 
 
+def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
+    """Return the text after which the user's next turn begins.
+
+    Args:
+        tokenizer: tokenizer with a chat template.
+        chat: conversation so far, which ends with an answer or is empty.
+
+    Raises:
+        DataError: the tokenizer has no chat template, or the template leaves the user's text out.
+        RecordError: the template rejects the conversation.
+    """
+    template = template_of(tokenizer, chat)
+    longer = chat._replace(messages=[*chat.messages, {"role": "user", "content": _USER_TEXT}])
+    try:
+        text = _apply(tokenizer, template, longer, len(longer.messages))
+    except _FAULTS as error:
+        raise _refusal(longer, error) from error
+    opening, found, _ = text.rpartition(_USER_TEXT)
+    if not found:
+        raise DataError(
+            "the chat template leaves out the user's text",
+            expected="a template that contains the content of every user turn",
+            got=text[:80],
+        )
+    return opening
+
+
 def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     """Return the chat template for a conversation, with a fixed date.
 
@@ -184,6 +211,9 @@ def _with_other_answers(
         _apply(tokenizer, template, chat._replace(messages=messages), index + 1)
         for messages in others
     ]
+
+
+_USER_TEXT = "What the user writes"
 
 
 def _apply(

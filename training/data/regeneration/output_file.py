@@ -88,6 +88,12 @@ class OutputFile:
                 remedy="wait for the other process, or choose another file",
             ) from error
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records in the file, in order."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                yield from map(json.loads, file)
+
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records and flush them to the disk.
 
@@ -122,7 +128,7 @@ class OutputFile:
             return
         if not settings.exists():
             raise ConfigError(
-                f"{self.path} was not written by `jakiro regenerate`",
+                f"{self.path} was not written by this command",
                 expected=f"{settings.name} in the same folder",
                 got="no such file",
                 remedy="choose another file",

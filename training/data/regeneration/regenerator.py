@@ -57,6 +57,21 @@ def fingerprint_fields(
         settings: settings of the regeneration.
         sources: sources of the data.
     """
+    facts = target_fingerprint(decoder, is_sampled=settings.temperature > 0) | {
+        "data": [source.fingerprint() for source in sources],
+        **settings.model_dump(exclude={"batch_size", "seed"}),
+    }
+    # Greedy answers do not depend on the seed.
+    return facts | ({"seed": settings.seed} if settings.temperature else {})
+
+
+def target_fingerprint(decoder: SpeculativeDecoder, *, is_sampled: bool) -> dict[str, Any]:
+    """Return what determines the tokens that a decoder generates, apart from its arguments.
+
+    Args:
+        decoder: decoder of the target, with its tokenizer.
+        is_sampled: whether tokens are sampled; greedy tokens do not depend on the drafter.
+    """
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     facts: dict[str, Any] = {
         # The dtype comes before the weights, because the hash of the weights depends on the dtype.
@@ -65,13 +80,8 @@ def fingerprint_fields(
         "generation_config": _sampling_of(target.model.generation_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "template": template_fingerprint(tokenizer),
-        "data": [source.fingerprint() for source in sources],
-        **settings.model_dump(exclude={"batch_size", "seed"}),
     }
-    if settings.temperature:  # greedy answers depend on neither seed nor drafter
-        facts["seed"] = settings.seed
-        facts["drafter"] = _version_of(decoder.drafter)
-    return facts
+    return facts | ({"drafter": _version_of(decoder.drafter)} if is_sampled else {})
 
 
 def _version_of(drafter: Drafter | None) -> str | None:
@@ -243,7 +253,9 @@ class Regenerator:
             [record.question for record in records],
             temperature=self._settings.temperature,
             max_new_tokens=self._settings.max_new_tokens,
-            seed=[_key(self._settings.seed, record.number, record.turn) for record in records],
+            seed=[
+                random_seed(self._settings.seed, record.number, record.turn) for record in records
+            ],
         )
 
     def _fitting(self, question: list[int], record: _OpenRecord) -> list[int]:
@@ -266,7 +278,7 @@ class Regenerator:
 
     def _is_cut(self, output: GenerateOutput) -> bool:
         is_long = len(output.new_token_ids) >= self._settings.max_new_tokens
-        return is_long and output.new_token_ids[-1] not in _ends(self._decoder)
+        return is_long and output.new_token_ids[-1] not in ends_of(self._decoder)
 
 
 def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) -> None:
@@ -276,13 +288,14 @@ def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) ->
     written.forwards += output.stats.target_forwards
 
 
-def _key(*parts: int) -> int:
+def random_seed(*parts: int) -> int:
     """Return a random seed that is different for different `parts`."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
-def _ends(decoder: SpeculativeDecoder) -> list[int]:
+def ends_of(decoder: SpeculativeDecoder) -> list[int]:
+    """Return the tokens that end an answer, according to the target's generation config."""
     config = decoder.target.model.generation_config
     ends = None if config is None else config.eos_token_id
     if ends is None:

@@ -1,0 +1,106 @@
+"""`jakiro synthesize`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from jakiro.cli import options
+from jakiro.cli.options import DRAFTERS, Context, settings_from
+from jakiro.cli.regenerate import load_decoder
+
+if TYPE_CHECKING:
+    from training.data.synthesis import SynthesisCounts
+
+
+def synthesize(
+    context: Context,
+    target: Annotated[
+        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the conversations.")
+    ],
+    conversations: Annotated[int, typer.Option(help="Number of records in the finished file.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.jsonl", help="File to write; the file of an interrupted run is continued."
+        ),
+    ],
+    kind: Annotated[
+        Literal["chats", "texts"],
+        typer.Option(help="Conversations of a chat model, or texts of a base model."),
+    ] = "chats",
+    multi_turn: Annotated[
+        float, typer.Option(help="Share of the conversations with more than one question.")
+    ] = 0.3,
+    max_turns: Annotated[
+        int, typer.Option(help="Largest number of questions in a conversation.")
+    ] = 3,
+    greedy: Annotated[
+        float, typer.Option(help="Share of the conversations with greedy answers.")
+    ] = 0.5,
+    temperature: Annotated[
+        float, typer.Option(help="Temperature of questions, texts and sampled answers.")
+    ] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus of the sampled tokens.")] = 0.99,
+    max_question_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of a question; longer ones are dropped.")
+    ] = 256,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of an answer or a text.")
+    ] = 512,
+    batch_size: Annotated[int, typer.Option(help="Number of records to write together.")] = 16,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DRAFTER",
+            help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
+        ),
+    ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+) -> None:
+    """Let the target write training data: the users' questions and its own answers."""
+    from training.data.regeneration.output_file import OutputFile
+    from training.data.synthesis import SynthesisSettings, Synthesizer
+
+    settings = settings_from(context, SynthesisSettings)
+    output = OutputFile(out)
+    synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device), settings)
+    with _progress(conversations) as advance:
+        counts = synthesizer.write(output, advance)
+    _report(counts, output.num_records, out)
+
+
+def _report(counts: "SynthesisCounts", num_records: int, out: Path) -> None:
+    typer.echo(f"{num_records:,} records in {out}, {counts.records:,} of them new")
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.most_common())
+    typer.echo(f"{counts.tokens:,} tokens generated; dropped: {reasons or 'nothing'}")
+
+
+@contextmanager
+def _progress(conversations: int) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows finished records and tokens per second on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("Writing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=conversations, rate="")
+
+        def advance(records: int, tokens: int) -> None:
+            seconds = bar.tasks[task].elapsed or 0
+            rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
+            bar.update(task, completed=records, rate=rate)
+
+        yield advance
