@@ -32,7 +32,7 @@ These trees are selected on the last 4 prompts of the file (interleaved by categ
 not measured. lookup, aded and lm take candidates=N and settings=FILE.yaml. Pairs take
 beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-settings=FILE.yaml for
 the division of the trees (CombinedSettings). lookup, aded and tree=deterministic take
-merged-repeats=N: trees continue where they repeat themselves, up to N candidates. All methods take
+merged-repeats=N: repetitions are added to trees, up to N candidates per tree. All methods take
 name=NAME, the name in the results."""
 
 
