@@ -28,21 +28,12 @@ method after commas. drafter=PATH takes tree=trained (the default), tree=auto, t
 (the most likely candidates, even if tokens are sampled) or tree=sampled (candidates are sampled
 whenever tokens are). It also takes candidates=N, optionally with levels=M for M passes of the
 drafter, or candidates=costs for the trees that are most efficient according to measured costs.
-<<<<<<< HEAD
-These trees are selected on the last 4 prompts of the file (interleaved by category), which are then
-not measured. lookup, aded and lm take candidates=N and settings=FILE.yaml. Pairs take
-beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-settings=FILE.yaml for
-the division of the trees (CombinedSettings). lookup, aded and tree=deterministic take
-merged-repeats=N: repetitions are added to trees, up to N candidates per tree. All methods take
-name=NAME, the name in the results."""
-=======
 These trees are selected on 4 prompts from the end of the file, spread over its categories; these
 prompts are excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml.
 Pairs take beside-settings=FILE.yaml for the drafter before the plus sign, and
 sharing-settings=FILE.yaml for the division of the trees (CombinedSettings). lookup, aded and
 tree=deterministic take merged-repeats=N: where the tokens of a tree repeat, the tree is extended by
 the repetition, up to N candidates. All methods take name=NAME, the name in the results."""
->>>>>>> q2
 
 
 def bench(
