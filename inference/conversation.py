@@ -77,7 +77,7 @@ class Conversation:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
 
     def _num_shared(self, prompt: list[int]) -> int:
-        """Return how many cached tokens the prompt, except its last token, begins with."""
+        """Return how many tokens at the start of the prompt are cached, without its last token."""
         pairs = zip(self._cached, prompt[:-1], strict=False)
         differing = (index for index, (cached, token) in enumerate(pairs) if cached != token)
         return next(differing, min(len(self._cached), len(prompt) - 1))

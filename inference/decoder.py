@@ -176,8 +176,8 @@ class SpeculativeDecoder:
                 processed distribution.
             streamer: streamer that gets the prompt's ids, then new tokens as they are emitted; None
                 to stream nothing.
-            conversation: conversation that the prompt continues, so that the beginning that it
-                shares with earlier turns is not read again; None for a single prompt.
+            conversation: conversation that the prompt continues; tokens of earlier turns are not
+                read again. None for a single prompt.
             **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...) and other
                 arguments of `target.generate()`, with the same defaults.
 
@@ -321,7 +321,7 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> DecodeRun:
-        """Return a run over prompts, which begins when it is iterated over.
+        """Return a run over prompts; decoding begins when the run is iterated over.
 
         Iteration yields the decoding steps. The counts and times up to now can be read at any time.
         Arguments are as for `generate_batch`.

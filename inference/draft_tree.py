@@ -43,7 +43,7 @@ class CandidateKind(IntEnum):
 
 @dataclass(frozen=True)
 class SparseDistribution:
-    """Draft distributions over their m most likely tokens, which children are sampled from.
+    """Draft distributions from which children are sampled, cut to the m most likely tokens.
 
     Attributes:
         ids: token ids.
@@ -64,7 +64,7 @@ class DraftTree:
     score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
     kind: Int[Tensor, "batch nodes"]  # CandidateKind
     rank: Int[Tensor, "batch nodes"]  # sampling order among siblings, or rank by score in the tree
-    proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that preferred the candidate most
+    proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that scored the candidate highest
     is_valid: Bool[Tensor, "batch nodes"]  # False for padding
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
@@ -105,7 +105,7 @@ class DraftTree:
     def limited(self, last_position: int) -> "DraftTree":
         """Return the trees without the candidates after a position.
 
-        Whole depths are removed, independently of what was sampled, so that acceptance stays exact.
+        Whole levels are removed, independently of what was sampled, so that acceptance stays exact.
         """
         fits = self.base_length[:, None] + self.depth <= last_position
         return replace(self, is_valid=self.is_valid & fits)

@@ -59,7 +59,7 @@ def load_parts(
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
         ConfigError: the drafter names no target, and none is given.
-        TargetMismatch: a trigram table or a small model has another tokenizer than the target.
+        TargetMismatch: a trigram table or a small model does not have the target's tokenizer.
     """
     name = str(drafter)
     pair = PairName.parse(name)

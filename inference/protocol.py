@@ -83,9 +83,10 @@ class RequestCounter:
             return ticket
 
     def reset(self) -> None:
-        """Restart at 0 after the learned knowledge was discarded.
+        """Number requests from 0 again, after the learned knowledge was discarded.
 
-        The numbers continue if requests are still active, because the drafter learns from them.
+        If requests are still active, the numbers continue instead, because the drafter still learns
+        from these requests.
         """
         with self._lock:
             self.num_resets += 1
@@ -168,7 +169,7 @@ class DraftSession(ABC):
 
 
 class AdaptiveSession(DraftSession):
-    """A session that learns from the target's answers."""
+    """A session that learns from the results of verification."""
 
     @abstractmethod
     def on_verified(self, result: VerifyResult) -> None:

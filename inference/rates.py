@@ -14,7 +14,7 @@ class FadingRates:
 
     Args:
         shape: shape of the grid.
-        memory: number of trials of a cell after which an earlier trial weighs 1/e.
+        memory: number of later trials of a cell after which a trial has the weight 1/e.
     """
 
     def __init__(self, shape: tuple[int, ...], memory: float) -> None:
@@ -26,7 +26,7 @@ class FadingRates:
     def add(
         self, successes: Float64[np.ndarray, "*shape"], trials: Float64[np.ndarray, "*shape"]
     ) -> None:
-        """Count trials; earlier trials fade in the cells that get new ones.
+        """Add trials, which reduce the weight of earlier trials of the same cells.
 
         Args:
             successes: number of new successes of every cell.
@@ -38,7 +38,7 @@ class FadingRates:
             self._counts[1] += trials
 
     def counts(self) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
-        """Return the faded numbers of successes and of trials of every cell."""
+        """Return the weighted numbers of successes and of trials of every cell."""
         with self._lock:
             successes, trials = self._counts.copy()
         return successes, trials
@@ -46,18 +46,18 @@ class FadingRates:
     def rates(
         self, cells: Cells, prior: float | NDArray[np.float64], doubt: float
     ) -> NDArray[np.float64]:
-        """Return estimates of the success rates of some cells.
+        """Return estimates of the success rates of the given cells.
 
         Args:
             cells: index into the grid.
             prior: rates of cells without trials.
-            doubt: number of trials that the prior counts for.
+            doubt: number of trials that have the same weight as the prior.
         """
         with self._lock:
             successes, trials = (counts[cells] for counts in self._counts)
         return (successes + doubt * prior) / (trials + doubt)
 
     def clear(self) -> None:
-        """Forget all trials."""
+        """Discard all trials."""
         with self._lock:
             self._counts.fill(0.0)

@@ -108,7 +108,7 @@ class Sampling:
             purpose: number of a stream of random numbers in the same step; 0 for acceptance.
         """
         key = ((self.seed * 1_000_003 + self.batch_index) * 1_000_003 + step_id) * 7 + purpose
-        if self.request_index:  # hashed, so that other seeds, indices or steps have other keys
+        if self.request_index:  # hashed, so that each seed, index and step has its own key
             hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))

@@ -103,9 +103,9 @@ class MemorySettings(Settings):
     """Target states that memory is made from. kv: keys and values of the target's layers. hidden:
     hidden states (0 is the embedding, the last one is the feature)."""
     layers: tuple[int, ...] | None = None
-    """Indices of the layers (source kv) or hidden states (source hidden) to read; null for the keys
-    and values of all layers, or for an early, a middle and the last hidden state (only the last one
-    if layer_attention is false)."""
+    """Indices of the layers (source kv) or hidden states (source hidden) to read. null: with source
+    kv, all layers; with source hidden, an early, a middle and the last hidden state, or only the
+    last one if layer_attention is false."""
     layer_attention: bool = True
     """Whether the layers' states attend to each other (layer self-attention). If false, the states
     are concatenated and projected; a single hidden state is used as memory unchanged."""
@@ -359,5 +359,5 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
             "drafter.draft_vocab_size is larger than the target's vocabulary",
             expected=f"at most {target.vocab_size}",
             got=size,
-            remedy="lower it, or leave it out so that all tokens may be drafted",
+            remedy="lower this setting, or leave it out so that all tokens may be drafted",
         )

@@ -24,7 +24,8 @@ class JakiroDrafter(PreTrainedModel):
     The same `forward` serves training, evaluation and decoding. The output at position i predicts
     the target's feature at i, which determines the distribution of token i + 1. The output depends
     on the tokens up to i and on the target's state at verified positions. If the trunk reads
-    features, the output also depends on the drafter's own predictions at later positions up to i.
+    features, the output also depends on the drafter's own predictions at the unverified positions
+    before i.
     Parallel level k predicts the feature at i + k.
 
     Embeddings and the head are the target's. The caller passes embedded tokens and computes logits

@@ -61,7 +61,7 @@ class TargetMismatch(JakiroError, ValueError):
 
 
 class NumericalError(JakiroError, ArithmeticError):
-    """Logits, a loss or a gradient are not finite, or processing the logits leaves no token."""
+    """Logits, a loss or a gradient are not finite, or logits processing excludes every token."""
 
 
 class DraftError(JakiroError, ValueError):

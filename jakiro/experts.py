@@ -45,15 +45,16 @@ class ExpertsOutput(NamedTuple):
 class MixtureOfExperts(nn.Module):
     """SwiGLU experts whose outputs give one draft distribution per level; all experts always run.
 
-    Let x be the trunk's vector, n the normalised x, `h_e` the inner activation of expert e on n,
-    and `E_e = D_e h_e` its output:
+    Let x be the trunk's vector, n the normalized x, `h_e` the inner activation of expert e on n,
+    `E_e = D_e h_e` its output, and `w_e` its weight from the router. The published contrast uses
+    separate weights `v_e` from the router.
 
     - "sum": `F1 = x + sum_e w_e E_e`; one feature and one softmax (published dynamic Jakiro).
     - "mixture": `F1_e = x + E_e`; the distribution is `sum_e w_e softmax(F1_e)`. Experts can prefer
-      different tokens, but sibling candidates come from one calibrated distribution, without
-      replacement, so they are never the same token.
+      different tokens, but sibling candidates are sampled from one calibrated distribution
+      without replacement, so they are never the same token.
 
-    Each parallel level uses its own down-projections `D'_e`, except the published contrast:
+    Each parallel level has its own down-projections `D'_e`, but the published contrast has none:
 
     - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
     - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.

@@ -19,7 +19,7 @@ class KV(NamedTuple):
 
 @runtime_checkable
 class KVStore(Protocol):
-    """Takes the queries' own keys and values; returns all that the queries may attend to."""
+    """Function from the queries' own keys and values to all that the queries may attend to."""
 
     def __call__(self, kv: KV, /) -> KV: ...
 

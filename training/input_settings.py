@@ -95,8 +95,8 @@ class BatchSettings(Settings):
     anchors: Anchors = "drafting"
     """For a moa trunk: rule by which anchors, the last verified positions, are chosen. drafting: at
     the distances that occur in drafting. blocks: at the same distances, but neighbouring positions
-    share an anchor, as tail_layers requires. previous: always the previous position, which differs
-    from drafting."""
+    share an anchor, as tail_layers requires. previous: always the preceding position, as in
+    ordinary teacher forcing."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""
@@ -126,9 +126,9 @@ class InitializeSettings(Settings):
     drafter.trunk must have the same heads as that layer. auto: the last layer before tail_layers,
     or random weights if that layer's weights do not fit. null: random weights."""
     fit_tokens: NonNegativeInt = 32_768
-    """Number of training tokens on which a trunk that reads features is fitted in closed form,
-    before the first step, to act as that whole target layer, including the feed-forward part; 0:
-    initialize only the trunk's attention."""
+    """For a trunk that reads features: number of training tokens for a least-squares fit before the
+    first step. With this fit, the drafter starts as the whole layer that attention_layer
+    selects, including the feed-forward part. 0: initialize only the trunk's attention."""
     drafter: str | None = Field(None, min_length=1)
     """Folder or hub id of a drafter with the same settings, whose weights and draft vocabulary the
     run starts from (warm start); the steps and the optimizer start anew. null: no warm start."""
@@ -146,7 +146,7 @@ class LoraSettings(Settings):
     rank: int = Field(16, ge=1)
     """Rank of the product that is added to each adapted matrix."""
     alpha: int = Field(32, ge=1)
-    """Scale of that product, which is multiplied by alpha / rank."""
+    """Scale of the adapters: the added product is multiplied by alpha / rank."""
     targets: tuple[str, ...] | None = Field(None, min_length=1)
     """Names of the drafter's matrices to adapt, or the ends of such names, such as
     self_attention.project; null: all matrices except the router's."""

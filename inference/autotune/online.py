@@ -1,12 +1,12 @@
 """`tree="auto"`: selects the size of the draft tree in each decoding step.
 
-Each decoding step has either no drafts or a tree of a certain size, whichever promises most tokens
-per second: (1 + expected accepted candidates) / (seconds to draft and verify). Costs are measured
-once per machine, target and drafter, and corrected by the durations of decoding steps. Acceptance
-is a running estimate for every node position in a tree; smaller trees consist of the first
-positions of larger trees, so each decoding step informs the estimates of all sizes. Where drafting
-does not pay, decoding continues without drafts and tries again after a pause, which doubles each
-time.
+Each decoding step has either no drafts or a tree of a certain size, whichever is expected to give
+the most tokens per second: (1 + expected accepted candidates) / (seconds to draft and verify).
+Costs are measured once per machine, target and drafter, and corrected by the durations of decoding
+steps. An acceptance rate is estimated for every node position in a tree. Smaller trees consist of
+the first positions of larger trees, so each decoding step improves the estimates for all sizes. If
+drafting does not make decoding faster, decoding continues without drafts. Drafting is tried again
+after a pause, and each further pause is twice as long.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ from inference.sampling import PREFIX_FREE, Sampling
 from inference.trees.shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
-FIRST_TREE = 8  # nodes of the tree before any observation
-DOUBT = 4.0  # prior observations, in decoding steps, in which drafting just pays
-MEMORY = 256.0  # verified trees after which an earlier tree weighs 1/e
-MEMORY_OF_TIMES = 20  # the same for seconds, which change faster
+FIRST_TREE = 8  # largest number of nodes of the trees before any observation
+DOUBT = 4.0  # weight, in decoding steps, of the prior that drafting is as fast as not drafting
+MEMORY = 256.0  # number of later trees after which a tree has the weight 1/e
+MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 FIRST_TRIAL, LATER_TRIAL = 4, 2  # decoding steps with drafts before drafting may pause
 SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # decoding steps without drafts before the next trial
-EXPLORE_EVERY = 32  # drafted steps between the largest trees, and between steps without drafts
+EXPLORE_EVERY = 32  # drafted steps between trials of the largest tree, and of no drafts
 
 NodePosition = tuple[int, int, int]
 
 
 class TreeArm(NamedTuple):
-    """A size of trees to select."""
+    """A tree size that can be selected."""
 
     budget: Budget
     shape: TreeShape
@@ -82,7 +82,7 @@ class AutoTree:
         self._learners: dict[object, _Learner] = {}
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
-        """Return the policy of a run; runs with the same sampling and batch size learn together.
+        """Return the policy of a run; runs with equal sampling and batch size share estimates.
 
         Args:
             sampling: sampling of the run.
@@ -96,7 +96,7 @@ class AutoTree:
         return AutoRun(self._learners[key], self._lock)
 
     def reset(self) -> None:
-        """Forget everything learnt from earlier runs."""
+        """Discard everything learned from earlier runs."""
         with self._lock:
             self._learners.clear()
         self.request_counter.reset()
@@ -221,7 +221,10 @@ class _Learner:
         self.acceptance.add(accepted, offered)
 
     def _values(self) -> NDArray[np.float64]:
-        """Return the expected tokens per second of each size; without observations as no drafts."""
+        """Return the expected tokens per second of each size.
+
+        Without observations, this is the number of tokens per second without drafts.
+        """
         seconds = self.seconds * self.slowness.of_arms
         accepted, offered = self.acceptance.counts()
         rates = accepted / np.maximum(offered, 1.0)
@@ -236,7 +239,7 @@ class _Learner:
 
 
 class _Slowness:
-    """Ratio of real to modelled seconds, for the model ignores batches, contexts and load.
+    """Ratio of measured to modelled seconds; the model ignores batches, contexts and load.
 
     Sizes that were not timed yet are assumed to be as slow as the mean of the timed sizes.
     """
@@ -261,23 +264,24 @@ class _Slowness:
         """Learn from a drafted step.
 
         Args:
-            arm: index of the size of its trees.
-            ratio: real over modelled seconds.
+            arm: index of the tree size.
+            ratio: measured seconds divided by modelled seconds.
         """
         self._counts[arm] += 1
         self._arms[arm] = _moved(self._arms[arm], ratio, self._counts[arm])
         self._overall = float(np.nanmean(self._arms))
 
     def take_autoregressive(self, ratio: float) -> None:
-        """Learn from a step without drafts, from its ratio of real to modelled seconds."""
+        """Learn from the ratio of measured to modelled seconds of a step without drafts."""
         self._counts[-1] += 1
         self._autoregressive = _moved(self._autoregressive, ratio, self._counts[-1])
 
 
 def _moved(mean: float, value: float, count: float) -> float:
-    """Return the mean of `count` values, which follows recent values once there are many.
+    """Return the mean of `count` values, given the previous mean and the last value.
 
-    An outlier (a busy machine) counts twofold at most.
+    Recent values have more weight once there are many values. An outlier (a busy machine) is
+    included as at most twice the previous mean.
     """
     if np.isnan(mean):
         return value
@@ -285,7 +289,7 @@ def _moved(mean: float, value: float, count: float) -> float:
 
 
 def _arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
-    """Return the sizes of trees that differ, the largest last."""
+    """Return the distinct tree sizes, the largest last."""
     arms: dict[NodePosition, TreeArm] = {}
     for depth in range(1, shape.depth + 1):
         for num_nodes in NODE_COUNTS:

@@ -23,7 +23,10 @@ from jakiro.utils.settings import Settings, validate_settings
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Ranks by score of a verified tree's accepted nodes, from depth 1 on; rank 0 is the best."""
+    """The ranks of the accepted nodes of a verified tree, from depth 1 on.
+
+    The rank of a node is its index when all nodes of the tree are sorted by score; 0 is the best.
+    """
 
     ranks: list[int]
 
@@ -74,7 +77,7 @@ class RecordingSession(DelegatingSession):
         return self.tree
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Record the ranks by score of the accepted nodes."""
+        """Record the rank of each accepted node among the tree's nodes, by score."""
         if self.tree is not None:
             tree = self.tree.sequence_tree()
             emitted = [*(tree.token_ids[node] for node in result.path[0]), result.next_token[0]]
@@ -130,7 +133,8 @@ def choose_plan(
             reported.
         temperature: sampling temperature of the trees for sampling.
         max_new_tokens: largest number of new tokens for each prompt and tree.
-        sampled: whether trees for sampling have sampled candidates.
+        sampled: whether the trees used at temperature > 0 consist of sampled candidates; otherwise
+            they are deterministic.
         costs: costs on this machine; None to measure the costs.
     """
     costs = costs or measure_costs(target, model, timed_passes(model))

@@ -51,7 +51,7 @@ class ComparisonSettings(Settings):
         repeats: number of times that every prompt is decoded, each time with different random
             numbers.
         seed: seed of the order of prompts and methods, and of all random numbers.
-        keep_state: whether adaptive methods keep what they learnt from one prompt to the next.
+        keep_state: whether adaptive methods keep what they learned from one prompt to the next.
         baseline: name of the method that speed-ups refer to; None for transformers if it is
             compared, otherwise autoregressive decoding if it is compared, otherwise the first
             method.

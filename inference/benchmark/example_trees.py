@@ -37,7 +37,7 @@ class _RecordingPolicy:
     def learn(
         self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
     ) -> None:
-        """Keep the first tree and path, and notify the wrapped policy."""
+        """Keep the first sequence's tree and path, and notify the wrapped policy."""
         self.last = trees[0], paths[0]
         self._policy.learn(trees, paths, seconds)
 
@@ -49,7 +49,7 @@ def example_tree(
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> ExampleTree | None:
-    """Return the tree whose number of accepted drafts is closest to the mean; None if none exists.
+    """Return the tree whose number of accepted drafts is closest to the mean; None without trees.
 
     Args:
         method: drafting method.
@@ -88,7 +88,7 @@ def _decoded(
         if policy.last is not None and policy.last[0].children:
             tree, path = policy.last
             root = len(run.token_ids) - len(tokens.token_ids) - 1
-            if len(tokens.token_ids) == len(path) + 1:  # not cut by the request's end
+            if len(tokens.token_ids) == len(path) + 1:  # the end of the request cut nothing off
                 steps.append(_Step(tree, path, root, tokens.token_ids[-1]))
         policy.last = None
     return run.token_ids, steps

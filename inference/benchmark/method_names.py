@@ -54,8 +54,8 @@ class MethodName:
         beside_settings: path of the settings of the second drafter; None for the defaults.
         sharing_settings: path of the settings that determine how two drafters share trees; None
             for the defaults.
-        merged_repeats: largest number of candidates of a tree that is extended where its tokens
-            repeat; None to leave trees as they are drafted.
+        merged_repeats: largest number of candidates of a tree with added repetitions (see
+            `RepeatingDrafter`); None to leave trees as they are drafted.
     """
 
     kind: str

@@ -48,7 +48,7 @@ class Method(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget everything learnt from earlier prompts."""
+        """Discard everything learned from earlier prompts."""
         ...
 
     def tree(self, temperature: float) -> TreeShape | None:
@@ -115,7 +115,7 @@ class OwnDecoding:
         )
 
     def reset(self) -> None:
-        """Forget everything learnt from earlier prompts."""
+        """Discard everything learned from earlier prompts."""
         self.decoder.reset()
 
     def tree(self, temperature: float) -> TreeShape | None:

@@ -63,7 +63,8 @@ def build_methods(
 ) -> list[Method]:
     """Return the methods.
 
-    If only the fastest of several settings is reported, the settings are methods of one family.
+    A method of which only the fastest setting is reported (such as prompt lookup) yields one
+    `Method` per setting, all with the same `family`.
 
     Args:
         names: parsed names of the methods.

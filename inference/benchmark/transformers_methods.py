@@ -130,7 +130,7 @@ class _ForwardTimer(BaseStreamer):
         self._has_prompt = True
 
     def end(self) -> None:
-        """Do nothing: all tokens have been delivered."""
+        """Do nothing, because all tokens have been delivered."""
 
     def begin_forward(self, *_: object) -> None:
         """Record the start of a forward pass."""

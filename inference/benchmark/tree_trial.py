@@ -61,8 +61,8 @@ class Trial:
         if name.candidates != "costs":
             return ""
         note = (
-            f"its trees are the fastest by measured costs on {len(self.prompts)} prompts of the "
-            "file, which are not included in the measurement"
+            f"its trees were selected on {len(self.prompts)} other prompts of the prompt file, by "
+            "measured costs; these prompts are excluded from the results"
         )
         sampled = (
             f"; trees for sampling were selected at T = {self.temperature:g}"

@@ -21,7 +21,7 @@ class Candidates(NamedTuple):
     parents: Int64[np.ndarray, " nodes"]  # index of a node, or ROOT
     depths: Int64[np.ndarray, " nodes"]  # at least 1
     scores: Float64[np.ndarray, " nodes"]  # in (0, 1], never above the parent's score
-    source: Int64[np.ndarray, " nodes"] | None = None  # each candidate's proposer; None for 0
+    source: Int64[np.ndarray, " nodes"] | None = None  # proposer ids; None if all are 0
     # the node of another tree from which each candidate was made; None if there is no such tree
     origin: Int64[np.ndarray, " nodes"] | None = None
 

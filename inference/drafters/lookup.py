@@ -25,10 +25,10 @@ class LookupSettings(Settings):
     num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree
     depth: int = Field(8, ge=1)  # largest number of tokens on a path
     shortest: int = Field(1, ge=1)  # smallest number of matching tokens
-    longest: int = Field(8, ge=1)  # number of matching tokens above which all matches are equal
-    matches: int = Field(32, ge=1)  # largest number of merged matches: the longest, latest first
+    longest: int = Field(8, ge=1)  # longer matches are treated as matches of this length
+    matches: int = Field(32, ge=1)  # largest number of merged matches; longest, then latest
     growth: float = Field(2.0, ge=1)  # factor of a match's weight for each further matching token
-    recency: float = Field(0.9, gt=0, le=1)  # factor of a match's weight for each better match
+    recency: float = Field(0.9, gt=0, le=1)  # factor of a match's weight for each match before it
     discount: float = Field(0.8, gt=0, le=1)  # factor of the score for each further drafted token
 
 

@@ -34,13 +34,13 @@ class RepeatSettings(Settings):
 def with_repeats(
     tree: Candidates, settings: RepeatSettings, num_nodes: int, depth: int
 ) -> Candidates:
-    """Return a tree in which the continuations of equal tokens are copied to the leaves.
+    """Return a tree whose leaves are continued like earlier paths with the same last tokens.
 
     If the path to a leaf ends with the same tokens as another path, the continuations of that path
     are copied to the leaf. The published method merges equal nodes into a graph, so that their
     continuation is drafted only once; here this graph is unrolled into its most likely paths. The
-    candidates remain deterministic, however their scores are computed. The column `origin` of the
-    result contains the copied nodes of `tree`.
+    candidates remain deterministic, so that acceptance is exact for any scores. The column `origin`
+    of the result contains the node of `tree` from which each candidate was copied.
 
     Args:
         tree: drafted tree.
@@ -67,7 +67,7 @@ class _Unrolled:
         for node, parent in enumerate(self.parents):
             self.children.setdefault(parent, []).append(node)
         self.shares = tree.shares.tolist()
-        self.followed: dict[tuple[int, ...], list[int]] = {}  # end of a path -> inner nodes
+        self.followed: dict[tuple[int, ...], list[int]] = {}  # last tokens of a path -> inner nodes
         for node in self.children:
             if node != ROOT and (end := self._end(self._path(node))) is not None:
                 self.followed.setdefault(end, []).append(node)
@@ -105,7 +105,7 @@ class _Unrolled:
         return Candidates.of(nodes)._replace(origin=np.array(origin, np.int64))
 
     def _source(self, node: int, path: tuple[int, ...]) -> int | None:
-        """Return the node whose children continue a path that ends in `node`."""
+        """Return the node whose children continue a path that ends in `node`, or None."""
         if node in self.children:
             return node
         end = self._end(path)
@@ -120,7 +120,7 @@ class _Unrolled:
         return (child for child in siblings if self.shares[child] >= least)
 
     def _end(self, path: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the last tokens of a path, by which repetitions are found; None if too few."""
+        """Return a path's last tokens, by which repetitions are found; None if it is too short."""
         count = self.settings.before + 1
         return path[-count:] if len(path) >= count else None
 

@@ -165,7 +165,7 @@ class SmallLMSession(DraftSession):
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
         shape = _within(self.shape, budget)
-        # The model's last position can still be read, because it predicts the token after it.
+        # A token at the model's last position can still be read, to predict the token after it.
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
             return DraftTree.empty(base_length, self.step_id)
@@ -218,7 +218,7 @@ def check_same_tokenizer(
     if ours != theirs:
         differing = sum(theirs.get(token) != number for token, number in ours.items())
         raise TargetMismatch(
-            f"the small language model {name_or_path} has another tokenizer than the target",
+            f"the small language model {name_or_path} does not have the target's tokenizer",
             expected=f"the target's vocabulary of {len(theirs)} tokens with the same ids",
             got=f"{len(ours)} tokens, of which {differing} are unknown to the target or have "
             "another id there",

@@ -23,7 +23,8 @@ class AcceptedPaths(NamedTuple):
 
     path: Int[Tensor, "batch depth"]  # accepted nodes, padded with ROOT
     next_token: Int[Tensor, " batch"]
-    is_sound: Bool[Tensor, " batch"]  # finite distributions, and no impossible drafts
+    # the distributions are finite, and every checked sampled candidate has a draft probability > 0
+    is_sound: Bool[Tensor, " batch"]
 
 
 def accept_paths(
@@ -90,7 +91,7 @@ class _Descent:
         self.is_sound = self.is_active
         self.children = _children(tree)
         self.residual = target_probs(self.at)
-        # The caller rejects ids outside the vocabulary after the copy to the host.
+        # Ids outside the vocabulary are only clamped here; the caller rejects them on the host.
         self.token_ids = tree.token_ids.clamp(0, self.residual.shape[1] - 1)
         self._check(self.residual)
 
@@ -162,7 +163,7 @@ class _Descent:
 
 
 def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
-    """Return the valid children of ROOT (index 0) and of node n (index n + 1), as checked.
+    """Return the valid children of ROOT (index 0) and node n (index n + 1) in the order of checks.
 
     Sampled children come first, in the order of sampling; the table is padded with ROOT.
     """

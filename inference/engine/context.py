@@ -17,8 +17,8 @@ class Context:
 
     All tokens of a sequence except the last are in the target's cache, and the last token is the
     root of the next tree. The session may lag behind the cache, because it processes final tokens
-    only before it drafts, all of them together. Decoding without drafts therefore needs no work of
-    the session.
+    only before it drafts, all of them together. Decoding without drafts therefore does not use the
+    session.
 
     Args:
         target: frozen target.
@@ -51,7 +51,7 @@ class Context:
     def read(
         self, token_ids: Sequence[Sequence[int]], offset: int, count: int
     ) -> tuple[StepOutput, list[int]]:
-        """Read up to `count` tokens of each sequence, `offset` tokens after the cached ones.
+        """Read up to `count` tokens of each sequence, beginning `offset` tokens after the cache.
 
         Args:
             token_ids: all tokens of each sequence.
@@ -117,7 +117,7 @@ class Context:
 
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens; growing caches at least double."""
+        """Make room for sequences of `capacity` tokens; a cache that grows at least doubles."""
         needed = capacity + self._margin
         if needed > self.cache.capacity:
             room = max(needed, 2 * self.cache.capacity)

@@ -20,7 +20,7 @@ from inference.protocol import AdaptiveSession, Drafter, VerifyResult
 from jakiro.target.adapter import StepInput, TargetAdapter
 
 BONUS = 0  # depth of a bonus or recovered token, which comes from the target itself
-DRAFTING = 1  # stream of random numbers for sampled trees; acceptance uses another one
+DRAFTING = 1  # stream of random numbers for sampled trees; acceptance uses stream 0
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class DecodeRun:
         requests: one request or several requests.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
             as the drafter allows.
-        context: context of an earlier chat turn, for a single request, which is not closed at the
-            end of the run; None for a new context.
+        context: context of an earlier chat turn, which remains open at the end of the run; None for
+            a new context. It can be passed only with a single request.
         record: details to return for each token; None to return none.
     """
 

@@ -25,7 +25,7 @@ class DecodeStats:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def count_reached(self, depths: Iterable[int]) -> None:
-        """Count the visited nodes at these depths, which all have candidates below them."""
+        """Count visited nodes that have candidates below them, given the depths of these nodes."""
         self.reached.update(depth + 1 for depth in depths)
 
     @property
@@ -40,12 +40,12 @@ class DecodeStats:
 
     @property
     def conditional_acceptance_rate(self) -> list[float]:
-        """The share of steps that accepted a draft, of those with candidates, for each depth."""
+        """For each depth, the share of the steps with candidates there that accepted one."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
-        """The share of all steps that accepted a draft, for each depth."""
+        """For each depth, the share of all steps that accepted a draft there."""
         steps = max(self.target_forwards, 1)
         return [self.accepted[depth] / steps for depth in sorted(self.reached)]
 
@@ -56,7 +56,7 @@ class DecodeStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """The number of tokens after prefill per second of decoding."""
+        """The number of tokens per second, without prefill."""
         decoding = self.seconds["total"] - self.seconds["prefill"]
         return self.decoded / decoding if decoding > 0 else 0.0
 

@@ -120,7 +120,7 @@ class Handover:
         return [prepare(self.model, ids, generation_config=config, **given) for ids in prompts]
 
     def _check_positions(self, positions: Tensor | None, prompts: list[list[int]]) -> None:
-        """Raise an error if positions do not count the tokens of each prompt."""
+        """Raise an error if positions do not number the tokens of each prompt from 0."""
         if positions is None:
             return
         expanded = positions.expand(len(prompts), -1).tolist()

@@ -82,10 +82,10 @@ def verify_losslessness(
 ) -> VerifyReport:
     """Return a report on whether a decoder's greedy and sampled output is that of its target.
 
-    In half precision, the order of summation in a batch changes logits, even if the target decodes
-    alone. Greedy near-ties and tokens at the threshold of top-p are therefore counted separately.
-    Distributions are compared exactly in any precision. In single precision, no difference is
-    tolerated.
+    In half precision, logits depend on the order of summation, which differs between batch shapes,
+    even without a drafter. Greedy near-ties and tokens at the threshold of top-p are therefore
+    counted separately. Sampled output is tested against the target's exact distribution, with the
+    same thresholds in any precision. In single precision, no greedy difference is tolerated.
 
     Args:
         decoder: decoder to verify against its target.

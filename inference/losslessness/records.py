@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from jakiro.utils.settings import Settings
 
-FALSE_ALARM = 0.001  # probability that a correct decoder fails a test of its distribution
+FALSE_ALARM = 0.001  # probability that a correct decoder fails any test of a distribution
 DISTRIBUTION_TESTS = 2  # number of tests of each prompt's distribution
 
 
@@ -16,7 +16,7 @@ class VerifySettings(Settings):
     max_new_tokens: int = Field(64, ge=1)  # largest length of a greedy continuation
     num_prompts: int | None = Field(None, ge=1)  # number of prompts to use; None for all
     samples: int = Field(2000, ge=50)  # number of continuations to sample for each prompt
-    sampled_prompts: int = Field(1, ge=0)  # number of prompts, from the first, to sample for
+    sampled_prompts: int = Field(1, ge=0)  # number of prompts to sample for, from the first on
     sample_length: int | None = Field(None, ge=2)  # None for the draft tree's depth plus 2
     temperature: float = Field(1.0, gt=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -49,7 +49,7 @@ class GreedyDifference(_Result):
     target_token: int | None  # None if the target's continuation had ended
     decoder_token: int | None
     gap: float | None  # between the target's logits of the two tokens
-    rounding: float  # largest effect of rounding on them; 0 in single precision
+    rounding: float  # largest effect of rounding on these logits; 0 in single precision
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -129,7 +129,7 @@ class SupportCheck(_Result):
     prompt: int
     tokens: int
     impossible: int
-    at_the_cut: int  # number of tokens excluded by less than the dtype's rounding
+    at_the_cut: int  # number of tokens that may be excluded only because of rounding
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -140,7 +140,7 @@ class SupportCheck(_Result):
     def __str__(self) -> str:
         return (
             f"prompt {self.prompt}: {self.impossible} of {self.tokens} tokens, "
-            f"{self.at_the_cut} more within rounding of the cut"
+            f"{self.at_the_cut} more may be excluded only because of rounding"
         )
 
 

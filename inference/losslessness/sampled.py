@@ -7,8 +7,8 @@ later decoding steps. There are three checks:
 - *sequence distribution*: whole continuations are counted in cells of the exact joint distribution.
   This check detects any error in likely continuations. If the distribution is flat, however, many
   tokens have no cell of their own.
-- *token ranks*: each token is replaced by a number: the probability of all more likely tokens under
-  the target, given the preceding tokens, plus a uniform part of the token's own probability. Under
+- *token ranks*: each token is replaced by a number, which is the total probability of all tokens
+  that the target finds more likely there, plus a random share of the token's own probability. Under
   the target's distribution, these numbers are independent and uniform (Rosenblatt's transform), so
   a single test includes the tokens of all continuations. This check detects a preference for more
   or less likely tokens, the usual effect of faulty acceptance, in vocabularies of any size.
@@ -71,7 +71,7 @@ class SequenceCells:
             growing = {key: value for key, value in likely.items() if key not in done}
 
     def _split(self, prefix: Tokens, expected: torch.Tensor) -> dict[Tokens, float]:
-        """Return the likely continuations of a prefix by one token; add the others to a cell."""
+        """Return a prefix's likely continuations by one token; add the others to a rest cell."""
         tokens = (expected >= MIN_EXPECTED).nonzero()[:, 0]
         rest = float(expected.sum() - expected[tokens].sum())
         cell = (*prefix, REST) if rest >= MIN_EXPECTED else OTHER
@@ -165,7 +165,7 @@ def sample_continuations(
 
 
 def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
-    """Return the number of tokens of a sample: by default root, tree levels and bonus token.
+    """Return the length of a sample; by default, it consists of root, one path and bonus token.
 
     Args:
         decoder: decoder to verify.
@@ -218,9 +218,9 @@ def check_sampled(
 
 
 class _RankedTokens(NamedTuple):
-    """Ranks of the tokens of all continuations in the target's distributions."""
+    """Numbers that replace the tokens of all continuations, and counts of excluded tokens."""
 
-    ranks: list[float]  # uniform in [0, 1) under the target; without first tokens
+    ranks: list[float]  # uniform in [0, 1) under the target; not for first tokens
     impossible: int
     at_the_cut: int
 
@@ -245,7 +245,7 @@ def _rank_tokens(reference: Reference, sequences: list[Tokens], seed: int) -> _R
 
 
 def _shares(probs: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
-    """Return the total probability of all tokens ranked before a token, and the token's own."""
+    """Return the total probability of all tokens ranked before a token, and that of the token."""
     own = probs[token]
     ties_before = probs[:token][probs[:token] == own].sum()
     return float(probs[probs > own].sum() + ties_before), float(own)

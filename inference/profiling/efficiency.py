@@ -78,9 +78,9 @@ def _timing(subject: Subject, prompt: list[int]) -> OracleTiming:
 def _isolated(
     subject: Subject, oracle: OracleDrafter, prompt: list[int], steps: int
 ) -> dict[str, Work]:
-    """Return the forward passes of steps in the middle of a run, with and without drafts.
+    """Return functions that repeat the parts of a decoding step in the middle of a run, by name.
 
-    The result also contains the drafting of a tree.
+    The parts are the forward passes of a step without drafts and with drafts, and drafting.
     """
     count = steps * (RIGHT + 1) + 1
     middle = steps // 2

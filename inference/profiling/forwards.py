@@ -127,9 +127,10 @@ Seconds = dict[str, float]  # seconds of each timed function in one repetition, 
 
 
 def measure_growth(subject: Subject) -> dict[str, Figure]:
-    """Return the growth of a step's time outside forward passes from a short to a long context.
+    """Return how much the time of a step outside forward passes grows with the context length.
 
-    The growth is given as a share of the time of the whole step with the short context.
+    The growth from a short to a long context is given as a share of the time of the whole step with
+    the short context.
     """
     new_tokens = (subject.effort.repeats + WARM_UP + 2) * (subject.trained().max_depth + 1) + 1
     short, long = _contexts(subject.target.spec.max_position - new_tokens)

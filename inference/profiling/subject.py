@@ -221,7 +221,7 @@ def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
 
 
 def _alike(spec: TargetSpec) -> tuple[int, ...]:
-    """Return the indices of the layers whose keys/values are as wide as those of the first."""
+    """Return the indices of the layers whose keys/values are as wide as those of layer 0."""
     return tuple(i for i, width in enumerate(spec.kv_widths) if width == spec.kv_widths[0])
 
 

@@ -1,4 +1,4 @@
-"""Grows draft trees level by level from predicted distributions.
+"""Growth of draft trees, level by level, from predicted distributions.
 
 Here is an example with one sequence, two children under each expanded node, and two nodes expanded
 on each level:
@@ -25,7 +25,7 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribut
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
-DISTRIBUTION_SIZE = 256  # number of tokens of a distribution that children are sampled from
+DISTRIBUTION_SIZE = 256  # children are sampled from this number of most likely tokens
 
 
 class TreeLevel(NamedTuple):
@@ -109,7 +109,7 @@ def assemble(
 def _layout(
     counts: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Return depth and order among siblings of all candidates.
+    """Return the depth of each candidate, and its index among its siblings.
 
     Args:
         counts: for each level, the number of candidates and the number of siblings under a parent.
@@ -138,7 +138,7 @@ def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Ten
 
 
 def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "batch 3 kept"]:
-    """Return the fields of the kept candidates, and their parents' indices among them."""
+    """Return the fields of the kept candidates, with parents as indices among them."""
     new_index = torch.zeros_like(fields[:, 0])
     ascending = torch.arange(order.shape[1], device=order.device).expand_as(order)
     new_index.scatter_(1, order, ascending)

@@ -14,12 +14,12 @@ MAX_PASSES = 16  # largest number of drafter passes for one tree
 class TreeShape(Settings):
     """The options by which a draft tree grows."""
 
-    autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number A of drafter passes
-    parallel_levels: int = Field(1, ge=0)  # number P of further levels, read from the last pass
+    autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number of drafter passes
+    parallel_levels: int = Field(1, ge=0)  # number of further levels, predicted by the last pass
     children: int = Field(3, ge=1)  # number of candidates under each expanded node
     breadth: int = Field(2, ge=1)  # number of expanded nodes per level
-    num_nodes: int = Field(8, ge=1)  # deterministic trees keep the N best candidates
-    sampled: bool = False  # sample candidates without replacement
+    num_nodes: int = Field(8, ge=1)  # number of candidates that a deterministic tree keeps
+    sampled: bool = False  # whether candidates are sampled, without replacement
 
     @property
     def depth(self) -> int:
@@ -65,8 +65,9 @@ def _cut(shape: TreeShape, budget: Budget) -> TreeShape | None:
 def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
     """Return the widest sampled shape of this depth that fits; None if not even a chain fits.
 
-    In a wide tree, many nodes have many children. If a tree has 60 nodes, far more candidates are
-    accepted with 4 children under each of 5 nodes than with 6 children under each of 3 nodes.
+    The width of a shape is the smaller of `children` and `breadth`. In a tree of 60 nodes, far more
+    candidates are accepted if each level has 5 expanded nodes with 4 children than if it has 3
+    with 6.
     """
     sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
     shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
@@ -98,5 +99,5 @@ class TreePlan(Settings):
 
     @classmethod
     def of(cls, tree: "TreeShape | TreePlan") -> "TreePlan":
-        """Return a plan with the given shape for both, or the given plan itself."""
+        """Return a plan that always uses the given shape, or the given plan itself."""
         return tree if isinstance(tree, TreePlan) else cls(greedy=tree, sampling=tree)

@@ -63,7 +63,7 @@ def ablate(
             metavar="KEY.PATH=VALUE,VALUE,...",
             help="Train every arm with each of these values and the first seed. The arm then "
             "continues with the value that reaches the highest tau on the dev prompts (geometric "
-            "mean over temperatures). Intended for numbers in the settings of all arms, such as "
+            "mean over temperatures). Intended for numeric settings that all arms share, such as "
             "optimizer.learning_rate.",
             rich_help_panel=_SWEEP,
         ),
@@ -114,8 +114,9 @@ def ablate(
             metavar="OPTIONS",
             help="Kind of trees to measure every arm with, instead of trees of --candidates nodes; "
             "may be repeated. A kind consists of options of a drafter in `jakiro bench`, such as "
-            "tree=deterministic,candidates=60,levels=8. With candidates=costs, 4 prompts select "
-            "the trees and are not reported on. A sweep always uses --candidates.",
+            "tree=deterministic,candidates=60,levels=8. With candidates=costs, 4 prompts are used "
+            "to select the trees, and are excluded from the results. A sweep always uses "
+            "--candidates.",
             rich_help_panel=_MEASURING,
         ),
     ] = None,

@@ -35,13 +35,17 @@ def build(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File of the table to write.")],
     max_bigrams: Annotated[
-        int, typer.Option(min=1, help="Largest number of bigrams to keep, each with 104 bytes.")
+        int,
+        typer.Option(
+            min=1,
+            help="Largest number of bigrams to keep; with 12 successors, each takes 104 bytes.",
+        ),
     ] = 2**18,
     successors: Annotated[
         int, typer.Option(min=1, max=256, help="Largest number of successors to keep per bigram.")
     ] = 12,
 ) -> None:
-    """Count the trigrams of a corpus, and store them as the initial table of `aded=FILE`."""
+    """Count the trigrams of a corpus and store them in a file, from which `aded=FILE` starts."""
     from inference.drafters.aded.file import save_trigrams, vocabulary_size
     from inference.drafters.aded.index import check_vocabulary
     from jakiro.utils.pretrained import load_tokenizer
@@ -54,7 +58,7 @@ def build(
         counter = count_trigrams(loaded, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
-    say(f"{len(index.keys)} bigrams of {counter.num_tokens} tokens are stored in {out}")
+    say(f"Stored {len(index.keys)} bigrams, counted in {counter.num_tokens} tokens, in {out}")
 
 
 @contextmanager

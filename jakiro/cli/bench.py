@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from inference.benchmark.run import Track
 
 _METHODS = """A decoding method; may be repeated. transformers: generate() of transformers;
-transformers-lookup: generate() with prompt lookup, in the best of three settings;
+transformers-lookup: generate() with prompt lookup, with the fastest of three settings;
 transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: our loop
 without a drafter; drafter=PATH: our loop with a trained drafter; lookup or aded: our loop with a
 drafter that needs no training; aded=TABLE: the same with trigrams counted by `jakiro aded build`;
@@ -28,12 +28,12 @@ method after commas. drafter=PATH takes tree=trained (the default), tree=auto, t
 (the most likely candidates, even if tokens are sampled) or tree=sampled (candidates are sampled
 whenever tokens are). It also takes candidates=N, optionally with levels=M for M passes of the
 drafter, or candidates=costs for the trees that are most efficient according to measured costs.
-These trees are selected on the last 4 prompts of the file (interleaved by category), which are then
-not measured. lookup, aded and lm take candidates=N and settings=FILE.yaml. Pairs take
-beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-settings=FILE.yaml for
-the division of the trees (CombinedSettings). lookup, aded and tree=deterministic take
-merged-repeats=N: trees continue where they repeat themselves, up to N candidates. All methods take
-name=NAME, the name in the results."""
+These trees are selected on 4 prompts from the end of the file, spread over its categories; these
+prompts are excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml.
+Pairs take beside-settings=FILE.yaml for the drafter before the plus sign, and
+sharing-settings=FILE.yaml for the division of the trees (CombinedSettings). lookup, aded and
+tree=deterministic take merged-repeats=N: where the tokens of a tree repeat, the tree is extended by
+the repetition, up to N candidates. All methods take name=NAME, the name in the results."""
 
 
 def bench(

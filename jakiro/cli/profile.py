@@ -26,7 +26,8 @@ _Device = Annotated[str, typer.Option(help="Device to compute on, such as cpu or
 _Drafter = Annotated[
     str | None,
     typer.Option(
-        metavar="FOLDER", help="Trained drafter; by default a random one of about one layer."
+        metavar="FOLDER",
+        help="Trained drafter; by default a random one, about as large as a target layer.",
     ),
 ]
 _Prompts = Annotated[
@@ -80,7 +81,7 @@ def automatic(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Trained drafter; by default only a useless drafter is measured.",
+            help="Trained drafter, measured in addition to a useless one with random weights.",
         ),
     ] = None,
     prompts: _Prompts = None,

@@ -49,7 +49,7 @@ def regenerate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Replace the answers in training data by the target's own, for a higher acceptance rate."""
+    """Replace the answers in training data with the target's own, for a higher acceptance rate."""
     from training.data.regeneration.output_file import OutputFile, check_apart
     from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
     from training.data.sources import find_sources

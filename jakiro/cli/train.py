@@ -189,7 +189,8 @@ def _learn(
     for run in curve.runs:
         if not run.is_finished:
             say(f"learning curve: training on {run.fraction:g} of the documents")
-        # A finished run is called as well: it rejects other settings and trains nothing again.
+        # This is done for finished runs as well: they are not trained again, but an error is raised
+        # if their settings differ.
         _run(run.settings, config, [*overrides, *run.overrides], processes)
     for line in curve.finish():
         typer.echo(line)

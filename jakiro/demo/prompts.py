@@ -35,9 +35,9 @@ def prompts_from_split(
 ) -> tuple[Prompt, ...]:
     """Return distinct prompts from as many files as possible, the same prompts on every call.
 
-    Before its header, each prompt contains as many whole lines as `max_tokens` allows. A header
-    that is longer than `max_tokens` is left out. So is a header so close to the start of its file
-    that the prompt would be shorter than `min_tokens`.
+    Before its header, each prompt contains as many whole lines as `max_tokens` allows. A header is
+    left out if it is longer than `max_tokens`, or if it is so close to the start of its file that
+    the prompt would be shorter than `min_tokens`.
 
     Args:
         corpus: source files.
@@ -105,7 +105,7 @@ def _shuffled_prompts(
 
 
 def _heads(text: str, lines: list[str]) -> dict[int, int]:
-    """Return the index of each header's first line, mapped to the index after its last line.
+    """Return a mapping from the index of each header's first line to the index after its last line.
 
     Headers with the body on the same line are left out.
     """

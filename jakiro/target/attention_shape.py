@@ -37,7 +37,9 @@ def usual_shape(hidden_size: int) -> AttentionShape:
 
 
 def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> AttentionShape:
-    """Return the geometry of a target's last layer, or `usual_shape` if no trunk can have it.
+    """Return the geometry of a target's last layer, to be used in a trunk.
+
+    If a trunk cannot have this geometry, `usual_shape` is returned instead.
 
     Args:
         config: config of the target's text model.

@@ -357,7 +357,7 @@ class TargetState(NamedTuple):
 
 
 class StateSources(NamedTuple):
-    """Target states that a drafter's memory and features are made from; None where not used."""
+    """Target states that a drafter's memory and features are made from; None if unused."""
 
     memory: StateSource | None
     features: StateSource | None

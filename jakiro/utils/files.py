@@ -38,7 +38,7 @@ def publish(partial: Path, final: Path) -> None:
 
     Args:
         partial: finished folder under its temporary name.
-        final: new path on the same file system, which must not exist or be an empty folder.
+        final: new path, on the same file system; either nothing exists there, or an empty folder.
 
     Raises:
         OSError: the disk is full, or the name is taken; `partial` keeps its name.

@@ -113,7 +113,7 @@ class Document(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A text, all of which is treated as a response; `is_cut` if the end of the text is missing."""
+    """A text that is treated as a response; `is_cut` is true if the end of the text is missing."""
 
     text: str
     is_cut: bool

@@ -103,7 +103,7 @@ class PackedSequences:
         return sequence
 
     def describe(self, index: int) -> str:
-        """Return the locations in the data of a sequence's documents."""
+        """Return where a sequence's documents are located in the data."""
         begins = self._pieces.starts[self._ends[index] : self._ends[index + 1]]
         after = np.searchsorted(self.store.starts, begins, "right")
         return self.store.describe([int(document) - 1 for document in after])

@@ -45,9 +45,14 @@ class Rendered(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """The text before an assistant turn, with the generation prompt, and the text up to its end.
+    """The text before an assistant turn, and the text up to the end of the turn.
 
-    The last `num_unsaid` characters are the end marker after an answer that was cut off.
+    Attributes:
+        number: index of the turn in the conversation.
+        asked: text before the turn, with the generation prompt.
+        answered: text up to the end of the turn.
+        num_unsaid: length of the end marker at the end of `answered` if the answer was cut off;
+            otherwise 0.
     """
 
     number: int
@@ -283,7 +288,8 @@ def _length(
         f"cannot determine which tokens of {location} belong to responses",
         expected="a tokenizer that reports the offsets of its tokens, or whose tokens never span "
         "the end of a turn",
-        got=f"{type(tokenizer).__name__}, which does neither",
+        got=f"{type(tokenizer).__name__}, which reports no offsets and has a token "
+        "that spans the end of a turn",
         remedy="put the tokenizer.json of a fast tokenizer into the target's folder, provide the "
         "records as input_ids with loss_mask, or set data.skip_bad_rows=true to skip such records",
     )

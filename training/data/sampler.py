@@ -98,7 +98,7 @@ class Sampler:
         return {begin: self.batch(step, begin, begin + size) for begin in begins}
 
     def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
-        """Return the locations in the data of the sequences that `batch` reads, by sequence number.
+        """Return where the sequences of a batch are located in the data, by sequence number.
 
         Args:
             step: optimizer step, counted from zero.

@@ -147,8 +147,8 @@ def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         free = shutil.disk_usage(path.parent).free / 2**20
         raise ResourceError(
             f"cannot write tokens to {path}",
-            expected=f"room for {wanted}, and no lower limit on the size of files",
+            expected=f"free disk space for {wanted}, and no file-size limit below that",
             got=f"{error.strerror or error}, while {free:,.0f} MiB are free",
             remedy="make room, or name a folder on another disk in data.cache_folder; then start "
-            "again: the data will be read from the beginning",
+            "again, and the data will be read from the beginning",
         ) from error

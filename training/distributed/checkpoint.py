@@ -305,7 +305,7 @@ class Checkpoints:
         removed = self._folder / ".removed"
         for folder in self._finished()[: -self._keep]:
             shutil.rmtree(removed, ignore_errors=True)
-            folder.rename(removed)  # so that an interruption leaves no part that looks complete
+            folder.rename(removed)  # a half-removed folder must not look complete
         shutil.rmtree(removed, ignore_errors=True)
 
     @contextmanager
@@ -328,5 +328,5 @@ def _reading(folder: Path) -> Iterator[None]:
             f"cannot resume from {folder}",
             expected="a complete, undamaged checkpoint",
             got=repr(error),
-            remedy="remove that folder and start again; the run resumes from the checkpoint before",
+            remedy="remove that folder and start again; the run resumes from an earlier one",
         ) from error

@@ -14,8 +14,9 @@ def build_deepspeed_config(
     """Return DeepSpeed's configuration of a run.
 
     The configuration names no optimizer, because a torch optimizer is passed to DeepSpeed as an
-    object, even if it computes in main memory. DeepSpeed's own optimizer would compile an
-    extension, and torch's fused AdamW is vectorized as well.
+    object, even if optimizer states are offloaded to main memory. DeepSpeed's own optimizer for
+    main memory would compile an extension, and is not needed because torch's fused AdamW is
+    vectorized as well.
 
     Args:
         settings: settings of the run.

@@ -75,7 +75,7 @@ class Processes:
 
 @contextmanager
 def join_processes(device: Device) -> Iterator[Processes]:
-    """Join the run's other processes, and afterwards restore the state that another run needs.
+    """Join the run's other processes, and leave them at the end so that another run can follow.
 
     Args:
         device: device to compute on; "auto" uses a GPU if there is one.

@@ -21,7 +21,7 @@ from training.setup.preparation import Prepared
 
 
 class Exporter:
-    """Writes drafters with a record of their training; all processes take part, and one writes.
+    """Writes drafters with a record of their training, in the first of all participating processes.
 
     Args:
         inputs: inputs of the run.

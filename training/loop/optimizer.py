@@ -78,7 +78,7 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
     """Return the learning rate at an optimizer step; the rate rises to its peak and then decays.
 
-    The rate depends on the step only, so that a resumed run needs no stored state for it.
+    The rate depends only on the step, so a checkpoint does not need to contain its state.
 
     Args:
         settings: peak, warm-up and decay of the rate.

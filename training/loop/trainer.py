@@ -128,7 +128,10 @@ class Trainer:
         return copy
 
     def _local_norm(self) -> Tensor | float:
-        """Return the norm of unpartitioned gradients; the engine has that of partitioned ones."""
+        """Return the norm of the gradients, which must be unpartitioned.
+
+        The norm of partitioned gradients is available from the engine.
+        """
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0
 

@@ -84,7 +84,7 @@ def _from_memory(
 def _rolled_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft distance 1 from the target's features, and each later distance from the drafter's.
+    """Draft distance 1 from the target's features, and later distances from the drafter's features.
 
     This is the training-time test of EAGLE-3 (arXiv 2503.01840), with one pass for each distance.
     At distance k, position i attends to the keys and values of the first pass, which are computed

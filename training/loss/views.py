@@ -53,8 +53,8 @@ def look_at_target(
         target: the frozen target.
         batch: packed sequences of at most `cache.capacity` tokens.
         sources: the drafter's `state_sources`.
-        cache: cache for all sequences of the batch that keeps the hidden states which `states_kept`
-            lists; its content is overwritten.
+        cache: cache for all sequences of the batch, which must keep the hidden states that
+            `states_kept` lists; the cache's content is overwritten.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
     output = read_batch(target, batch, cache)

@@ -121,7 +121,7 @@ def compare_distributions(
 
 
 class _WithGradients(torch.autograd.Function):
-    """Attaches gradients with respect to features and their weights, computed before, to a sum."""
+    """Attaches precomputed gradients, with respect to features and their weights, to a sum."""
 
     @staticmethod
     def forward(

@@ -29,7 +29,7 @@ class Estimate:
         settings: settings of the run.
         num_processes: number of processes of the run.
         parameters: number of trainable parameters of the drafter.
-        frozen: number of frozen parameters of the drafter, which are not 0 if adapters are trained.
+        frozen: number of frozen parameters of the drafter; 0 unless only adapters are trained.
         target: bytes of the target's weights, all of which every process keeps.
         states: bytes of the drafter's parameters, gradients and optimizer states.
         micro_batch: memory and operations of one micro-batch if all parameters were trained.

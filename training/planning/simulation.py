@@ -49,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation and count its new tensors."""
-        for tensor in _tensors((args, kwargs)):  # do not count outside tensors
+        for tensor in _tensors((args, kwargs)):  # tensors from outside are not counted
             self._known.add(tensor.untyped_storage()._cdata)
         results = func(*args, **(kwargs or {}))
         for tensor in _tensors(results):

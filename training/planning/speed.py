@@ -36,7 +36,7 @@ def decoding_rate(inputs: Prepared) -> float:
 
 
 def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
-    """Return how many seconds an optimizer step takes, for its micro-batches and the update.
+    """Return how many seconds an optimizer step takes, including all micro-batches and the update.
 
     Args:
         inputs: inputs of the run.

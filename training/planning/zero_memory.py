@@ -26,7 +26,7 @@ class StateBytes:
             optimizer reads.
         optimizer: bytes of separate master weights, if there are any, and of the moments.
         buffers: bytes of buffers for gradients in transit and for gathered parameters.
-        host: bytes of the other fields that are in main memory instead of the device's memory.
+        host: part of the bytes above that is in main memory instead of the device's memory.
     """
 
     parameters: int

@@ -1,4 +1,4 @@
-"""The initial weights of a drafter: random, those of another drafter, or of a target's layer."""
+"""Initial weights of a drafter: random, those of another drafter, or those of a target's layer."""
 
 from collections.abc import Iterable
 
@@ -117,8 +117,8 @@ def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -
     warn_of_left_behind("drafter.trunk", attention.left_behind)
     if not attention.has_same_base:
         _logger.warning(
-            f"drafter.trunk.rope_theta={rope_theta:g} is not the rotation of the target's layer: "
-            f"{_rotation_in_config(target)}"
+            f"drafter.trunk.rope_theta={rope_theta:g} differs from the rotary embedding of "
+            f"the target's layer: {_rotation_in_config(target)}"
         )
 
 

@@ -96,10 +96,11 @@ def start_as_layer(
     number = index + len(layers_of(target))
     experts = f"{num_units} feed-forward units in each expert"
     if feed_forward is None:
-        experts = "random experts, because the layer's feed-forward part has another form"
+        experts = "random experts, because they differ in form from the layer's feed-forward part"
     _logger.info(
-        f"the drafter starts as layer {number} of the target: it explains {fit.explained:.0%} of "
-        f"the variance of the layer's input ({fit.num_tokens:,} tokens), and has {experts}"
+        f"the drafter starts as layer {number} of the target: its fitted input explains "
+        f"{fit.explained:.0%} of the variance of the layer's input ({fit.num_tokens:,} "
+        f"tokens), and it has {experts}"
     )
 
 
@@ -151,7 +152,10 @@ def scale_to_features(
 def _start_experts(
     experts: MixtureOfExperts, feed_forward: LayerFeedForward, fit: LayerFit, seed: int
 ) -> int:
-    """Give each expert most of the strongest units, partly at random; return their number."""
+    """Copy the layer's strongest units to each expert, and return the number of units per expert.
+
+    If there are several experts, random factors make their selections of units differ.
+    """
     assert fit.strengths is not None
     generator = torch.Generator().manual_seed(seed)
     num_units = len(fit.strengths)

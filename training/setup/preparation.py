@@ -32,7 +32,7 @@ from training.setup.warm_start import read_start, weights_fingerprint
 
 @dataclass(frozen=True)
 class Prepared:
-    """The inputs of a run, which are complete and fit together.
+    """The inputs of a run, loaded completely and checked against each other.
 
     Attributes:
         settings: settings of the run.
@@ -224,7 +224,7 @@ def _prompts(
         )
     read = read_prompts(evaluation.prompts, evaluation.num_prompts, training_records=True)
     prompts = [prompt.first for prompt in read]
-    for number, prompt in enumerate(prompts, start=1):  # early, because they are decoded late
+    for number, prompt in enumerate(prompts, start=1):  # checked now, not at the first evaluation
         length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
         check_length(length, length + evaluation.max_new_tokens, longest, number)
     return prompts

@@ -47,13 +47,13 @@ def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Te
 
     Args:
         norm: RMS or layer norm over the last axis; None for gains of 1.
-        like: a tensor with the gain's last axis, dtype and device.
+        like: a tensor whose last axis has the length of the gain, with the gain's dtype and device.
     """
     count = like.shape[1]
     if norm is None:
         return like.new_ones(count)
-    # The values have mean 0 and mean square 2^12. In float32, no epsilon changes this mean square,
-    # and its root is exact.
+    # The norm is applied to inputs of +64 and -64, with mean 0 and mean square 2^12. In float32,
+    # adding an epsilon does not change this mean square, and its root is exact.
     signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2).to(like.dtype)
     return (norm(64 * signs) - norm(-64 * signs)) / 2 * signs
 
@@ -114,9 +114,9 @@ class Rotation:
 def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
     """Return the rotation of a layer's keys; None if they are not rotated.
 
-    None is also returned if pairs half a head apart are rotated in only a part of the head. If the
-    channels of a pair are adjacent, pairs without a rotation look like pairs that rotate slowly;
-    `Rotation.has_base` detects such pairs.
+    For layouts in which the channels of a pair are half a head apart, None is also returned if only
+    a part of the head is rotated. For adjacent channels, a partial rotation is not detected here,
+    because unrotated pairs look like slowly rotating pairs; `Rotation.has_base` detects it.
 
     Args:
         target: the frozen target.
@@ -139,9 +139,9 @@ def in_halves(heads: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]
 
 
 def _keys_of_one_token(target: TargetAdapter, layer: int) -> Keys:
-    """Return a layer's keys of one token at several positions, as the only token of its sequence.
+    """Return a layer's keys of the same token at several positions, each in a separate sequence.
 
-    All keys come from the same vectors, so they differ only by their positions.
+    All keys are computed from the same token, so they differ only by their positions.
     """
     count = min(_POSITIONS, target.spec.max_position)
     positions = torch.arange(count, device=target.device)[:, None]
@@ -162,7 +162,9 @@ _NORMS = ("input_layernorm", "attention_layernorm")  # absent if no norm precede
 
 
 class LayerAttention(NamedTuple):
-    """Weights of a layer's attention, for heads rotated in halves and scores over sqrt(dim).
+    """Weights of a layer's attention, converted to the conventions of `moa`.
+
+    The channels of a rotary pair are half a head apart, and scores are divided by sqrt(head_dim).
 
     Attributes:
         query: matrix of the query heads, one after the other.
@@ -278,10 +280,12 @@ def _check_heads(
     got_heads = trunk.model_dump(include=set(wanted))
     if got_heads != wanted:
         raise ConfigError(
-            f"drafter.trunk has other heads than layer {number} of the target",
+            f"the heads of drafter.trunk differ in number or size from those of layer {number} "
+            "of the target",
             expected=_listed(wanted),
             got=_listed(got_heads),
-            remedy="set these heads in drafter.trunk, or set initialize.attention_layer to null",
+            remedy="set the expected values in drafter.trunk, or set initialize.attention_layer "
+            "to null",
         )
 
 
@@ -313,7 +317,7 @@ def _listed(values: dict[str, int]) -> str:
 
 def _unusable(number: int, expected: str, got: str) -> ConfigError:
     return ConfigError(
-        f"attention cannot start from layer {number} of the target",
+        f"the trunk's attention cannot be initialized from layer {number} of the target",
         expected=expected,
         got=got,
         remedy="set initialize.attention_layer to another layer or to null",

@@ -75,7 +75,7 @@ def _require_same_shapes(name: str, start: JakiroDrafter, config: JakiroConfig) 
     for key in sorted(found.keys() | wanted.keys()):
         if found.get(key) != wanted.get(key):
             raise ConfigError(
-                f"the drafter in {name} fits a target of another shape ({key} differs)",
+                f"the drafter in {name} was made for a target of a different shape ({key} differs)",
                 expected=wanted.get(key, "nothing"),
                 got=found.get(key, "nothing"),
                 remedy="use a drafter that was made for a target of this size",

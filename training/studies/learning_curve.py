@@ -149,7 +149,7 @@ class FractionRun:
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides of the settings of the run on all documents, as on the command line."""
+        """The overrides that turn the settings for all documents into the settings of this run."""
         return [f"data.fraction={self.fraction}", f"run_folder={json.dumps(str(self.folder.path))}"]
 
     @property

@@ -163,7 +163,7 @@ class TargetStateIndex(Settings):
         fingerprint: fingerprint of target and sequences.
         widths: number of values per position of each part, see `training.target_states.states`.
         sequences_per_shard: number of sequences in every shard but the last.
-        micro_batch_size: number of sequences that the target read at a time; it affects rounding.
+        micro_batch_size: number of sequences that the target read at a time; affects rounding.
         shards: the finished shards, in the order of their sequences.
     """
 

@@ -126,7 +126,7 @@ def _check_shards(folder: Path, index: TargetStateIndex) -> None:
 
 
 def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path | None) -> None:
-    """Check the checksums of shards that are new on this machine or have changed since a run."""
+    """Verify the checksums of shards that this machine has not verified since they were written."""
     cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "features")
     record = cache / f"features-{fingerprint(str(folder))[:32]}.json"
     with FileLock(record.with_suffix(".lock")):

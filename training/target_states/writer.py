@@ -235,7 +235,7 @@ class TargetStateWriter:
         return parts
 
     def _batch(self, numbers: range) -> Batch:
-        """Return a full micro-batch, because products of other shapes may round differently."""
+        """Return a micro-batch of full size, because rounding may depend on the batch size."""
         padding = [numbers[-1]] * (self._micro_batch_size - len(numbers))
         sequences = [packed_sequence(self._inputs, number) for number in (*numbers, *padding)]
         anchors = np.zeros((1, self._sequence_length), np.int64)  # not read by the target

@@ -37,7 +37,8 @@ class Group:
         temperature: sampling temperature; 0 is greedy.
         title: title of the temperature's part of each section.
         verdict: summary of the figures in sentences.
-        methods: figures of the methods; intervals are collapsed where prompts are too few.
+        methods: figures of the methods; if prompts are too few, intervals contain only the measured
+            value.
         categories: categories of prompts; empty if there is only one category.
         fastest: name of the method that is shown to be faster than all other methods; None if there
             is no such method.
@@ -130,7 +131,7 @@ def _has_too_few(method: MethodFigures, category: str | None = None) -> bool:
 
 
 def _without_false_findings(method: MethodFigures) -> MethodFigures:
-    """Return the figures with intervals collapsed to their values where prompts are too few."""
+    """Return the figures; if prompts are too few, intervals contain only the measured value."""
     categories = {
         name: figures.model_copy(update=_collapsed(figures.speedup, "speedup"))
         if _has_too_few(method, name)

@@ -254,7 +254,7 @@ THEME = {
 
 @contextmanager
 def any_character() -> Iterator[None]:
-    """Suppress warnings of characters that matplotlib's font lacks, but fonts of browsers have."""
+    """Suppress warnings about characters that matplotlib's font lacks but browsers can show."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_LACKING, category=UserWarning)
         yield

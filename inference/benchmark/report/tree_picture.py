@@ -98,7 +98,7 @@ def _boxes(tree: ExampleTree) -> list[Box]:
 
 
 def _assign_rows(boxes: list[Box]) -> None:
-    """Assign to every box the first row that has room for the box and its chain of first children.
+    """Assign every box to the first row with room for the box and its chain of first children.
 
     Parents in the same column branch off below each other, so no lines cross.
     """

@@ -63,7 +63,7 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
             self.request_counter = None
 
     def new_proposer(self) -> "TrigramProposer":
-        """Return a proposer whose table is new if `reset_per_request` is set, and else shared."""
+        """Return a proposer with the shared table; with a new one if `reset_per_request` is set."""
         table = self._new_table() if self.settings.reset_per_request else self.table
         return TrigramProposer(table, self.settings)
 
@@ -99,7 +99,7 @@ class TrigramProposer(TokenProposer):
         return self.settings.reset_per_request
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
-        """Learn the trigrams that end in a new token, and the trigrams of the window.
+        """Learn the trigrams that end in a new token, and those of the last `window` tokens.
 
         Args:
             token_ids: all tokens of the sequence.

@@ -59,7 +59,7 @@ class TrigramCounter:
         """Return the most frequent bigrams and their most frequent successors.
 
         Weights are relative frequencies among all successors of a bigram. Of bigrams or tokens with
-        the same frequency, the smaller ones come first.
+        the same frequency, those with smaller ids come first.
 
         Args:
             max_bigrams: largest number of bigrams.
@@ -130,7 +130,7 @@ def save_trigrams(
             f"cannot store these trigrams in {path}",
             expected=f"tokens from 0 to {size - 1} with positive weights, and bigrams in order",
             got=fault,
-            remedy="count the corpus with the same tokenizer with which the file is stored",
+            remedy="pass the tokenizer with which the corpus was counted",
         )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),

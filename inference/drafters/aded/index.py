@@ -95,8 +95,8 @@ class TrigramIndex:
         """Return the index with only the heaviest successors of each bigram.
 
         Of successors with the same weight, the first ones are kept. Rows that are short enough do
-        not change. Call this method once before many lookups: one pass over the index replaces a
-        sort at every lookup.
+        not change. Call this method once before many lookups, because one pass over the index
+        replaces a sort at every lookup.
 
         Args:
             num_successors: largest number of successors of a bigram.

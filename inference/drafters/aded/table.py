@@ -189,7 +189,7 @@ def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Succ
     count = before.ids.shape[1]
     known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
     is_same = before.ids[met.row] == met.successors[:, None]
-    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much faster than with two axes
+    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much faster than on two axes
     was_known = met.row[again], at
     weights = met.amounts.copy()
     weights[again] += known[was_known]
@@ -233,7 +233,7 @@ def _rows(keys: Int64[np.ndarray, "rows successors"]) -> Successors:
 
 
 def _is_first(values: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Return a mask of the values that differ from the value before; values are ascending."""
+    """Return a mask of the values that differ from the previous one; they must be ascending."""
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
     return is_first

@@ -44,7 +44,7 @@ class CombinedDrafter(AdaptiveDrafter):
         self.needs = first.needs
         self.hidden_states = first.hidden_states
         self.version = first.version
-        # This drafter has knowledge of its own; the second drafter may be shared.
+        # The second drafter may be shared, and then its request counter is shared as well.
         self._shared_counter = request_counter_of(second)
         self.counter = self._shared_counter or RequestCounter()
         self.request_counter = self.counter

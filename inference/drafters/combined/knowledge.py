@@ -1,4 +1,8 @@
-"""Online statistics of two drafters that share trees, on the candidates that prove right."""
+"""Online statistics on the accuracy of two drafters that share trees.
+
+A candidate is *right* if its path from the root equals the tokens that are emitted next. The
+candidates of the second drafter, which continues the text, are called *guesses*.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -14,8 +18,8 @@ from inference.rates import Cells, FadingRates
 from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
-DOUBT = 6.0  # imagined decoding steps, half of which accepted a node
-MEMORY = 256.0  # trees with a node after which an earlier tree weighs 1/e
+DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, in decoding steps
+MEMORY = 256.0  # number of later trees after which an observation has the weight 1/e
 
 
 class SampledNodes:
@@ -59,7 +63,7 @@ def sampled_budget(
     budget: Budget,
     gains: Sequence[Sequence[float]],
 ) -> int:
-    """Return the number of nodes in a budget to sample; deterministic candidates get the rest.
+    """Return how many nodes of a budget to sample; the others are for deterministic candidates.
 
     The number does not depend on the nodes that are then sampled, so that acceptance stays exact.
 
@@ -68,7 +72,7 @@ def sampled_budget(
         shape: shape of the largest sampled tree.
         budget: budget of the whole tree.
         gains: for each sequence, the expected number of tokens that each deterministic candidate
-            adds, in descending order.
+            adds, the most likely candidate first.
     """
     shapes = _cuts(shape, budget)
 
@@ -87,7 +91,7 @@ def _cuts(shape: TreeShape, budget: Budget) -> Mapping[int, TreeShape]:
 
 
 def tree_cells(tree: SequenceTree) -> Cells:
-    """Return level, parent's index among the expanded nodes, and rank of a sampled tree's nodes."""
+    """Return each node's level, its parent's index among the expanded nodes, and its rank."""
     expanded: dict[int, dict[int, int]] = {}  # depth -> parent -> index among the expanded nodes
     indices = []
     for parent, depth in zip(tree.parent, tree.depth, strict=True):
@@ -102,26 +106,29 @@ def tree_cells(tree: SequenceTree) -> Cells:
 
 @lru_cache(maxsize=1024)
 def shape_cells(shape: TreeShape) -> Cells:
-    """Return level, parent's index and rank of the nodes of a sampled tree of this shape."""
+    """Return the columns of `tree_cells` for all nodes of a sampled tree of this shape."""
     sizes = shape.level_sizes
     index = np.concatenate([np.arange(size) for size in sizes])
     level = np.repeat(np.arange(shape.depth), sizes)
     return level, index // shape.children, index % shape.children
 
 
-# A guess is right; or it is right, and no sampled candidate is the same.
+# Events: a guess is right (MATCH), or a guess is right and no sampled candidate equals it (GAIN).
 MATCH, GAIN = range(2)
 
 
 class CombinedSettings(Settings):
     """Division of a tree between two drafters, and speed of learning their reliability."""
 
-    num_nodes: int | None = Field(None, ge=1)  # None: as many as trees of the first drafter
-    grafts: int = Field(3, ge=0)  # first drafter's candidates that the second continues
-    graft_nodes: int = Field(3, ge=1)  # of each such continuation
+    # Largest number of candidates in a tree; None for the number of the first drafter.
+    num_nodes: int | None = Field(None, ge=1)
+    # Number of the first drafter's candidates that the second drafter continues.
+    grafts: int = Field(3, ge=0)
+    graft_nodes: int = Field(3, ge=1)  # largest number of candidates in each such continuation
     trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
-    doubt: float = Field(8.0, gt=0)  # observations that the initial rates count for
-    memory: float = Field(256.0, ge=1)  # observations after which one weighs 1/e
+    doubt: float = Field(8.0, gt=0)  # number of observations with the weight of the initial rates
+    # Number of later observations after which an observation has the weight 1/e.
+    memory: float = Field(256.0, ge=1)
 
 
 class Knowledge:
@@ -135,7 +142,7 @@ class Knowledge:
     def __init__(self, settings: CombinedSettings, shape: TreeShape) -> None:
         trust, doubt, memory = settings.trust, settings.doubt, settings.memory
         self.candidates = Calibration((1.0, trust, 1.0), doubt, memory)  # by source
-        # Of the second source, before anything is sampled: see MATCH and GAIN.
+        # Rates of the second source before anything is sampled, by event (MATCH or GAIN).
         self.guesses = Calibration((trust, trust / 2), doubt, memory)
         self.sampled = SampledNodes(shape)
 
@@ -184,7 +191,7 @@ class Knowledge:
         _learn(self.guesses, alone, gains, GAIN)
 
     def gains(self, guess: Candidates) -> list[float]:
-        """Return the expected tokens that guesses add to sampled candidates, in falling order."""
+        """Return how many tokens each guess is expected to add, the most likely guess first."""
         if not len(guess.token_ids):
             return []
         shares, zeros = guess.shares, np.zeros(len(guess.scores), np.int64)
@@ -206,7 +213,7 @@ def _learn(
     outcomes: Iterable[tuple[int, bool]],
     source: int | None = None,
 ) -> None:
-    """Add outcomes of candidates to a calibration, as from `source` or from their own sources."""
+    """Add outcomes of candidates to a calibration; `source` replaces their own sources."""
     found = list(outcomes)
     if not found:
         return

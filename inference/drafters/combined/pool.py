@@ -1,4 +1,4 @@
-"""One sequence's candidates of two sources, merged into one tree, and their calibration."""
+"""The candidates of two sources in one tree of a sequence, and the calibration of scores."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,16 +9,17 @@ from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
 from inference.rates import Cells, FadingRates
 
-# Bins of a candidate's own conditional probability.
+# Edges of the bins of a candidate's conditional probability, according to its source.
 EDGES = np.array([0.01, 0.03, 0.06, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.92])
-DEPTHS = 3  # deeper candidates count alike
+DEPTHS = 3  # candidates at this depth and deeper have common rates
 
 
 class Calibration:
     """Acceptance rates by source, depth and score, learned online; fixed size, thread-safe.
 
-    A rate is the probability that a candidate is right if its parent is right. Without
-    observations, this is the candidate's score, multiplied by the trust in its source.
+    A candidate is right if its path equals the emitted tokens. A rate is the probability that a
+    candidate is right if its parent is right. Without observations, this is the candidate's score,
+    multiplied by the trust in its source.
 
     Args:
         trust: factor of each source's scores.
@@ -88,6 +89,7 @@ class CandidatePool:
     """A growing tree: candidates of a first source, with grafted candidates of a second.
 
     Only this package uses this class; `kept` returns the `Candidates` that are verified.
+
     Args:
         first: tree of the first source, whose nodes keep their indices.
         scores: cumulative log-probabilities of the nodes of `first`.
@@ -209,14 +211,14 @@ class CandidatePool:
     def best(
         self, values: Float64[np.ndarray, " nodes"], count: int, among: Bool[np.ndarray, " nodes"]
     ) -> Int64[np.ndarray, " kept"]:
-        """Return the most valuable nodes in ascending order; parents are kept with their children.
+        """Return the nodes with the highest values, ascending; their parents are among them.
 
         Args:
             values: value of every node.
             count: largest number of nodes.
-            among: nodes to choose from.
+            among: mask of the nodes to choose from.
         """
-        # A parent comes before its children and is worth no less: a stable order keeps it.
+        # A parent comes before its children and never has a lower value, so a stable sort keeps it.
         order = np.argsort(-values, kind="stable")
         return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
 

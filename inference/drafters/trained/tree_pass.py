@@ -14,14 +14,14 @@ from jakiro.target.masks import positions_in_slots, slot_mask
 class TreePass:
     """A `JointPredictor` for one tree.
 
-    For depth d = 1..A, the trunk runs on the expanded nodes of depth d - 1, beginning with the
-    root. Depth A + k is predicted by parallel level k of pass A, at the query from which each
-    expanded node descends.
+    Each trunk pass reads the expanded nodes of one depth, beginning with the root, and predicts the
+    candidates of the next depth. The last pass also predicts the parallel levels: for candidates
+    below deeper nodes, the prediction at the ancestor that the last pass read is used.
 
     Args:
         cache: cache of the session; expanded nodes are written after the root's slot.
         head: head that turns features into distributions.
-        num_passes: number A of trunk passes.
+        num_passes: number of trunk passes.
         root: last emitted token of each sequence.
         lengths: number of verified tokens of each sequence, which is the position of its root.
         highest: largest of the `lengths`, known on the host.
@@ -46,7 +46,7 @@ class TreePass:
         self.output: ExpertsOutput | None = None
         self.positions = root[:, :0]  # of the expanded nodes
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
-        # the query of the last pass that each expanded node descends from
+        # for each expanded node, the query of the last pass that is its ancestor
         self.ancestor = torch.zeros_like(root)
 
     def joint(

@@ -256,7 +256,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         SmallLMDrafter.from_pretrained(place, model, tokenizer)
     _small(model).save_pretrained(place)
     tiny_tokenizer(texts=("something else entirely " * 40,)).save_pretrained(place)
-    with pytest.raises(TargetMismatch, match="has another tokenizer"):
+    with pytest.raises(TargetMismatch, match="does not have the target's tokenizer"):
         SmallLMDrafter.from_pretrained(place, model, tokenizer)
     tokenizer.save_pretrained(place)
     drafter = SmallLMDrafter.from_pretrained(place, model, tokenizer)

@@ -55,7 +55,7 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     paths = ("table", "own.yaml", "sharing.yaml", "figures.json")
     table, settings, sharing, figures = (tmp_path / name for name in paths)
     assert _build(folder, table) == 0
-    assert "bigrams of " in capsys.readouterr().err
+    assert " bigrams, counted in " in capsys.readouterr().err
     tokenizer = tiny_tokenizer()
     first, second, third = tokenizer.encode(TEXT)[:3]
     assert third in load_trigrams(table, tokenizer).row(first, second)[0]

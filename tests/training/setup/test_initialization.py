@@ -180,7 +180,7 @@ def test_unused_parameters_and_another_base_are_warned_of(
         initialize(tiny_drafter(target, tiny_settings()), settings, target)
     biases, base = (record.getMessage() for record in caplog.records)
     assert "starts without them: q_proj.bias, k_proj.bias, v_proj.bias" in biases
-    assert "rope_theta=500 is not the rotation of the target's layer" in base
+    assert "rope_theta=500 differs from the rotary embedding of the target's layer" in base
     assert "10000" in base
 
 

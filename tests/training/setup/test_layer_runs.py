@@ -116,7 +116,10 @@ def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
     _pack(model.model.layers[-1].mlp)
     with caplog.at_level(logging.INFO):
         _loss_at_the_start(TargetAdapter(model), workshop, 300)
-    assert "random experts, because the layer's feed-forward part has another form" in caplog.text
+    assert (
+        "random experts, because they differ in form from the layer's feed-forward part"
+        in caplog.text
+    )
 
 
 def test_biases_of_the_feed_forward_part_are_left_out_with_a_warning(

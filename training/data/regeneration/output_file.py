@@ -116,7 +116,7 @@ class OutputFile:
                 f"cannot write to {self.path}",
                 expected="enough free disk space",
                 got=error.strerror or error,
-                remedy="make room and start again, to continue after the last complete record",
+                remedy="free disk space and run the command again, which then continues the file",
             ) from error
 
     def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:

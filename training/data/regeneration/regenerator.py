@@ -74,7 +74,8 @@ def target_fingerprint(decoder: SpeculativeDecoder, *, is_sampled: bool) -> dict
     """
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     facts: dict[str, Any] = {
-        # The dtype comes before the weights, because the hash of the weights depends on the dtype.
+        # The dtype comes first, so that a different dtype is reported as such, and not as different
+        # weights.
         "target_dtype": str(target.dtype).removeprefix("torch."),
         "target_weights": hash_weights(target.model),
         "generation_config": _sampling_of(target.model.generation_config),
@@ -109,8 +110,8 @@ class RegenerationCounts:
 
     Attributes:
         records: number of records written.
-        left_out: number of unusable records; after an interruption, earlier ones may be included
-            again.
+        left_out: number of unusable records; after an interruption, records that were already
+            left out may be counted again.
         answers: number of answers that the target generated.
         cut: number of answers that reached the largest length without ending.
         tokens: total number of tokens of all answers.

@@ -1,4 +1,4 @@
-"""Dialogues that regenerate a record answer by answer; questions include the earlier answers."""
+"""Dialogues that regenerate a record answer by answer; a question includes all earlier turns."""
 
 from collections.abc import Generator
 from typing import Any, NamedTuple
@@ -78,7 +78,10 @@ def _continue_text(
 
 
 def _mark(answer: Answer) -> dict[str, bool]:
-    """Return a mark for a missing end, which training must not learn; token ids need no mark."""
+    """Return the key that marks a cut-off answer, so that training does not learn an end there.
+
+    Records of token ids need no such key, because no end token is added to them in training.
+    """
     return {CUT: True} if answer.is_cut else {}
 
 

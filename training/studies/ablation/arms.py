@@ -68,7 +68,7 @@ def read_arms(
 
 
 def is_open(key: str) -> bool:
-    """Return whether a setting may differ between arms, including their expert width."""
+    """Return whether a setting may differ between arms; this includes the expert width."""
     return key.startswith(_OPEN)
 
 

@@ -56,7 +56,7 @@ class Measurement:
         return self._of({run.arm: run for run in runs}, [AUTOREGRESSIVE], f"seed-{runs[0].seed}")
 
     def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
-        """Return the figures of one arm for each value of a sweep, with methods named by value.
+        """Return the figures of one arm, with one method per swept value, named after that value.
 
         The arm is measured in the same way as in `of_seed`, but without autoregressive decoding.
 

@@ -25,8 +25,8 @@ class ArmRow(Settings):
         tau: tokens per forward pass of the target, pooled over seeds and prompts; 1 for
             autoregressive decoding.
         tau_ratio: tau divided by tau of the base.
-        acceptance_by_depth: fraction of the decoding steps with a candidate at each depth that
-            accepted a candidate at that depth, averaged over seeds.
+        acceptance_by_depth: for each depth, the fraction of the decoding steps with a candidate at
+            this depth in which such a candidate was accepted, averaged over seeds.
         tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
         seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts;
             None if it was not measured.

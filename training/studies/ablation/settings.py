@@ -83,7 +83,8 @@ class StudyPrompts:
         inputs: inputs of the study, whose prompts are the beginnings of validation documents.
         test: file of the test prompts; None for the prompts of `inputs`.
         dev: file of the dev prompts; None if there is no sweep.
-        reserved: number of test prompts that select trees and are therefore not reported on.
+        reserved: number of test prompts that are used to select trees, and therefore excluded from
+            the results.
 
     Raises:
         PromptError: a file cannot be used.

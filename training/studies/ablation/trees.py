@@ -43,7 +43,7 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
 
 
 def num_tuning_prompts(trees: Sequence[Trees]) -> int:
-    """Return the number of prompts that select trees by costs and are not reported on."""
+    """Return the number of prompts that are used only to select trees by measured costs."""
     return TRIAL_PROMPTS if uses_costs(trees) else 0
 
 
@@ -53,7 +53,10 @@ def uses_costs(trees: Sequence[Trees]) -> bool:
 
 
 def trees_key(trees: Sequence[Trees]) -> object:
-    """Return what identifies the trees: the number of candidates, or all options of each kind."""
+    """Return a value that identifies the trees.
+
+    The value is the number of candidates of the default trees, or else all options of each kind.
+    """
     if trees[0].label is None:
         return _parsed(trees[0].options).candidates
     return [[kind.label, kind.options] for kind in trees]
