@@ -211,7 +211,7 @@ def test_a_file_of_another_target_or_of_other_data_is_refused(
     with pytest.raises(ConfigError, match="data differs"):
         write(regenerator(target), write_jsonl(tmp_path / "less.jsonl", RECORDS[:3]), out)
     out.with_name("out.jsonl.settings").unlink()
-    with pytest.raises(ConfigError, match="was not written by `jakiro regenerate`"):
+    with pytest.raises(ConfigError, match="was not written by this command"):
         write(regenerator(target), data, out)
 
 

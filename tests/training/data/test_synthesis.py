@@ -1,0 +1,139 @@
+"""Synthesized data: its form, its filters, and its independence of batches and interruptions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.models import tiny_llama
+from helpers.templates import CHATML, family_tokenizer
+from helpers.tokenizers import tiny_tokenizer
+from transformers import LlamaForCausalLM
+
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
+from jakiro.errors import ConfigError, DataError
+from training.data.chat import Chat
+from training.data.documents import encode_documents
+from training.data.regeneration.output_file import OutputFile
+from training.data.rendering import render_user_opening
+from training.data.sources import find_sources
+from training.data.synthesis import SynthesisCounts, SynthesisSettings, Synthesizer, repeats
+
+TOKENIZER = tiny_tokenizer(CHATML)
+SMALL = {"conversations": 12, "max_question_tokens": 40, "max_new_tokens": 24, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    """A target that ends its turns often: every seventh token is an end."""
+    model = tiny_llama(vocab=300, max_position_embeddings=512, initializer_range=0.1)
+    model.generation_config.eos_token_id = list(range(0, 300, 7))
+    return model
+
+
+def _write(
+    target: LlamaForCausalLM, path: Path, tokenizer: Any = TOKENIZER, **changes: Any
+) -> tuple[list[dict[str, Any]], SynthesisCounts]:
+    settings = SynthesisSettings(**{**SMALL, **changes})
+    decoder = SpeculativeDecoder(target, tokenizer=tokenizer)
+    counts = Synthesizer(decoder, settings).write(OutputFile(path))
+    return [json.loads(line) for line in path.read_text().splitlines()], counts
+
+
+def test_conversations_alternate_and_are_data_that_training_reads(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.jsonl"
+    records, counts = _write(target, path, multi_turn=0.5, max_turns=3)
+    assert len(records) == counts.records == 12
+    assert counts.tokens > 0
+    for record in records:
+        roles = [turn["role"] for turn in record["messages"]]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        assert len(roles) <= 6
+        assert all(turn["content"] for turn in record["messages"])
+    assert {len(record["messages"]) for record in records} > {2}
+    beginnings = [tuple(TOKENIZER(r["messages"][0]["content"]).input_ids[:8]) for r in records]
+    assert len(set(beginnings)) == 12
+    (source,) = find_sources([str(path)])
+    documents = list(encode_documents(TOKENIZER, source.records()))
+    assert len(documents) == 12
+
+
+def test_records_depend_neither_on_the_batch_size_nor_on_interruptions(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    whole, _ = _write(target, tmp_path / "whole.jsonl", batch_size=16)
+    single, _ = _write(target, tmp_path / "single.jsonl", batch_size=3)
+    first, _ = _write(target, tmp_path / "parts.jsonl", conversations=5)
+    both, counts = _write(target, tmp_path / "parts.jsonl")
+    assert whole == single == both
+    assert first == whole[:5]
+    assert counts.records == 7
+
+
+def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    settings = SynthesisSettings(**SMALL, greedy=1.0)
+    alone, _ = _write(target, tmp_path / "alone.jsonl", greedy=1.0)
+    decoder = SpeculativeDecoder(target, LookupDrafter(), TOKENIZER)
+    output = OutputFile(tmp_path / "drafted.jsonl")
+    Synthesizer(decoder, settings).write(output)
+    by_question = {r["messages"][0]["content"]: r["messages"][1] for r in alone}
+    shared = [r for r in output.records() if r["messages"][0]["content"] in by_question]
+    for record in shared:
+        question, answer = record["messages"][:2]
+        assert by_question[question["content"]] == answer
+
+
+def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    records, _ = _write(target, tmp_path / "own.jsonl", tiny_tokenizer(), kind="texts")
+    assert len(records) == 12
+    assert all(record.keys() == {"row", "text"} for record in records)
+
+
+def test_a_target_without_a_chat_template_is_refused_by_name(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    target.name_or_path = "some/base-model"
+    with pytest.raises(DataError, match=r"some/base-model has no chat template.*--kind texts"):
+        _write(target, tmp_path / "own.jsonl", tiny_tokenizer())
+
+
+def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.synthesis.LONGEST_SILENCE", 20)
+    endless = tiny_llama(vocab=300, max_position_embeddings=128)
+    with pytest.raises(DataError, match=r"none of the last 20 .*no end"):
+        _write(endless, tmp_path / "own.jsonl", conversations=2)
+
+
+def test_a_context_that_is_too_short_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="below 512 together; got: 540"):
+        _write(target, tmp_path / "own.jsonl", max_new_tokens=500)
+
+
+def test_other_settings_do_not_continue_a_file(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    _write(target, tmp_path / "own.jsonl", conversations=2)
+    with pytest.raises(ConfigError, match=r"made with other settings \(seed differs\)"):
+        _write(target, tmp_path / "own.jsonl", seed=4)
+
+
+def test_loops_are_recognised() -> None:
+    assert not repeats(list(range(100)))
+    assert not repeats([1, 2, 3] * 3)
+    assert repeats([1, 2, 3, 4, 5, 6, 7, 8] * 4)
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "qwen3"])
+def test_the_users_text_begins_after_the_header_of_the_turn(name: str) -> None:
+    tokenizer = family_tokenizer(name)
+    opening = render_user_opening(tokenizer, Chat([], None, "here"))
+    asked = [{"role": "user", "content": "Why is that so?"}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False)
+    assert text.startswith(opening + "Why is that so?")
+    answered = [*asked, {"role": "assistant", "content": "Because."}]
+    longer = render_user_opening(tokenizer, Chat(answered, None, "here"))
+    assert longer.startswith(opening + "Why is that so?")
+    assert longer != opening
