@@ -76,6 +76,7 @@ def test_half_precision_follows_the_curve_of_single_precision(
     single, half = (
         tiny_run(
             workshop,
+            steps=6,
             target={"dtype": target_dtype},
             engine={"dtype": dtype},
             evaluation={"num_prompts": 0},
@@ -116,7 +117,7 @@ def test_the_evaluation_before_the_first_step_is_done_once_and_only_with_several
 
 
 def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=20)
+    settings = tiny_run(workshop, steps=4)
     train(settings)
     ((_, found),) = read_evaluations(settings.run_folder)
     (decoding,) = found["decoding"]
