@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.commands import exit_code
 
 from jakiro.cli import main
-from jakiro.demo.presets import PRESETS
+from jakiro.demo.presets import PRESETS, Preset
 
 RESULT_KEYS = {
     "method",
@@ -21,16 +23,56 @@ RESULT_KEYS = {
 }
 
 
-def _demo(folder: Path) -> dict[str, object]:
-    program = Path(sys.executable).with_name("jakiro")
-    command = [program, "demo", "--preset", "smoke", "--cache-dir", folder]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    document: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
-    return document
+def _tiny_preset() -> Preset:
+    """The preset `smoke` with as little of everything as a demo can have."""
+    smoke = PRESETS["smoke"]
+    target = {"vocab_size": 512, "num_layers": 2, "num_steps": 30, "held_out_rows": 4}
+    shorter = {"max_training_characters": 200_000, "warmup_steps": 5}
+    texts = {"num_files": 4, "batch": 4, "new_tokens": 80}
+    changes = {
+        "target": smoke.target.model_copy(update=target | shorter),
+        "texts": smoke.texts.model_copy(update=texts),
+        "drafter": smoke.drafter.model_copy(update={"steps": 12, "batch_size": 2}),
+    }
+    prompts = {"num_tree_prompts": 1, "num_prompts": 2, "max_new_tokens": 16}
+    return smoke.model_copy(update=changes | prompts)
 
 
+def _words(folder: Path) -> list[str]:
+    return ["demo", "--preset", "smoke", "--cache-dir", str(folder)]
+
+
+@pytest.mark.slow
 def test_the_smoke_demo_trains_decodes_and_reports_and_then_uses_its_cache(tmp_path: Path) -> None:
-    first = _demo(tmp_path)
+    def demo() -> dict[str, object]:
+        program = Path(sys.executable).with_name("jakiro")
+        run = subprocess.run(
+            [program, *_words(tmp_path)], capture_output=True, text=True, check=True
+        )
+        document: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
+        return document
+
+    assert_demo_trains_and_then_uses_its_cache(tmp_path, demo)
+
+
+def test_a_tiny_demo_trains_decodes_and_reports_and_then_uses_its_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "smoke", _tiny_preset())
+
+    def demo() -> dict[str, object]:
+        assert exit_code(*_words(tmp_path)) == 0
+        document: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return document
+
+    assert_demo_trains_and_then_uses_its_cache(tmp_path, demo)
+
+
+def assert_demo_trains_and_then_uses_its_cache(
+    folder: Path, demo: Callable[[], dict[str, object]]
+) -> None:
+    """Run a demo twice with the same cache folder, and check its results."""
+    first = demo()
     results = first["results"]
     assert isinstance(results, list)
     assert {row["method"] for row in results} == {
@@ -45,10 +87,10 @@ def test_the_smoke_demo_trains_decodes_and_reports_and_then_uses_its_cache(tmp_p
     drafted = [row["tau"] for row in results if row["method"] == "jakiro"]
     assert min(drafted) > 1.0
 
-    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    second = _demo(tmp_path)
+    weights = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    second = demo()
     assert second["drafter"] == first["drafter"]
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == weights
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == weights
 
 
 def test_an_unwritable_cache_folder_is_one_line_and_exit_code_2(

@@ -41,7 +41,9 @@ def _teach_across_a_reset(decoder: SpeculativeDecoder, seed: int) -> None:
     list(active)
 
 
-@pytest.mark.parametrize("teach", [_teach, _teach_across_a_reset])
+@pytest.mark.parametrize(
+    "teach", [_teach, pytest.param(_teach_across_a_reset, marks=pytest.mark.slow)]
+)
 def test_a_second_request_with_the_same_seed_has_the_target_distribution(
     teach: Callable[[SpeculativeDecoder, int], None],
 ) -> None:

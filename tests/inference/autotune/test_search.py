@@ -68,7 +68,7 @@ def test_deterministic_trees_can_be_rated_where_tokens_are_sampled() -> None:
     drafter = tiny_drafter(target)
     costs = Costs(verify={0: 1.0, 24: 1.0}, draft={1: 0.1, 2: 0.1, 3: 9.0})
     choice = choose_plan(
-        target, drafter, [[1, 2, 3], [4]], max_new_tokens=24, sampled=False, costs=costs
+        target, drafter, [[1, 2, 3], [4]], max_new_tokens=12, sampled=False, costs=costs
     )
     assert choice.costs == costs
     assert not choice.plan.sampling.sampled

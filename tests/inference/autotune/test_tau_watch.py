@@ -18,38 +18,39 @@ def _decoder(
     return SpeculativeDecoder(model, drafter, tree=tree)
 
 
-def _decode(decoder: SpeculativeDecoder, count: int) -> None:
-    prompts = [[1, 2, 3 + number] for number in range(count)]
-    decoder.generate_batch(prompts, max_new_tokens=100, temperature=0.0, seed=0)
+def _decode(decoder: SpeculativeDecoder, num_steps: int) -> None:
+    """Decode so many steps, if all drafts are rejected."""
+    prompts = [[1, 2, 3 + number] for number in range(num_steps // 10)]
+    decoder.generate_batch(prompts, max_new_tokens=11, temperature=0.0, seed=0)
 
 
 def test_a_tau_far_below_the_evaluation_causes_one_warning_with_both_figures(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     decoder = _decoder(tau=3.21)
-    _decode(decoder, 2)
+    _decode(decoder, 200)
     assert not caplog.records  # too few decoding steps
     for _ in range(2):
-        _decode(decoder, 6)
+        _decode(decoder, 400)
     (record,) = caplog.records
     assert "expected 3.21" in record.getMessage()
     assert "chat template" in record.getMessage()
 
 
 def test_a_tau_as_evaluated_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    _decode(_decoder(tau=1.01), 5)
+    _decode(_decoder(tau=1.01), 500)
     assert not caplog.records
 
 
 def test_a_temperature_that_was_not_evaluated_causes_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _decode(_decoder(tau=3.0, temperature=0.5), 5)
+    _decode(_decoder(tau=3.0, temperature=0.5), 500)
     assert not caplog.records
 
 
 def test_other_trees_than_the_evaluated_trees_cause_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _decode(_decoder(tau=3.0, tree=TreeShape(num_nodes=1)), 6)
+    _decode(_decoder(tau=3.0, tree=TreeShape(num_nodes=1)), 500)
     assert not caplog.records

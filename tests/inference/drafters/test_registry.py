@@ -39,7 +39,13 @@ DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
 }
 
 
-@pytest.fixture(params=DRAFTERS)
+# Requests of their own are compared with a batch in the tests that name every drafter.
+BY_REQUEST = pytest.param("aded by request", marks=pytest.mark.slow)
+
+
+@pytest.fixture(
+    params=[BY_REQUEST if name == "aded by request" else name for name in DRAFTERS],
+)
 def drafter(request: pytest.FixtureRequest) -> Drafter:
     return DRAFTERS[request.param]()
 
@@ -78,6 +84,7 @@ def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> 
             assert output.depths == alone.depths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aded with logits", "lookup"])
 def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)

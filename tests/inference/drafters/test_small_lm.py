@@ -94,7 +94,7 @@ def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
     return drafter
 
 
-@pytest.mark.parametrize(("samples", "batch"), [(150, 1), (600, 300)])
+@pytest.mark.parametrize(("samples", "batch"), [(80, 1), (600, 300)])
 def test_a_small_model_that_overflows_costs_speed_and_no_exactness(
     samples: int, batch: int
 ) -> None:
@@ -120,7 +120,15 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> N
     assert output.stats.tau == 4.0  # three drafts and the target's own
 
 
-@pytest.mark.parametrize(("children", "breadth"), [(2, 2), (3, 1), (3, 2)])
+# Trees of other sizes are enumerated in tests/inference/engine/test_losslessness.py.
+@pytest.mark.parametrize(
+    ("children", "breadth"),
+    [
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        (3, 1),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_sampled_trees_keep_the_target_distribution_exactly(children: int, breadth: int) -> None:
     shape = SmallLMSettings(depth=2, children=children, breadth=breadth).shape(sampled=True)
     assert two_step_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9

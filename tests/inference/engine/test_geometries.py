@@ -112,7 +112,19 @@ def _greedy(model: Any, **arguments: Any) -> list[int]:
     )[0].tolist()
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+DISTINCT = (
+    *("28 query and 4 key/value heads, states", "24 heads, one for each query head", "wide heads"),
+    *("one head for all, common width", "one layer", "a padded vocabulary, tied"),
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in DISTINCT else pytest.param(name, marks=pytest.mark.slow)
+        for name in GEOMETRIES
+    ],
+)
 def test_a_drafter_with_heads_of_its_own_trains_drafts_and_decodes(name: str) -> None:
     geometry = GEOMETRIES[name]
     model = _llama(**geometry.fields)

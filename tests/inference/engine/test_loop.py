@@ -32,20 +32,24 @@ def _by_transformers(model: LlamaForCausalLM, prompt: list[int], **config: objec
     return out[0].tolist()
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("tied", [False, True])
-def test_greedy_tokens_equal_those_of_transformers(shape: TreeShape, tied: bool) -> None:
+UNTIED = [
+    pytest.param(name, False, marks=() if name == "deep" else pytest.mark.slow) for name in SHAPES
+]
+
+
+@pytest.mark.parametrize(("name", "tied"), [*((name, True) for name in SHAPES), *UNTIED])
+def test_greedy_tokens_equal_those_of_transformers(name: str, tied: bool) -> None:
     # Tied weights and a small vocabulary repeat themselves, so drafts get accepted, too.
     model = tiny_llama(vocab=11, tie_word_embeddings=tied)
-    decoder = _decoder(model, shape)
+    decoder = _decoder(model, SHAPES[name])
     accepted = 0
-    for seed in range(4):
+    for seed in range(3):
         torch.manual_seed(seed)
         prompt = torch.randint(0, 11, (5 + seed,)).tolist()
-        output = decoder.generate(prompt, max_new_tokens=40)
-        assert output.sequences[0].tolist() == _by_transformers(model, prompt, max_new_tokens=40)
+        output = decoder.generate(prompt, max_new_tokens=30)
+        assert output.sequences[0].tolist() == _by_transformers(model, prompt, max_new_tokens=30)
         accepted += output.stats.accepted.total()
-        assert output.stats.tau == pytest.approx(39 / output.stats.target_forwards)
+        assert output.stats.tau == pytest.approx(29 / output.stats.target_forwards)
     assert accepted > 0
 
 

@@ -70,20 +70,39 @@ def test_deterministic_trees_keep_the_target_distribution_over_two_steps(
     assert two_step_error(tables, shape, sampling) < EXACT
 
 
-@settings(max_examples=24)
-@given(
+any_sampled_tree = given(
     seed=st.integers(0, 10_000),
     components=st.sampled_from([1, 2, 4]),
     size=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]),
     name=st.sampled_from([None, *PROCESSORS]),
 )
-def test_sampled_trees_keep_the_target_distribution_over_two_steps(
+
+
+def assert_sampled_tree_keeps_the_target_distribution(
     seed: int, components: int, size: tuple[int, int], name: str | None
 ) -> None:
+    """Enumerate two steps with sampled trees of `size` children and breadth."""
     sampling = _sampling(name) if name else no_processors()
     shape = SAMPLED.model_copy(update={"children": size[0], "breadth": size[1]})
     tables = Tables(vocab=3, components=components, seed=seed)
     assert two_step_error(tables, shape, sampling, length=2) < EXACT
+
+
+@settings(max_examples=8)
+@any_sampled_tree
+def test_sampled_trees_keep_the_target_distribution_over_two_steps(
+    seed: int, components: int, size: tuple[int, int], name: str | None
+) -> None:
+    assert_sampled_tree_keeps_the_target_distribution(seed, components, size, name)
+
+
+@pytest.mark.slow
+@settings(max_examples=48)
+@any_sampled_tree
+def test_many_sampled_trees_keep_the_target_distribution_over_two_steps(
+    seed: int, components: int, size: tuple[int, int], name: str | None
+) -> None:
+    assert_sampled_tree_keeps_the_target_distribution(seed, components, size, name)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

@@ -69,7 +69,8 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     methods += [f"lookup+lm={folder / 'small'},sharing-settings={sharing},name=shared"]
     words = [word for one in methods for word in ("--method", one)]
     words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
-    words += ["--device", "cpu", "--max-new-tokens", "6", "--json", str(figures)]
+    words += ["--device", "cpu", "--num-prompts", "2", "--max-new-tokens", "4"]
+    words += ["--json", str(figures)]
     assert _run("bench", *words, "--temperature", "0", "--temperature", "1") == 0
     document = read_document(figures)
     names = {"aded", "own", "lookup", "lm", "lookup+lm", "repeats", "both", "shared"}

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,13 @@ from jakiro.errors import CheckpointError
 from training.config import TrainSettings
 from training.train import train
 
+# A run that is interrupted after its first checkpoint.
+RUN: dict[str, Any] = {
+    "steps": 6,
+    "checkpoint": {"every": 3},
+    "evaluation": {"num_prompts": 0},
+}
+
 
 def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
     return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
@@ -22,17 +30,17 @@ def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
 def test_an_interrupted_run_goes_on_bit_by_bit(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    kind = {"kind": optimizer}
-    whole = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "whole"))
+    changes = RUN | {"optimizer": {"kind": optimizer}}
+    whole = tiny_run(workshop, **changes, run_folder=str(workshop / "whole"))
     train(whole)
-    halved = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "halved"))
+    halved = tiny_run(workshop, **changes, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
+        interrupt_after(patched, step=3)
         with pytest.raises(PowerCutError):
             train(halved)
     assert not (halved.run_folder / "drafter").exists()
     with (halved.run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "loss": 0.0}\n{"step": 7, "lo')  # lines of lost steps
+        file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')  # lines of lost steps
     train(halved)
     assert curve(whole) == curve(halved)
     for name, part in weights(whole).items():
@@ -42,14 +50,14 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
 def test_an_incomplete_checkpoint_is_never_used(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny_run(workshop, run_folder=str(workshop / "whole"))
+    whole = tiny_run(workshop, **RUN, run_folder=str(workshop / "whole"))
     train(whole)
-    halved = tiny_run(workshop, run_folder=str(workshop / "halved"))
+    halved = tiny_run(workshop, **RUN, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
+        interrupt_after(patched, step=3)
         with pytest.raises(PowerCutError):
             train(halved)
-    good = halved.run_folder / "checkpoints" / "step-00000005"
+    good = halved.run_folder / "checkpoints" / "step-00000003"
     partial = good.with_name(".partial")
     shutil.copytree(good, partial)
     (partial / "state.json").unlink()
@@ -58,19 +66,19 @@ def test_an_incomplete_checkpoint_is_never_used(
 
 
 def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tiny_run(workshop)
+    settings = tiny_run(workshop, **RUN)
     with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
+        interrupt_after(patched, step=3)
         with pytest.raises(PowerCutError):
             train(settings)
     for path in (settings.run_folder / "checkpoints").rglob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000005; .*remove that"):
+    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000003; .*remove that"):
         train(settings)
 
 
 def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:
-    settings = tiny_run(workshop, checkpoint={"every": 2, "keep": 2})
+    settings = tiny_run(workshop, **RUN | {"checkpoint": {"every": 1, "keep": 2}})
     train(settings)
     kept = sorted(path.name for path in (settings.run_folder / "checkpoints").iterdir())
-    assert kept == ["step-00000008", "step-00000010"]
+    assert kept == ["step-00000005", "step-00000006"]

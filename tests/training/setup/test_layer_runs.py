@@ -161,7 +161,7 @@ def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: 
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_two_processes_start_with_the_weights_of_one(
     zero_stage: int, workshop: Path, alone: TrainSettings
 ) -> None:

@@ -41,7 +41,17 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# One for each kind of state, and combinations of them.
+QUICK = (
+    *("E2-mixture-P1", "kv-side-by-side", "hidden-unordered", "tail-2-E1", "feedback-fused"),
+    "hybrid-sum-hidden-fused",
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
 def test_batches_from_fp32_shards_are_bit_by_bit_those_of_the_target(
     workshop: Path, kind: str
 ) -> None:
@@ -133,9 +143,11 @@ def test_shards_of_all_layers_serve_a_drafter_that_reads_a_few(workshop: Path) -
         assert_same(online, offline)
 
 
-@pytest.mark.parametrize("kind", ["E2-mixture-P1", "hybrid-tail-1"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("E2-mixture-P1", marks=pytest.mark.slow), "hybrid-tail-1"]
+)
 def test_an_offline_run_has_the_curve_of_the_online_one(workshop: Path, kind: str) -> None:
-    changes: dict[str, Any] = {"steps": 6, "evaluation": {"every": 3, "num_prompts": 1}}
+    changes: dict[str, Any] = {"steps": 4, "evaluation": {"every": 2, "num_prompts": 1}}
     runs = [
         with_drafter(make(workshop, **changes, run_folder=str(workshop / name)), VARIANTS[kind])
         for name, make in (("online", tiny_run), ("offline", offline_run))
@@ -144,7 +156,7 @@ def test_an_offline_run_has_the_curve_of_the_online_one(workshop: Path, kind: st
     for settings in runs:
         train(settings)
     online, offline = map(_lines, runs)
-    assert len(online) == 9  # six steps, three evaluations
+    assert len(online) == 7  # four steps, three evaluations
     assert online == offline
     weights = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in runs]
     for one, other in zip(*(drafter.parameters() for drafter in weights), strict=True):

@@ -97,8 +97,12 @@ def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     assert all(accepted[proposer] > 5 for proposer in (0, decoder.drafter.second_id))
 
 
-@pytest.mark.parametrize("children", [1, 2])
-def test_guesses_beside_sampled_candidates_keep_the_target_distribution(children: int) -> None:
+@pytest.mark.parametrize(
+    ("children", "length"), [(1, 3), (2, 2), pytest.param(2, 3, marks=pytest.mark.slow)]
+)
+def test_guesses_beside_sampled_candidates_keep_the_target_distribution(
+    children: int, length: int
+) -> None:
     shape = TreeShape(
         autoregressive_levels=1,
         parallel_levels=1,
@@ -120,7 +124,8 @@ def test_guesses_beside_sampled_candidates_keep_the_target_distribution(children
         assert set(tree.kind.flatten().tolist()) == set(CandidateKind)
         return tree
 
-    assert two_step_error(Tables(4, 1, seed=3), shape, no_processors(), mixed) < 1e-9
+    tables = Tables(4, 1, seed=3)
+    assert two_step_error(tables, shape, no_processors(), mixed, length) < 1e-9
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

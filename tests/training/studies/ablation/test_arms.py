@@ -48,7 +48,20 @@ def _delta(folder: Path, text: str, name: str = "delta") -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+# One change of each part: data, objective, experts, initialization, trunk and memory, tail.
+QUICK = (
+    *("anchors-off", "contrast-loss-off", "experts-4", "attention-random"),
+    *("trunk-feedback", "memory-hidden", "tail-1"),
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
+        for path in ABLATIONS
+    ],
+)
 def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, base: Path) -> None:
     arms = read_arms(base, [path])
     inputs = prepare(arms[0].settings)

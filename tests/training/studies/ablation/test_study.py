@@ -35,18 +35,20 @@ def _modified(folder: Path, pattern: str) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob(pattern))}
 
 
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_study_trains_measures_and_continues_where_it_stopped(
-    command: list[str], workshop: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], workshop: Path, seeds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = workshop / "study"
-    assert exit_code("ablate", *command, *_configs(*SQUARE), "--seeds", "2") == 0
+    words = [*command, *_configs(*SQUARE), "--seeds", str(seeds)]
+    assert exit_code("ablate", *words) == 0
     printed = capsys.readouterr()
     assert "experts-1: " in printed.err
     assert "instead of 64" in printed.err
     assert "experts-1" in printed.out  # the terminal folds longer names
 
     results = StudyResults.model_validate_json((out / "results.json").read_text())
-    assert results.seeds == 2
+    assert results.seeds == seeds
     assert [row.arm for row in results.at(0.0)] == ["base", *SQUARE]
     assert [interaction.temperature for interaction in results.interactions] == [0.0, 1.0]
     tokens = {tokens for row in results.rows for tokens in row.training_tokens}
@@ -58,25 +60,22 @@ def test_a_study_trains_measures_and_continues_where_it_stopped(
         assert len(list(csv.DictReader(file))) == 8
     assert "experts-1" in (out / "results.md").read_text()
     assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((out / "study.json").read_text())["settings"]["seeds"] == 2
-    document = read_document(out / "measurements" / "seed-1.json")
+    assert json.loads((out / "study.json").read_text())["settings"]["seeds"] == seeds
+    document = read_document(out / "measurements" / f"seed-{seeds - 1}.json")
     assert {method.name for method in document.methods} == {"autoregressive", "base", *SQUARE}
     assert document.figures("base", 0.0).tree == document.figures("experts-1", 0.0).tree
 
     weights = _modified(out, "drafter/*.safetensors")
     measured = _modified(out / "measurements", "*.json")
-    assert len(weights) == 8
-    assert exit_code("ablate", *command, *_configs(*SQUARE), "--seeds", "2") == 0
+    assert len(weights) == 4 * seeds
+    assert exit_code("ablate", *words) == 0
     assert _modified(out, "drafter/*.safetensors") == weights
     assert _modified(out / "measurements", "*.json") == measured
 
-    assert (
-        exit_code("ablate", *command, *_configs(*SQUARE), "--seeds", "2", "--rerun", "experts-1")
-        == 0
-    )
+    assert exit_code("ablate", *words, "--rerun", "experts-1") == 0
     again = _modified(out, "drafter/*.safetensors")
     changed = {path for path in again if again[path] != weights[path]}
-    assert len(changed) == 2
+    assert len(changed) == seeds
     assert all("/experts-1/" in path for path in changed)
     # The weights are the same, so nothing is measured again.
     assert _modified(out / "measurements", "*.json") == measured

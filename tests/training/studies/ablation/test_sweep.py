@@ -56,6 +56,31 @@ def _trained(folder: Path) -> set[str]:
     return {str(drafter.parent.relative_to(folder / "runs")) for drafter in drafters}
 
 
+def test_a_sweep_of_one_seed_trains_each_value_once_and_is_reported(
+    command: list[str], workshop: Path
+) -> None:
+    out = workshop / "study"
+    words = [*command, "--seeds", "1", "--sweep", "optimizer.learning_rate=0.01,0.04"]
+    assert exit_code("ablate", *words) == 0
+    sweep = StudyResults.model_validate_json((out / "results.json").read_text()).sweep
+    assert sweep is not None
+    assert [swept.arm for swept in sweep.arms] == ["base", "contrast-loss-off"]
+    values = {f"{swept.arm}/{value}/seed-0" for swept in sweep.arms for value in ("0.01", "0.04")}
+    assert _trained(out) == values
+    assert "selected for each arm on 2 dev prompts" in (out / "results.md").read_text()
+
+    measured = _modified(out / "measurements", "*.json")
+    before = _modified(out, "drafter/*.safetensors")
+    more = [*command, "--sweep", "optimizer.learning_rate=0.01,0.04", "--train-only", "base"]
+    assert exit_code("ablate", *more) == 0  # with a second seed
+    after = _modified(out, "drafter/*.safetensors")
+    chosen = value_name(sweep.value_of("base"))
+    assert _trained(out) == values | {f"base/{chosen}/seed-1"}
+    assert before.items() <= after.items()
+    assert _modified(out / "measurements", "*.json") == measured
+
+
+@pytest.mark.slow
 def test_a_sweep_trains_each_value_once_and_goes_on_with_the_best_of_each_arm(
     command: list[str], workshop: Path
 ) -> None:
