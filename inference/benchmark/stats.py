@@ -53,7 +53,7 @@ class Figure(NamedTuple):
     """The result of a measurement, as stored in documents; `interval` is None if not measured."""
 
     interval: Interval | None
-    goal: float | None = None  # value that the figure should reach
+    goal: float | None = None  # smallest or largest acceptable value
     details: Mapping[str, Any] = MappingProxyType({})
 
     def headline(self) -> dict[str, float | None]:
