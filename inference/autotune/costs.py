@@ -24,9 +24,10 @@ from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
-NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # numbers of nodes whose verification is timed
-FEWEST_PASSES = 3  # drafting is timed up to at least this number of trunk passes
-CONTEXT = 128  # number of verified tokens while timing
+NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # numbers of nodes for which verification is timed
+# Drafting is timed with 1, 2, ... passes of the drafter's trunk, up to at least this number.
+FEWEST_PASSES = 3
+CONTEXT = 128  # number of tokens in the context during timing
 REPEATS = 9  # number of repetitions, of which the first is a warm-up
 
 _logger = get_logger(__name__)
@@ -35,7 +36,7 @@ _logger = get_logger(__name__)
 class Costs(Settings):
     """Seconds that verification and drafting take on this machine."""
 
-    # seconds of a target forward pass over the root and the nodes, with logits, by number of nodes
+    # seconds of a target forward pass over root and nodes, including logits, by number of nodes
     verify: dict[int, float]
     draft: dict[int, float]  # seconds of drafting in a decoding step, by number of trunk passes
 
@@ -63,9 +64,9 @@ class Costs(Settings):
 
 
 def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) -> Costs:
-    """Measure the seconds of verification and drafting, in alternation.
+    """Measure the seconds of verification and drafting, alternating between the two.
 
-    Verification is timed for each number of nodes, and drafting for each number of passes.
+    Verification is timed for each of `NODE_COUNTS`, and drafting for each number of trunk passes.
 
     Args:
         target: the frozen target.
@@ -87,7 +88,7 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
 
 
 def timed_passes(model: JakiroDrafter) -> int:
-    """Return the largest number of trunk passes to consider, at least the number in training."""
+    """Return the largest number of trunk passes to time; it is not below that in training."""
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 

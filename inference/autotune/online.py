@@ -1,4 +1,4 @@
-"""`tree="auto"`: selects the size of the draft tree in each decoding step.
+"""Selection of the size of the draft tree in each decoding step, for `tree="auto"`.
 
 Each decoding step has either no drafts or a tree of a certain size, whichever is expected to give
 the most tokens per second: (1 + expected accepted candidates) / (seconds to draft and verify).
@@ -28,11 +28,12 @@ from inference.trees.shape import TreePlan, TreeShape
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # largest number of nodes of the trees before any observation
 DOUBT = 4.0  # weight, in decoding steps, of the prior that drafting is as fast as not drafting
-MEMORY = 256.0  # number of later trees after which a tree has the weight 1/e
+MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
-FIRST_TRIAL, LATER_TRIAL = 4, 2  # decoding steps with drafts before drafting may pause
+# numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
+FIRST_TRIAL, LATER_TRIAL = 4, 2
 SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # decoding steps without drafts before the next trial
-EXPLORE_EVERY = 32  # drafted steps between trials of the largest tree, and of no drafts
+EXPLORE_EVERY = 32  # drafted steps after which the largest tree and a step without drafts are tried
 
 NodePosition = tuple[int, int, int]
 
@@ -42,8 +43,8 @@ class TreeArm(NamedTuple):
 
     budget: Budget
     shape: TreeShape
-    block: NodePosition  # exclusive upper bounds of its node positions
-    seconds: float  # to draft and verify a tree, by the cost model
+    block: NodePosition  # exclusive upper bounds of the node positions in such a tree
+    seconds: float  # seconds to draft and verify a tree, by the cost model
 
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
         """Return the positions of the nodes of a path.
@@ -82,7 +83,7 @@ class AutoTree:
         self._learners: dict[object, _Learner] = {}
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
-        """Return the policy of a run; runs with equal sampling and batch size share estimates.
+        """Return the policy of a run; runs with the same sampling and batch size share estimates.
 
         Args:
             sampling: sampling of the run.
@@ -106,7 +107,7 @@ class AutoRun:
     """Policy of a single run.
 
     Args:
-        learner: estimates that the run shares with others.
+        learner: estimates that the run shares with other runs.
         lock: lock of the estimates.
     """
 
@@ -148,7 +149,7 @@ class AutoRun:
 
 
 class _Learner:
-    """Estimates for a single way of sampling.
+    """Estimates for all runs with the same sampling and batch size.
 
     Args:
         arms: sizes of trees to select from, the largest last.
@@ -164,7 +165,7 @@ class _Learner:
         self.acceptance = FadingRates((depth, width, children), MEMORY)
         self.slowness = _Slowness(len(arms))
         self.num_drafted = 0
-        self.left_of_pause = 2  # steps without drafts at the start, to time them
+        self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
         self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
         small = [arm for arm in arms if arm.shape.max_nodes <= FIRST_TREE]
@@ -190,7 +191,7 @@ class _Learner:
             arm: size of the verified trees; None for a step without drafts.
             positions: positions of all accepted nodes.
             batch: number of sequences.
-            seconds: duration of the step; None if it is not typical.
+            seconds: duration of the step; None if the duration is not typical.
         """
         if arm is None:
             if seconds is not None:
@@ -223,7 +224,7 @@ class _Learner:
     def _values(self) -> NDArray[np.float64]:
         """Return the expected tokens per second of each size.
 
-        Without observations, this is the number of tokens per second without drafts.
+        Before any observation, each size is expected to be as fast as decoding without drafts.
         """
         seconds = self.seconds * self.slowness.of_arms
         accepted, offered = self.acceptance.counts()
@@ -239,9 +240,10 @@ class _Learner:
 
 
 class _Slowness:
-    """Ratio of measured to modelled seconds; the model ignores batches, contexts and load.
+    """Ratios of measured to modelled seconds, for each size of trees and for no drafts.
 
-    Sizes that were not timed yet are assumed to be as slow as the mean of the timed sizes.
+    The cost model ignores the batch size, the context length and the load of the machine. For sizes
+    that were not timed yet, the mean ratio of the timed sizes is assumed.
     """
 
     def __init__(self, num_arms: int) -> None:
@@ -280,8 +282,8 @@ class _Slowness:
 def _moved(mean: float, value: float, count: float) -> float:
     """Return the mean of `count` values, given the previous mean and the last value.
 
-    Recent values have more weight once there are many values. An outlier (a busy machine) is
-    included as at most twice the previous mean.
+    Recent values have more weight once there are many values. An outlier, as on a busy machine, is
+    reduced to twice the previous mean.
     """
     if np.isnan(mean):
         return value

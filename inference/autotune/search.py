@@ -32,10 +32,10 @@ class StepRecord:
 
 
 class RecordingDrafter(DelegatingDrafter):
-    """Records every decoding step of another drafter.
+    """A wrapper that records every decoding step of a drafter.
 
     Args:
-        drafter: drafter of deterministic trees.
+        drafter: drafter to record, which must propose deterministic trees.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -97,7 +97,7 @@ class Rated(Settings):
 
 
 class PlanChoice(Settings):
-    """The trees selected for a machine, with their taus and their expected speed-ups."""
+    """The trees selected for a machine, each with its tau and its expected speed-up."""
 
     costs: Costs
     greedy: Rated
@@ -249,7 +249,7 @@ def trees_of_size(
     Args:
         drafter: drafter of the trees.
         num_nodes: largest number of candidates.
-        num_passes: number of trunk passes; None for the number in training.
+        num_passes: number of trunk passes; None for the number that the drafter was trained with.
 
     Raises:
         ConfigError: the number of passes is too large.

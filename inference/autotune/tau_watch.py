@@ -11,7 +11,8 @@ from inference.sampling import Sampling
 from jakiro.utils.logs import get_logger
 
 ENOUGH = 256  # smallest number of decoding steps before a warning
-FAR_BELOW = 0.6  # smallest share of the expected accepted drafts per step without a warning
+# A warning is written if the accepted drafts per step are below this share of the evaluation's.
+FAR_BELOW = 0.6
 
 _logger = get_logger(__name__)
 
@@ -46,8 +47,9 @@ class TauWatch:
                 return
             self._has_warned = True
         _logger.warning(
-            "tau is far below that of the drafter's evaluation: got %.2f over %d decoding steps, "
-            "expected %.2f; check the chat template, the kind of prompts, and the target",
+            "the mean acceptance length (tau) is far below that in the drafter's evaluation: got "
+            "%.2f over %d decoding steps, expected %.2f; check the chat template, the kind of "
+            "prompts, and the target",
             live.tau,
             live.target_forwards,
             expected,

@@ -45,16 +45,17 @@ class ComparisonSettings(Settings):
         num_prompts: largest number of prompts to use; None for all.
         max_new_tokens: largest number of new tokens in each chat turn.
         temperatures: sampling temperatures; 0 is greedy decoding.
-        top_p: as in `generate()`; None for the target's default.
-        top_k: as in `generate()`; None for the target's default.
+        top_p: `top_p` of `generate()`; None for the target's default.
+        top_k: `top_k` of `generate()`; None for the target's default.
         batch_size: number of prompts that are decoded together.
         repeats: number of times that every prompt is decoded, each time with different random
             numbers.
-        seed: seed of the order of prompts and methods, and of all random numbers.
-        keep_state: whether adaptive methods keep what they learned from one prompt to the next.
-        baseline: name of the method that speed-ups refer to; None for transformers if it is
-            compared, otherwise autoregressive decoding if it is compared, otherwise the first
-            method.
+        seed: seed that determines the order of prompts and methods, and all other random choices.
+        keep_state: whether adaptive methods keep what they have learned from earlier prompts; if
+            not, they are reset before each group of prompts.
+        baseline: name of the method that speed-ups refer to; None for `transformers` if that
+            method is compared, else for `autoregressive` if that method is compared, else for the
+            first method.
     """
 
     methods: tuple[str, ...] = Field(min_length=1)
@@ -79,7 +80,8 @@ class TargetFacts(Settings):
     parameters: int
     dtype: str
     bytes_per_cached_token: int
-    gguf_sha256: str | None = None  # of the file that the target was converted from
+    # checksum of the GGUF file that the target was converted from; None if there is no such file
+    gguf_sha256: str | None = None
 
 
 class Environment(Settings):
@@ -96,15 +98,16 @@ class Environment(Settings):
     num_cpus: int | None
     threads: int
     spin_count: str | None  # environment variable GOMP_SPINCOUNT
-    load_average: float | None  # over the minute before; other processes distort the timings
+    # over the minute before the measurement; other processes distort the timings
+    load_average: float | None
     target: TargetFacts
 
 
 class Seconds(Settings):
     """Seconds by phase, summed over all samples; `other` is the time outside reported phases.
 
-    On an accelerator, these are seconds of the host: queued work is included in the phase in which
-    the host waits for it.
+    On an accelerator, the seconds are measured on the host. Work that the host queues is included
+    in the phase in which the host waits for the result.
     """
 
     prefill: float
@@ -122,20 +125,20 @@ class Quantiles(Settings):
 
 
 class ExpertFigures(Settings):
-    """Numbers of proposed and accepted candidates of one expert or other source of candidates."""
+    """Numbers of proposed and accepted candidates of an expert, or of another candidate source."""
 
     expert: int
-    proposed: int  # candidates that this expert scored highest
+    proposed: int  # candidates to which this expert gave the highest score of all experts
     accepted: int
 
     @property
     def acceptance(self) -> float:
-        """The share of the expert's candidates that were accepted."""
+        """The share of the proposed candidates that were accepted."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
 class CategoryFigures(Settings):
-    """The main figures over the prompts of one category."""
+    """The main figures of a method over the prompts of one category."""
 
     prompts: int
     tau: float
@@ -152,7 +155,7 @@ class SampleRecord(Settings):
     category: str
     repeat: int
     group: int  # number of the group of prompts decoded together; the same in every repeat
-    tokens: int
+    tokens: int  # all new tokens
     decoded: NonNegativeInt  # tokens delivered after prefill
     target_forwards: int  # forward passes of the target after prefill
     turns: PositiveInt = 1  # number of chat turns, each of which is a request
@@ -178,12 +181,12 @@ class MethodFigures(Settings):
             ends of its 95% bootstrap interval over prompts are `speedup_low` and `speedup_high`.
         identical_to_target: whether all tokens are those of transformers' `generate()`; None if
             tokens are sampled.
-        identical_share: share of samples whose tokens are all those of transformers' `generate()`;
-            None if tokens are sampled.
+        identical_share: share of samples in which all tokens are those of transformers'
+            `generate()`; None if tokens are sampled.
         acceptance_by_depth: conditional acceptance rate at each depth: among the decoding steps
-            with a candidate to check at that depth, the share that accepted a candidate.
-        marginal_acceptance_by_depth: acceptance rate per position: the share of all decoding steps
-            that accepted a draft at each depth.
+            with candidates to check at that depth, the share that accepted one of them.
+        marginal_acceptance_by_depth: acceptance rate per position: for each depth, the share of all
+            decoding steps that accepted a draft at that depth.
         experts: numbers of proposed and accepted candidates of every expert.
         seconds: seconds by phase.
         time_to_first_token: quantiles over samples of the seconds to the first token.
@@ -196,7 +199,7 @@ class MethodFigures(Settings):
             repetitive text is easy to draft.
         tree: shape of the draft trees; None if there are no trees of a fixed shape.
         parameters: number of the drafter's parameters; None if no model drafts.
-        notes: remarks for the reader.
+        notes: remarks for readers of the report.
         categories: main figures by category of prompts; empty if there is only one category.
         samples: measurements from which all other figures were computed.
     """
@@ -297,7 +300,7 @@ def read_document(path: Path) -> ComparisonDocument:
     """Return the document in a file.
 
     Raises:
-        DataError: the file cannot be read, or does not contain a result of this version.
+        DataError: the file cannot be read, or does not contain a document of this schema version.
     """
     try:
         return ComparisonDocument.model_validate_json(path.read_bytes())
@@ -307,7 +310,7 @@ def read_document(path: Path) -> ComparisonDocument:
             f"{path} does not contain a result of `jakiro bench`",
             expected="a file that `jakiro bench --json` wrote",
             got=got,
-            remedy="check the path, or measure again with this version",
+            remedy="check the path, or measure again with the installed version of jakiro",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""A typical draft tree of a method, for the report."""
+"""Selection of a typical draft tree of a method, for the report."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,11 +15,11 @@ CONTEXT_TOKENS = 64  # tokens shown before the tree
 
 
 class _Step(NamedTuple):
-    """A verified tree and the position of its root."""
+    """A decoding step: the verified tree, the accepted path, and the target's next token."""
 
     tree: SequenceTree
     path: list[int]
-    root: int  # index of the root among the tokens
+    root: int  # index of the root among all tokens of the sequence
     next_token: int
 
 
@@ -49,7 +49,9 @@ def example_tree(
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> ExampleTree | None:
-    """Return the tree whose number of accepted drafts is closest to the mean; None without trees.
+    """Return the tree whose number of accepted drafts is closest to the mean.
+
+    The result is None if the method drafts no trees.
 
     Args:
         method: drafting method.
@@ -88,7 +90,8 @@ def _decoded(
         if policy.last is not None and policy.last[0].children:
             tree, path = policy.last
             root = len(run.token_ids) - len(tokens.token_ids) - 1
-            if len(tokens.token_ids) == len(path) + 1:  # the end of the request cut nothing off
+            # A step in which the end of the request cuts off tokens is left out.
+            if len(tokens.token_ids) == len(path) + 1:
                 steps.append(_Step(tree, path, root, tokens.token_ids[-1]))
         policy.last = None
     return run.token_ids, steps

@@ -1,4 +1,4 @@
-"""Computation of figures and their intervals from samples.
+"""Computation of figures, with their bootstrap intervals, from samples.
 
 Intervals are computed over groups of prompts that are decoded together. At batch size 1, each group
 is a single prompt.
@@ -65,7 +65,7 @@ def figures_of(
         measured: samples of the method.
         baseline: samples of the baseline, with which the method's speed is compared.
         reference: greedy tokens of the target itself; None if tokens are sampled.
-        notes: remarks for the reader.
+        notes: remarks for readers of the report.
     """
     samples = measured.samples
     stats = DecodeStats.pooled(sample.stats for sample in samples)
@@ -118,7 +118,7 @@ def _tau_macro(samples: Sequence[Sample]) -> float:
 
 
 def _speedup(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Interval:
-    """Return the ratio of tokens per second, with its interval over groups that both decoded."""
+    """Return a method's tokens per second, divided by those of the baseline, with the interval."""
     own, other = (
         _pooled(several, lambda sample: sample.stats.emitted, lambda sample: sample.seconds)
         for several in (samples, baseline)

@@ -27,20 +27,21 @@ Results = dict[tuple[str, float], Measured]
 
 
 class Texts(NamedTuple):
-    """Conversion between prompts and token ids."""
+    """Conversion of prompts to token ids, and of token ids to text."""
 
     encode: Encode
     decode: Decode
-    longest_prompt: int = sys.maxsize  # largest number of tokens that leaves room for an answer
+    # largest number of prompt tokens that leaves room for an answer
+    longest_prompt: int = sys.maxsize
 
 
 class Harness:
-    """Measurement of several methods on the same prompts.
+    """A harness that measures several methods on the same prompts.
 
     Args:
         methods: methods to compare.
         settings: settings of the comparison.
-        texts: conversion by the target's tokenizer.
+        texts: conversion of prompts and answers by the target's tokenizer.
         device: device of the target.
         advance: function that is called whenever a method has decoded a group.
     """
@@ -83,20 +84,20 @@ class Harness:
         return results
 
     def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
-        """Return the number of groups to decode, including repeats, methods and warm-up."""
+        """Return how many times `measure` decodes a group in total, including the warm-up."""
         repetitions = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
         return repetitions * len(self.methods) * len(self.settings.temperatures)
 
     def samples(
         self, method: Method, group: Sequence[BenchPrompt], sampling: SamplingOptions, seed: int
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Return a method's samples of a group of prompts, and the seconds of each phase.
+        """Decode a group of prompts; return the samples and the seconds of each phase.
 
         Args:
             method: method that decodes.
             group: prompts that are decoded together.
             sampling: sampling options.
-            seed: seed of the first chat turn; each later chat turn adds 1.
+            seed: seed of the first chat turn; the seed increases by 1 with each later chat turn.
         """
         turns: list[list[Continuation]] = [[] for _ in group]
         seconds = [0.0] * len(group)
@@ -130,7 +131,8 @@ class Harness:
         for repeat, number, method in self._interleaved(len(groups)):
             if not self.settings.keep_state:
                 method.reset()
-            # All methods get the same seed, so methods that sample alike generate the same text.
+            # All methods get the same seed, so methods that sample in the same way generate the
+            # same text.
             seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
             with peak_memory(self.device) as peak:
                 samples, parts = self.samples(method, groups[number], sampling, seed)
@@ -153,9 +155,9 @@ class Harness:
                     yield repeat, number, method
 
     def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
-        """Return the token ids of the next chat turn; if there are too many, cut the last answer.
+        """Return the prompt of the next chat turn; if it is too long, shorten the last answer.
 
-        An answer that is decoded and encoded again may have more tokens than were generated.
+        The text of an answer may be encoded as more tokens than were generated.
         """
         answers = [list(turn.token_ids) for turn in turns]
         while True:
@@ -175,7 +177,7 @@ def grouped(
 
     Args:
         prompts: prompts of the comparison.
-        settings: settings of the comparison; its seed and batch size are used.
+        settings: settings of the comparison, of which only the seed and the batch size are used.
     """
     by_category: dict[str, list[BenchPrompt]] = {}
     shuffled = random.Random(settings.seed).sample(prompts, len(prompts))

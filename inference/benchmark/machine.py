@@ -31,13 +31,13 @@ def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
-        "load_average": os.getloadavg()[0],  # over the last minute; other work distorts timings
+        "load_average": os.getloadavg()[0],  # over the last minute
         "settings": settings.model_dump(mode="json"),
     }
 
 
 def emit(document: dict[str, Any]) -> None:
-    """Write the document as the last line of standard output."""
+    """Write a JSON object as a single line to standard output, after all other output."""
     sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
     sys.stdout.flush()
 

@@ -40,22 +40,22 @@ class MethodName:
         kind: kind of method, such as `drafter`.
         path: path of the drafting model, or of the initial table of `aded`; None if not given.
         name: name of the method in the results.
-        tree: "trained" for trees of the depth that the drafter was trained for, "auto" for the
-            size that is expected to be fastest in each decoding step, "deterministic" for trees of
-            the best candidates at every temperature, "sampled" for sampled candidates if tokens are
-            sampled (as with "trained").
+        tree: "trained" for trees of the depth that the drafter was trained for, "auto" for trees
+            whose size is expected to be the fastest in each decoding step, "deterministic" for
+            trees of the best candidates at every temperature, "sampled" (the same as "trained") for
+            trees whose candidates are sampled if tokens are sampled.
         candidates: number of nodes of a draft tree; "costs" for the trees that are fastest
             according to measured costs; None for the default.
-        levels: number of forward passes of the drafter per tree; None for the number in its
-            training.
-        settings: path of the settings of a drafter that needs no training; None for the defaults.
+        levels: number of forward passes of the drafter per tree; None for the number that the
+            drafter was trained with.
+        settings: path of the settings of an untrained drafter; None for the defaults.
         beside: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
             `lookup`; None if there is no second drafter.
         beside_settings: path of the settings of the second drafter; None for the defaults.
         sharing_settings: path of the settings that determine how two drafters share trees; None
             for the defaults.
-        merged_repeats: largest number of candidates of a tree with added repetitions (see
-            `RepeatingDrafter`); None to leave trees as they are drafted.
+        merged_repeats: largest number of candidates of a tree after its repetitions have been
+            continued (see `RepeatingDrafter`); None to leave trees as they are drafted.
     """
 
     kind: str
@@ -120,11 +120,11 @@ def _parse(text: str) -> MethodName:
     kind, _, path = (rest if pair is None else pair.first).partition("=")
     beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
-    if "(" in options.get("name", ""):  # parentheses distinguish several settings
+    if "(" in options.get("name", ""):  # parentheses mark one of several settings
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and "candidates" in options:
         raise _malformed(
-            text, "either tree=auto, which selects its own size, or candidates=N", text
+            text, "either tree=auto, which selects the number of candidates, or candidates=N", text
         )
     if options.get("tree") == "auto" and pair is not None:
         raise _malformed(text, "either tree=auto or two drafters that share trees", text)
@@ -155,7 +155,9 @@ def _name(kind: str, beside: str | None) -> str:
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
     if kind != DRAFTER and ("tree" in options or options.get("candidates") == "costs"):
         raise _malformed(
-            text, f"tree and candidates=costs only with {DRAFTER}=PATH", "a different method"
+            text,
+            f"tree and candidates=costs only with {DRAFTER}=PATH",
+            "these options with a different method",
         )
     sized = kind == DRAFTER and options.get("candidates", "costs") != "costs"
     if "levels" in options and not sized:

@@ -23,7 +23,7 @@ class SamplingOptions(NamedTuple):
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The values of top-p and top-k that are set; empty for greedy decoding."""
+        """The values of `top_p` and `top_k` that are not None; empty for greedy decoding."""
         given = {"top_p": self.top_p, "top_k": self.top_k} if self.temperature else {}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -33,9 +33,9 @@ class Method(Protocol):
     """A decoding method that can be measured."""
 
     name: str  # unique
-    family: str  # common name of several settings, of which the fastest is reported
+    family: str  # name under which the fastest of several settings is reported
     kind: str
-    note: str  # remark for the reader
+    note: str  # remark for readers of the report
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together.
@@ -62,13 +62,13 @@ class Method(Protocol):
 
 
 class OwnDecoding:
-    """Decoding by this package.
+    """A method that decodes with this package.
 
     Args:
         name: name of the method.
         kind: `autoregressive`, `drafter`, `aded`, `lookup` or `lm`.
         decoder: decoder with or without a drafter.
-        note: remark for the reader.
+        note: remark for readers of the report.
     """
 
     def __init__(self, name: str, kind: str, decoder: SpeculativeDecoder, note: str = "") -> None:

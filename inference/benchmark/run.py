@@ -40,7 +40,7 @@ Track = Callable[[int], Callable[[], None]]
 def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     """Return the prompts to decode, without duplicates, after checking the settings.
 
-    No model is needed.
+    The models need not be loaded for this.
 
     Raises:
         ConfigError: a method name is malformed, or settings contradict each other.
@@ -130,11 +130,11 @@ class Comparison:
         """Measure all methods, and return the document.
 
         Args:
-            track: function that receives the number of steps, and returns a function that is called
-                after each step.
+            track: function that is called with the total number of steps, and returns a function
+                that is called after each step.
         """
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
-        # Untimed work that may fail comes first, so that no measurement is lost.
+        # Untimed work that may fail is done first, so that a failure loses no measurement.
         trees = self._trees(harness)
         reference = self._reference(harness)
         harness.advance = track(harness.num_groups(self.prompts))
@@ -178,10 +178,10 @@ class Comparison:
 
     @property
     def _own_reference(self) -> Method | None:
-        """The measured method whose greedy tokens are the reference; None if there is none.
+        """The measured method whose greedy tokens serve as the reference; None if no method can.
 
-        Batched decoding cannot be the reference, because padding changes the rounding in half
-        precision.
+        Tokens from batched decoding cannot serve as the reference, because padding changes the
+        rounding in half precision.
         """
         if self.settings.batch_size > 1:
             return None
@@ -193,7 +193,7 @@ class Comparison:
         return {sample.prompt.identity: sample.token_ids for sample in samples}
 
     def _reference(self, harness: Harness) -> Reference | None:
-        """Return the target's own greedy tokens; None if not needed or if they will be measured."""
+        """Return the target's greedy tokens; None if they are not needed or measured anyway."""
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
@@ -230,7 +230,7 @@ class Comparison:
 def _trial_prompts(
     prompts: Sequence[BenchPrompt], methods: Sequence[MethodName]
 ) -> list[BenchPrompt]:
-    """Return the last prompts of all categories if a method needs them to select trees."""
+    """Return the prompts for the trial, from the end of the file; none if no trial is needed."""
     if all(method.candidates != "costs" for method in methods):
         return []
     if len(prompts) <= TRIAL_PROMPTS:
@@ -273,4 +273,4 @@ def _rivals(
     ]
     if not others:
         return []
-    return [f"the fastest of several settings on these samples; {'; '.join(others)}"]
+    return [f"the fastest of several settings on these samples; the others: {'; '.join(others)}"]

@@ -19,7 +19,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Continuation:
-    """The answer to a chat turn; `stats` contains no seconds, which are measured per group."""
+    """The answer to a chat turn; `stats` has no seconds, which are measured for whole groups."""
 
     token_ids: list[int]
     arrivals: list[Arrival]
@@ -27,7 +27,10 @@ class Continuation:
 
     @property
     def gaps(self) -> list[float]:
-        """The seconds between tokens, divided evenly among tokens that were delivered together."""
+        """The seconds before each token after the first delivery.
+
+        The seconds between two deliveries are divided evenly among the tokens of the later one.
+        """
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [
             (after.seconds - before.seconds) / after.num_tokens

@@ -17,9 +17,9 @@ bootstrap variances: one over seeds with fixed prompts, and one over prompts wit
   normal interval with 3 seeds covers 81% instead of 95%. The degrees of freedom are therefore
   estimated by Satterthwaite's formula (Biometrics Bulletin, 1946). They are S - 1 if the variance
   over S seeds dominates, and P - 1 if the variance over P prompts dominates.
-- The variance of a single seed on a single prompt is included twice, so the interval is too wide
-  rather than too narrow. Resampling seeds and prompts at once would include this variance three
-  times (A. Owen, The pigeonhole bootstrap, Annals of Applied Statistics, 2007).
+- The variance that is specific to one seed on one prompt is included twice, so the interval is too
+  wide rather than too narrow. Resampling seeds and prompts at once would include this variance
+  three times (A. Owen, The pigeonhole bootstrap, Annals of Applied Statistics, 2007).
 """
 
 import math
@@ -53,7 +53,7 @@ class Figure(NamedTuple):
     """The result of a measurement, as stored in documents; `interval` is None if not measured."""
 
     interval: Interval | None
-    goal: float | None = None
+    goal: float | None = None  # smallest or largest acceptable value
     details: Mapping[str, Any] = MappingProxyType({})
 
     def headline(self) -> dict[str, float | None]:
@@ -64,7 +64,7 @@ class Figure(NamedTuple):
 
 
 def interval(items: Sequence[Item], statistic: Callable[[Sequence[Item]], float]) -> Interval:
-    """Return a statistic of independent items with its interval.
+    """Return a statistic of independent items, with its 95% bootstrap interval.
 
     Args:
         items: independent items.
@@ -77,7 +77,7 @@ def interval(items: Sequence[Item], statistic: Callable[[Sequence[Item]], float]
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of independent values with its interval."""
+    """Return the median of independent values, with its 95% bootstrap interval."""
     return interval(values, median)
 
 
@@ -114,7 +114,7 @@ def sums_by_unit(parts: Iterable[tuple[str, float]], index_of: Mapping[str, int]
 
     Args:
         parts: unit and value of every sample, in any order.
-        index_of: indices of all units, from 0.
+        index_of: index of each unit, counted from 0.
     """
     sums = np.zeros(len(index_of))
     for unit, value in parts:
@@ -128,7 +128,8 @@ def pooled_ratio(top: Floats, bottom: Floats, resamples: Floats) -> Floats:
     Args:
         top: numerator of each unit [units].
         bottom: denominator of each unit [units].
-        resamples: counts from `resample_counts`; ratios over the same units use the same counts.
+        resamples: counts from `resample_counts`; all ratios over the same units must use the same
+            counts.
     """
     return divided(resamples @ top, resamples @ bottom)
 
@@ -210,9 +211,9 @@ def ratio(top: Rate, bottom: Rate) -> Ratio:
 
 
 def product(terms: Sequence[Term]) -> Ratio:
-    """Return a product of powers of pooled rates with its paired interval.
+    """Return a product of powers of pooled rates, with its 95% interval.
 
-    With a single seed, only prompts are resampled.
+    All rates are resampled together. With a single seed, only prompts are resampled.
 
     Args:
         terms: exponents and rates, all over the same seeds and prompts.
@@ -252,9 +253,9 @@ def _corrected(resampled: Floats, num_units: int) -> _Part:
 
 
 def _reach(parts: Sequence[_Part]) -> float:
-    """Return half the length of the interval."""
+    """Return half the length of the interval of the logarithm."""
     total = sum(part.variance for part in parts)
-    if not total:  # no difference at all, as when the base is compared with itself
+    if not total:  # no difference at all, as when an arm is compared with itself
         return 0.0
     freedom = total**2 / sum(part.variance**2 / part.freedom for part in parts)
     return student_quantile(freedom) * math.sqrt(total)
@@ -263,7 +264,8 @@ def _reach(parts: Sequence[_Part]) -> float:
 def student_quantile(freedom: float) -> float:
     """Return the value that |t| exceeds with probability 5%, for at least one degree of freedom.
 
-    With t = sqrt(freedom) tan(angle), the density becomes cos(angle)^(freedom - 1).
+    With t = sqrt(freedom) tan(angle), the density of the angle is proportional to
+    cos(angle)^(freedom - 1).
     """
     angles = np.linspace(0.0, math.pi / 2, _ANGLES, endpoint=False)
     mass = np.cumsum(np.cos(angles) ** (freedom - 1))

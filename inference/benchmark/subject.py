@@ -1,4 +1,4 @@
-"""Loading of the target of a comparison, and construction of its methods."""
+"""Loading of the target of a comparison, and construction of the compared methods."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from jakiro.utils.settings import load_settings
 
-LOOKUP_TOKENS = (3, 5, 10)  # tokens drafted per forward pass; the fastest setting is reported
+LOOKUP_TOKENS = (3, 5, 10)  # tokens drafted per forward pass; only the fastest setting is reported
 
 
 def load_target(

@@ -31,7 +31,9 @@ def seconds_of(work: Work) -> float:
 def interleaved(
     works: Mapping[str, Work], repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Return how many seconds each function took in each repeat, by name; the order rotates.
+    """Return how many seconds each function took in each repeat, by name.
+
+    The order in which the functions are called rotates from one repeat to the next.
 
     Args:
         works: functions to time, by name.
@@ -76,7 +78,7 @@ def _repeat(work: Work, count: int) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line of progress to standard error."""
+    """Write a progress message to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -94,7 +96,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure the peak memory of the device's allocator or, on a CPU, of this process (Linux)."""
+    """Measure the peak memory of the device's allocator; on a CPU, of this process (on Linux)."""
     peak = Peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

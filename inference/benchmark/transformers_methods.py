@@ -19,14 +19,14 @@ from inference.trees.shape import TreeShape
 
 
 class TransformersDecoding:
-    """Decoding by the target's own `generate()`.
+    """A method that decodes with the target's own `generate()`.
 
     Args:
         name: name of the method.
         kind: kind of method, as the caller named it.
         model: the target.
         family: name under which the fastest of several settings is reported; None for `name`.
-        note: remark for the reader.
+        note: remark for readers of the report.
         **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
 
@@ -75,7 +75,7 @@ class TransformersDecoding:
         return Decoded([self._continuation(sequence, watch) for sequence in sequences], watch.parts)
 
     def reset(self) -> None:
-        """Restore the assistant's number of drafts, which transformers may adapt."""
+        """Restore the assistant's generation config, which transformers may change in `decode`."""
         if self._assistant is not None:
             self._assistant.generation_config = copy.deepcopy(self._before)
 
@@ -101,7 +101,7 @@ class TransformersDecoding:
     def _continuation(self, sequence: list[int], watch: "_ForwardTimer") -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
         ids = sequence[: _end(sequence, _end_tokens(self._model))]
-        # Without drafts, every token of a sequence after prefill needs one forward pass.
+        # Without drafts, every token after the one from prefill needs one forward pass.
         is_drafting = self.kind != TRANSFORMERS
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
         arrivals = _first(watch.arrivals, len(ids))
@@ -164,7 +164,10 @@ def _end_tokens(model: PreTrainedModel) -> set[int]:
 
 
 def _end(sequence: Sequence[int], end_tokens: set[int]) -> int:
-    """Return the length of a sequence up to and including its first end token."""
+    """Return the length of a sequence up to its first end token, including that token.
+
+    Without an end token, this is the length of the whole sequence.
+    """
     ends = (index + 1 for index, token in enumerate(sequence) if token in end_tokens)
     return next(ends, len(sequence))
 

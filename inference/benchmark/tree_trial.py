@@ -1,4 +1,4 @@
-"""Selection of a method's draft trees, by measured costs on prompts that are not reported on."""
+"""Selection of a method's draft trees, by measured costs on prompts excluded from the results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Trial:
         prompts: prompts that are not measured; only the first chat turn of a dialogue is used.
         temperature: temperature at which trees for sampling are selected; 0 if all decoding is
             greedy.
-        max_new_tokens: largest number of new tokens of an answer in the comparison.
+        max_new_tokens: largest number of new tokens per answer in the comparison.
     """
 
     prompts: Sequence[BenchPrompt] = ()

@@ -97,9 +97,9 @@ class Handover:
     def _prepared(self, prompts: list[list[int]]) -> list[PreparedPrompt]:
         """Return each prompt with its processors and criteria.
 
-        Processors and criteria that count tokens would count padding as well, and some depend on
-        the batch index. In these cases, every prompt is prepared again by itself, with the
-        processors and criteria that the caller passed.
+        Processors and criteria that count tokens would count padding as well, and some processors
+        depend on the batch index. In these cases, every prompt is prepared again by itself, with
+        the processors and criteria that the caller passed.
         """
         is_padded = any(len(prompt) != self.input_ids.shape[1] for prompt in prompts)
         are_alike = len(prompts) == 1 or all(
@@ -139,7 +139,7 @@ class Handover:
                 "generate() was called on a model other than the decoder's target",
                 expected=type(target.model).__name__,
                 got=type(self.model).__name__,
-                remedy="call generate() of the model that the decoder was made with",
+                remedy="call generate() of the model that was passed to the decoder",
             )
         others = {name for name, value in inputs.items() if value is not None} - _EXPECTED
         if inputs.get("synced_gpus"):

@@ -46,7 +46,7 @@ class PreparedPrompt:
     config: GenerationConfig
 
     def request(self, seed: int, max_position: int, index: int = 0) -> Request:
-        """Return the request for one of the prompts, which must have no padding.
+        """Return the request for one of the prompts; the prompts must have no padding.
 
         Args:
             seed: seed of all random numbers of the request.
@@ -79,8 +79,8 @@ def prepare_requests(
 ) -> tuple[list[Request], GenerationConfig]:
     """Return a request for each prompt, and the generation config that the requests share.
 
-    Arguments of the caller are checked only here. Every prompt is prepared by itself, as in a batch
-    of one, so that processors and criteria that count tokens never count padding.
+    This function also checks the caller's arguments. Every prompt is prepared by itself, as in a
+    batch of one, so that processors and criteria that count tokens never count padding.
 
     Args:
         model: the target.
@@ -138,7 +138,7 @@ def prepare(
         raise PromptError("generate() rejects the arguments", got=error) from error
     if (count := prepared.config.num_return_sequences) not in (1, None):
         raise PromptError(
-            "num_return_sequences is not supported here",
+            "num_return_sequences is not supported by this method",
             expected=1,
             got=count,
             remedy="use generate_batch([prompt] * n), or target.generate(custom_generate=decoder)",
@@ -166,7 +166,7 @@ def capture(
 
 
 def share_processors(requests: list[Request]) -> list[Request]:
-    """Let requests share processors that read no prefix, so that one call processes all."""
+    """Let requests share processors that read no prefix, so that one call serves all requests."""
     first = requests[0].sampling
     if not first.is_prefix_free:
         return requests
@@ -182,7 +182,7 @@ def random_seed() -> int:
 
 
 def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:
-    """Give each request the random numbers of a batch of one with its seed."""
+    """Give each request its own seed, so that it decodes as in a batch of one with this seed."""
     if len(seeds) != len(requests):
         raise PromptError(
             "the number of seeds does not fit the number of prompts",
@@ -218,7 +218,7 @@ def _decision(temperature: float | None) -> dict[str, Any]:
 
 
 def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]:
-    """Set a pad token if there is none, which only prevents a warning of `generate()`."""
+    """Set a pad token if there is none, only to prevent a warning of `generate()`."""
     defaults = model.generation_config
     given = generation.get("generation_config") or defaults
     if given is None or "pad_token_id" in generation or given.pad_token_id is not None:
@@ -231,7 +231,7 @@ def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]
 def _with_stop_strings(
     generation: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
-    """Replace stop strings by a criterion, because a custom method gets no tokenizer."""
+    """Replace stop strings by a criterion, because a custom method receives no tokenizer."""
     config = generation.get("generation_config")
     strings = generation.get("stop_strings") or getattr(config, "stop_strings", None)
     if not strings:

@@ -64,7 +64,7 @@ class BenchPrompt:
 def read_prompts(
     path: Path, max_prompts: int | None = None, *, training_records: bool = False
 ) -> list[BenchPrompt]:
-    """Return the prompts of a file in their order, repeated ones included (see `distinct`).
+    """Return the prompts of a file in order, including repetitions (see `distinct`).
 
     A file whose name ends in .jsonl or .json has one object per line, with exactly one of the keys
     `prompt` (a text, a list of token ids, or a chat), `turns` (the user messages of all turns,
@@ -117,7 +117,7 @@ class PromptLine(NamedTuple):
 
         Args:
             expected: content that the line should have.
-            got: content that was found instead; None for the whole line.
+            got: content that was found instead; None to show the whole line.
         """
         return _unusable(self.location, expected, self.fields if got is None else got)
 
@@ -169,12 +169,12 @@ def _parsed(text: str, location: str) -> PromptLine:
     except ValueError as error:
         raise PromptError(
             f"{location} is not JSON",
-            expected="one object per line",
+            expected="one JSON object per line",
             got=error,
             remedy="rename the file to .txt if its lines are plain text",
         ) from error
     if not isinstance(fields, dict):
-        raise _unusable(location, "one object per line", fields)
+        raise _unusable(location, "one JSON object per line", fields)
     return PromptLine(location, fields)
 
 
@@ -264,7 +264,7 @@ def _is_question(value: Any) -> bool:
     return _is_chat(value) and value[-1]["role"] != "assistant"
 
 
-_CHAT = 'a list of {"role", "content"} objects, the last one not by the assistant'
+_CHAT = 'a list of {"role", "content"} objects, of which the last is not by the assistant'
 _FORMS = {
     "prompt": _Form(f"a text, a list of token ids, or {_CHAT}", _is_prompt),
     "turns": _Form("a list of texts, one for each message of the user", _is_list_of_texts),

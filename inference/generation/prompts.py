@@ -20,7 +20,7 @@ def encode_prompt(
 
     Args:
         prompt: a single prompt; token ids may have shape [tokens] or [1, tokens].
-        tokenizer: tokenizer for texts and messages; None if the prompt is token ids.
+        tokenizer: tokenizer for texts and messages; None if the prompt consists of token ids.
         vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
@@ -79,8 +79,8 @@ def unpadded(
         attention_mask: 0 where `input_ids` is padding; None if there is no padding.
 
     Raises:
-        PromptError: the shapes of mask and `input_ids` differ, or the mask of a sequence keeps no
-            tokens, or tokens that are not consecutive.
+        PromptError: the shapes of `attention_mask` and `input_ids` differ, or the mask of a
+            sequence keeps either no tokens or tokens that are not consecutive.
     """
     sequences = input_ids.tolist()
     if attention_mask is None:

@@ -1,4 +1,4 @@
-"""Streaming of final tokens, either as text of complete code points or to a streamer."""
+"""Streaming of emitted tokens: as text of whole characters, or as token ids to a streamer."""
 
 from collections.abc import Callable, Iterator
 
@@ -27,7 +27,7 @@ class TextStream:
         self._num_shown = 0  # number of characters already returned
 
     def push(self, token_ids: list[int]) -> str:
-        """Return the text that the new tokens complete, which may be empty."""
+        """Return the new text that is complete after these tokens; it may be empty."""
         self._ids += token_ids
         text = self._decoded()
         return "" if text.endswith(REPLACEMENT) else self._take(text)
@@ -45,7 +45,7 @@ class TextStream:
 
 
 class TextPrinter(BaseStreamer):
-    """Streamer that writes new text, without the prompt.
+    """A streamer that writes the generated text, without the prompt.
 
     Args:
         tokenizer: the target's tokenizer.

@@ -26,7 +26,8 @@ REFUSED = frozenset(
         "tokenizer",
     }
 )
-# Fields of its config that request another decoding method, with the values that disable them.
+# Fields of the generation config that request another decoding method or unsupported outputs, each
+# with the values that disable the field.
 _OFF: dict[str, tuple[Any, ...]] = {
     "num_beams": (1, None),
     "num_beam_groups": (1, None),
@@ -84,7 +85,9 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
     new_tokens = generation.get("max_new_tokens")
     if new_tokens is not None and not (isinstance(new_tokens, int) and new_tokens >= 1):
         raise PromptError(
-            "this max_new_tokens cannot be used", expected="at least 1", got=new_tokens
+            "this max_new_tokens cannot be used",
+            expected="an integer of at least 1",
+            got=new_tokens,
         )
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(
@@ -100,14 +103,15 @@ def _is_temperature(value: object) -> bool:
 
 
 def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:
-    """Raise an error if a config requires another decode loop, or a processor keeps a state.
+    """Raise an error if a config requests unsupported decoding, or a processor keeps a state.
 
     Args:
         config: generation config with all defaults filled in.
         processors: logits processors.
 
     Raises:
-        PromptError: a field of the config or a processor is not supported; the message names it.
+        PromptError: a field of the config or a processor is not supported; the message
+            names the field or processor.
     """
     for name, off in _OFF.items():
         if (value := getattr(config, name, None)) not in off:
@@ -120,12 +124,12 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
                 f"{name} is not supported, because it keeps a state between tokens",
                 expected="processors that depend only on the tokens so far",
                 got=name,
-                remedy="leave it out",
+                remedy="leave this processor out",
             )
 
 
 def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
-    """Raise an error if a processor cannot process several sequences, and there are several.
+    """Raise an error if there are several sequences and a processor can process only one.
 
     Args:
         num_sequences: number of sequences in the batch.
@@ -151,7 +155,7 @@ def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> 
         prompt: number of tokens of the prompt.
         total: number of tokens of the prompt and its longest continuation.
         max_position: number of positions that the target has.
-        index: number of the prompt, for the error message.
+        index: index of the prompt, for the error message.
 
     Raises:
         PromptError: the tokens exceed the context; the message gives both lengths.
@@ -160,6 +164,6 @@ def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> 
         raise PromptError(
             f"prompt {index} and its new tokens do not fit into the target's context",
             expected=f"at most {max_position} positions",
-            got=f"{prompt} prompt tokens and {total - prompt} new ones",
+            got=f"{prompt} prompt tokens and {total - prompt} new tokens",
             remedy="shorten the prompt or lower max_new_tokens",
         )

@@ -1,4 +1,4 @@
-"""Checks on a user's own models that decoding with a drafter is lossless (`jakiro verify`)."""
+"""Checks that decoding with a drafter is lossless for the user's own models (`jakiro verify`)."""
 
 from inference.losslessness.check import verify_losslessness
 from inference.losslessness.records import Check, VerifyReport, VerifySettings

@@ -21,15 +21,15 @@ from jakiro.errors import PromptError
 def check_greedy(
     decoder: SpeculativeDecoder, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> GreedyCheck:
-    """Compare greedy continuations token by token.
+    """Compare the decoder's greedy continuations with the target's own, token by token.
 
-    After their first difference, two continuations cannot be compared any further. Only the first
-    difference is therefore checked, by the target's logits of the two tokens.
+    After their first difference, two continuations cannot be compared any further. For the first
+    difference, the target's logits of the two tokens show whether rounding alone can explain it.
 
     Args:
         decoder: decoder to verify.
         prompts: token ids of each prompt.
-        max_new_tokens: largest number of new tokens of each prompt.
+        max_new_tokens: largest number of new tokens for each prompt.
 
     Raises:
         PromptError: a prompt cannot be continued by `max_new_tokens` tokens.
@@ -80,11 +80,12 @@ def verify_losslessness(
     settings: VerifySettings | None = None,
     on_check: Callable[[Check], None] | None = None,
 ) -> VerifyReport:
-    """Return a report on whether a decoder's greedy and sampled output is that of its target.
+    """Return a report on whether a decoder's greedy and sampled output agrees with its target's.
 
     In half precision, logits depend on the order of summation, which differs between batch shapes,
-    even without a drafter. Greedy near-ties and tokens at the threshold of top-p are therefore
-    counted separately. Sampled output is tested against the target's exact distribution, with the
+    even without a drafter. Two groups of tokens are therefore counted separately: greedy tokens
+    that differ only because two logits are nearly equal (near-ties), and sampled tokens at the
+    threshold of top-p. Sampled output is tested against the target's exact distribution, with the
     same thresholds in any precision. In single precision, no greedy difference is tolerated.
 
     Args:

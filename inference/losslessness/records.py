@@ -6,18 +6,20 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from jakiro.utils.settings import Settings
 
-FALSE_ALARM = 0.001  # probability that a correct decoder fails any test of a distribution
-DISTRIBUTION_TESTS = 2  # number of tests of each prompt's distribution
+FALSE_ALARM = 0.001  # probability that a correct decoder fails one or more distribution tests
+DISTRIBUTION_TESTS = 2  # number of distribution tests for each prompt
 
 
 class VerifySettings(Settings):
-    """Settings of a verification; None for top_p or top_k means the target's own value."""
+    """Settings of a verification; None for `top_p` or `top_k` means the target's default."""
 
     max_new_tokens: int = Field(64, ge=1)  # largest length of a greedy continuation
     num_prompts: int | None = Field(None, ge=1)  # number of prompts to use; None for all
     samples: int = Field(2000, ge=50)  # number of continuations to sample for each prompt
-    sampled_prompts: int = Field(1, ge=0)  # number of prompts to sample for, from the first on
-    sample_length: int | None = Field(None, ge=2)  # None for the draft tree's depth plus 2
+    # number of prompts, counted from the first, for which continuations are sampled
+    sampled_prompts: int = Field(1, ge=0)
+    # number of tokens of a sampled continuation; None for the draft tree's depth plus 2
+    sample_length: int | None = Field(None, ge=2)
     temperature: float = Field(1.0, gt=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)  # 0 for all tokens
@@ -31,7 +33,7 @@ class VerifySettings(Settings):
 
 
 class _Result(BaseModel):
-    """Base of results: `str()` returns a line of figures, and `details` has further lines."""
+    """Base of results; `str()` returns a line of figures, and `details` returns further lines."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,16 +47,17 @@ class GreedyDifference(_Result):
     """The first token at which a greedy continuation differs from the target's own."""
 
     prompt: int  # counted from 1
-    position: int  # among the new tokens, counted from 1
-    target_token: int | None  # None if the target's continuation had ended
-    decoder_token: int | None
-    gap: float | None  # between the target's logits of the two tokens
+    position: int  # position among the new tokens, counted from 1
+    target_token: int | None  # None if the target's continuation has already ended
+    decoder_token: int | None  # None if the decoder's continuation has already ended
+    # difference between the target's logits of the two tokens; None if there is only one token
+    gap: float | None
     rounding: float  # largest effect of rounding on these logits; 0 in single precision
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding alone explains the difference."""
+        """Whether rounding alone can explain the difference."""
         return self.gap is not None and self.gap <= self.rounding
 
     def __str__(self) -> str:
@@ -72,7 +75,7 @@ class GreedyCheck(_Result):
 
     name: Literal["greedy equality"] = "greedy equality"
     prompts: int
-    tokens: int  # number of equal tokens up to the first difference of each prompt
+    tokens: int  # number of equal tokens before the first differences, over all prompts
     drafted: int  # number of the decoder's tokens that are accepted drafts
     differences: tuple[GreedyDifference, ...] = ()
 
@@ -118,7 +121,7 @@ class DistributionCheck(_Result):
         return (
             f"prompt {self.prompt}: {self.counted} {unit}, {self.drafted} tokens drafted; "
             f"chi-square {self.statistic:.1f} in {self.cells} cells, "
-            f"p = {self.p_value:.3g} (at least {self.threshold:.2g})"
+            f"p = {self.p_value:.3g} (must be at least {self.threshold:.2g})"
         )
 
 
@@ -163,7 +166,7 @@ class VerifyReport(_Result):
 
     @property
     def summary(self) -> str:
-        """The number of passed checks, and a hint where rounding may explain a failure."""
+        """The number of passed checks, and a hint if rounding may explain a failure."""
         passed = sum(check.passed for check in self.checks)
         counted = f"{passed} of {len(self.checks)} checks passed"
         if self.passed or self.dtype in ("float32", "float64"):

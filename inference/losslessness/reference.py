@@ -15,7 +15,7 @@ from jakiro.target.checks import CausalLM
 Tokens = tuple[int, ...]
 
 PREFIX_BATCH = 32  # number of prefixes in a batch
-NEAR_TIE_ULPS = 4  # largest effect of rounding on a logit in half precision, in ulps
+NEAR_TIE_ULPS = 4  # largest rounding effect on half-precision logits, in units in the last place
 
 
 class Reference:
@@ -111,8 +111,8 @@ def rounding(dtype: torch.dtype, logits: Sequence[float]) -> float:
     """Return the largest effect of rounding on the largest logit; 0 in single precision.
 
     The order of summation depends on the shape of a batch. In half precision, the order
-    changes logits by a few units in the last place. If two logits differ by less, either may be
-    the larger one.
+    changes logits by a few units in the last place. If two logits differ by less than this effect,
+    either may be the larger one.
 
     Args:
         dtype: dtype of the target.

@@ -8,10 +8,11 @@ later decoding steps. There are three checks:
   This check detects any error in likely continuations. If the distribution is flat, however, many
   tokens have no cell of their own.
 - *token ranks*: each token is replaced by a number, which is the total probability of all tokens
-  that the target finds more likely there, plus a random share of the token's own probability. Under
-  the target's distribution, these numbers are independent and uniform (Rosenblatt's transform), so
-  a single test includes the tokens of all continuations. This check detects a preference for more
-  or less likely tokens, the usual effect of faulty acceptance, in vocabularies of any size.
+  that the target finds more likely at this position, plus a random share of the token's own
+  probability. Under the target's distribution, these numbers are independent and uniform
+  (Rosenblatt's transform), so a single test includes the tokens of all continuations. This check
+  detects a preference for more or less likely tokens, the usual effect of faulty acceptance, in
+  vocabularies of any size.
 - *impossible tokens*: tokens that top-k, top-p or another processor excludes must not occur.
 """
 
@@ -135,7 +136,7 @@ class SampledContinuation(NamedTuple):
     """A sampled continuation."""
 
     token_ids: Tokens
-    drafted: int  # number of accepted drafts among them
+    drafted: int  # number of accepted drafts among the tokens
 
 
 def sample_continuations(
@@ -165,7 +166,9 @@ def sample_continuations(
 
 
 def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
-    """Return the length of a sample; by default, it consists of root, one path and bonus token.
+    """Return the number of tokens of a sample.
+
+    By default, a sample has room for a root, the longest path of a draft tree, and a bonus token.
 
     Args:
         decoder: decoder to verify.
@@ -220,7 +223,8 @@ def check_sampled(
 class _RankedTokens(NamedTuple):
     """Numbers that replace the tokens of all continuations, and counts of excluded tokens."""
 
-    ranks: list[float]  # uniform in [0, 1) under the target; not for first tokens
+    # uniform in [0, 1) under the target's distribution; the first tokens have no number
+    ranks: list[float]
     impossible: int
     at_the_cut: int
 
@@ -245,7 +249,7 @@ def _rank_tokens(reference: Reference, sequences: list[Tokens], seed: int) -> _R
 
 
 def _shares(probs: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
-    """Return the total probability of all tokens ranked before a token, and that of the token."""
+    """Return the total probability of all tokens ranked before a token, and the token's own."""
     own = probs[token]
     ties_before = probs[:token][probs[:token] == own].sum()
     return float(probs[probs > own].sum() + ties_before), float(own)

@@ -1,9 +1,9 @@
 """Comparison of `tree="auto"` with autoregressive decoding, for `jakiro profile automatic`.
 
 The result is the time for decoding all prompts with automatic trees, divided by the time without
-drafts. It includes the decoding steps in which the sizes of the trees are learned. At each
-temperature, this ratio is measured with the given drafter and with a useless drafter, which has
-random weights. Progress is printed to standard error.
+drafts. The time with automatic trees includes the decoding steps in which the best sizes of the
+trees are learned. At each temperature, this ratio is measured with the given drafter and with a
+useless drafter, which has random weights. Progress is printed to standard error.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def _measure(
 ) -> list[Pair]:
     """Decode every prompt without drafts and with automatic trees, in alternating order.
 
-    Decoding the first prompt once in both ways serves as a warm-up.
+    Before that, the first prompt is decoded once in each of the two ways, as a warm-up.
     """
     plan = largest_trees(drafter)
     trained = TrainedDrafter(drafter, target, plan)

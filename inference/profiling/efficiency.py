@@ -12,7 +12,7 @@ from inference.profiling.subject import Subject
 from inference.protocol import Budget
 
 GOAL = 0.9
-RIGHT, NODES = 3, 8  # accepted drafts and nodes of each of the oracle's trees
+RIGHT, NODES = 3, 8  # numbers of accepted drafts and of nodes in each of the oracle's trees
 ALONE = 8  # number of repetitions of the isolated forward passes, before and after each run
 
 
@@ -22,7 +22,7 @@ class OracleTiming(NamedTuple):
     autoregressive: float  # seconds of decoding without drafts
     oracle: float  # seconds of decoding with the oracle
     tau: float
-    target: float  # seconds of the target's forward pass over a token
+    target: float  # seconds of the target's forward pass over one token
     verify: float  # seconds of the target's forward pass over a tree
     draft: float  # seconds of drafting a tree
 
@@ -50,7 +50,7 @@ def measure_efficiency(subject: Subject) -> dict[str, Figure]:
             for name in ("target", "verify", "draft")
         },
     }
-    note(f"oracle: {efficiency.value:.3f} of {details['ideal']}")
+    note(f"oracle: {efficiency.value:.3f} of the ideal speed-up {details['ideal']}")
     return {"oracle_efficiency": Figure(efficiency, GOAL, details)}
 
 
@@ -80,7 +80,8 @@ def _isolated(
 ) -> dict[str, Work]:
     """Return functions that repeat the parts of a decoding step in the middle of a run, by name.
 
-    The parts are the forward passes of a step without drafts and with drafts, and drafting.
+    The parts are the target's forward pass over one token (`target`) and over a tree (`verify`),
+    and drafting (`draft`).
     """
     count = steps * (RIGHT + 1) + 1
     middle = steps // 2

@@ -70,9 +70,9 @@ def watched(target: TargetAdapter, drafter: JakiroDrafter | None, around: Around
     Of nested calls, only the outermost is routed through `around`.
 
     Args:
-        target: target, whose decoder and logits are watched.
-        drafter: drafter, whose forward pass, memory and keys/values are watched; None to watch
-            only the target.
+        target: target; its decoder's forward pass and the computation of its logits are watched.
+        drafter: drafter; its forward pass, the encoding of its memory and the computation of its
+            keys/values are watched; None to watch only the target.
         around: function that receives a name and the call, and returns the result of the call.
     """
     methods = _methods(target, drafter)
@@ -197,7 +197,8 @@ def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
     recorder = Recorder()
     with watched(subject.target, subject.drafter, recorder):
         next(steps)
-    # The recorded calls write to the run's caches; closing the iterator would free them.
+    # The recorded calls write to the run's caches; closing the iterator would free
+    # these caches.
     recorder.calls.append(lambda: steps)
     return recorder
 

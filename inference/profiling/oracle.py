@@ -10,13 +10,14 @@ from inference.sampling import Sampling
 
 
 class OracleDrafter(Drafter):
-    """Drafts for greedy decoding from known continuations.
+    """Proposes trees for greedy decoding, built from continuations that are known in advance.
 
-    Each of the first `num_right` levels contains a wrong candidate followed by the right candidate;
-    all other nodes are wrong and are on the next level.
+    Each of the first `num_right` levels contains two siblings, a wrong candidate and then the right
+    candidate. All other nodes are wrong candidates on level `num_right` + 1.
 
     Args:
-        known: prompt and continuation of each sequence, which must be longer than the decoded text.
+        known: tokens of each sequence: its prompt, then its continuation, which must be longer than
+            the text to be generated.
         vocab_size: size of the target's vocabulary.
         device: device of the target.
         num_right: number of accepted candidates of every tree.
@@ -70,8 +71,8 @@ class OracleDrafter(Drafter):
         """Return the trees below the roots.
 
         Args:
-            lengths: positions of the roots.
-            indices: indices of the known sequences.
+            lengths: position of each root.
+            indices: for each tree, the index of its sequence in `known`.
         """
         pairs = zip(indices, lengths, strict=True)
         tokens = [self._tokens(self.known[index], length) for index, length in pairs]
@@ -100,7 +101,7 @@ class OracleDrafter(Drafter):
 
 
 class OracleSession(DraftSession):
-    """The lengths of the known sequences that are being decoded.
+    """A session that tracks how many tokens of each known sequence have been decoded.
 
     Args:
         drafter: drafter of the session.
@@ -122,8 +123,8 @@ class OracleSession(DraftSession):
         """Return the trees below the roots.
 
         Args:
-            budget: limits of every tree, which are ignored.
-            generators: random generators of sampled trees, which are not used.
+            budget: limits of every tree; they are ignored.
+            generators: random generators of sampled trees; they are not used.
         """
         return self.drafter.tree(self.lengths, self.indices)
 

@@ -15,11 +15,11 @@ PARTS = ("draft", "verify", "commit")
 
 
 class Spent(NamedTuple):
-    """Seconds per decoding step of a run, without the prefill and the first step."""
+    """Seconds per decoding step of a run, excluding the prefill and the first step."""
 
     total: float
     parts: dict[str, float]  # seconds by part of the step, as measured by the run
-    forwards: dict[str, float]  # seconds of the forward passes by name
+    forwards: dict[str, float]  # seconds of the forward passes, by name
 
     @property
     def overhead(self) -> float:
@@ -39,7 +39,7 @@ def measure_overhead(subject: Subject) -> dict[str, Figure]:
     for number, prompt in enumerate([subject.prompts[0], *subject.prompts]):
         for kind, (used, temperature) in kinds.items():
             taken = _spend(subject, used, prompt, temperature)
-            if number > 0:  # the first prompt warms up
+            if number > 0:  # the first decoding is a warm-up
                 spent[kind].append(taken)
     shares = {kind: median_interval([run.overhead for run in spent[kind]]) for kind in kinds}
     for kind, share in shares.items():

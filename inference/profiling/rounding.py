@@ -1,8 +1,8 @@
 """Frequency of greedy tokens that change because of rounding, for `jakiro profile rounding`.
 
-When the same tokens are read one by one and as trees, the logits differ in their last digits. Where
-two tokens have nearly the same logit, the most likely token may therefore change. Progress is
-printed to standard error.
+If the same tokens are read once one by one and once as trees, their logits differ in the last
+digits. If two tokens have nearly the same logit, the most likely token may therefore change.
+Progress is printed to standard error.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,15 +32,15 @@ from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import StepInput, TargetAdapter
 
-RIGHT, NODES = 3, 8  # accepted drafts and nodes of each of the oracle's trees
+RIGHT, NODES = 3, 8  # numbers of accepted drafts and of nodes in each of the oracle's trees
 
 
 class Outcome(NamedTuple):
     """Differences from the output of transformers' `generate()` for one prompt."""
 
-    # whether the most likely token differs at each position, by the way of reading
+    # for each way of reading: whether the most likely token differs at each position
     differs: dict[str, list[bool]]
-    # index of the first token that differs, by the way of decoding; None if there is none
+    # for each way of decoding: index of the first token that differs; None if no token differs
     first: dict[str, int | None]
 
 
@@ -62,7 +62,7 @@ def measure_rounding(settings: RoundingSettings) -> dict[str, Any]:
     outcomes = []
     for number, prompt in enumerate(prompts, start=1):
         outcomes.append(_outcome(target, trained, prompt, settings.new_tokens))
-        note(f"prompt {number} of {len(prompts)}: first difference {outcomes[-1].first}")
+        note(f"prompt {number} of {len(prompts)}: first difference at {outcomes[-1].first}")
     return {
         "argmax_differs": _shares(outcomes, lambda outcome: outcome.differs),
         "continuations_differ": _shares(
@@ -110,7 +110,7 @@ def _read_as_trees(
     target: TargetAdapter, oracle: OracleDrafter, known: list[int], prompt: int, new_tokens: int
 ) -> list[bool]:
     context = _after_prompt(target, known, prompt)
-    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # queries of the root and of the right candidates
+    right = [0, *range(2, 2 * RIGHT + 1, 2)]  # query indices of the root and the right candidates
     differs: list[bool] = []
     for length in range(prompt, prompt + new_tokens, RIGHT + 1):
         output = target.forward(_tree_step(oracle, known, length), context.cache)
@@ -153,7 +153,7 @@ def _first(
     known: list[int],
     new_tokens: int,
 ) -> int | None:
-    """Return the index of the first new token that differs from `generate()`, or None."""
+    """Return the index of the first new token that differs from `generate()`; None if none does."""
     got = start(target, drafter, [prompt], new_tokens).finish().token_ids[len(prompt) :]
     pairs = zip(got, known[len(prompt) :], strict=False)
     return next((index for index, (own, other) in enumerate(pairs) if own != other), None)
@@ -162,7 +162,7 @@ def _first(
 def _shares(
     outcomes: Sequence[Outcome], facts: Callable[[Outcome], dict[str, list[bool]]]
 ) -> dict[str, dict[str, float]]:
-    """Return the share of differences for each way, with the interval over prompts."""
+    """Return the share of differences in each way of reading or decoding, with its interval."""
     return {
         name: interval(
             [facts(outcome)[name] for outcome in outcomes],

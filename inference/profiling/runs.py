@@ -26,7 +26,7 @@ def measure_batches(subject: Subject) -> dict[str, Figure]:
     for repeat in range(subject.effort.repeats // 3 + 1):
         for kind, used in (("plain", None), ("drafted", drafter)):
             pair = _speeds(subject, used, repeat)
-            if repeat > 0:  # the first repeat warms up
+            if repeat > 0:  # the first repeat is a warm-up
                 speeds[kind].append(pair)
     scaling = {
         kind: median_interval([batch / single for single, batch in pairs])
@@ -67,7 +67,7 @@ Method = Callable[[list[int]], object]
 
 
 def measure_autoregressive(subject: Subject) -> dict[str, Figure]:
-    """Return the seconds of transformers' `generate()`, relative to this decoder without drafts."""
+    """Return how many times as long `generate()` takes as our decoder without drafts."""
     methods = _methods(subject)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for method in methods.values():

@@ -31,7 +31,7 @@ from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer
 from jakiro.utils.settings import Settings
 
 PROMPT_TOKENS = 64
-# Optional folder, next to the checkout, of a target that several programs share.
+# Folder next to the checkout with a target that several programs share; it need not exist.
 SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
 
 
@@ -39,7 +39,7 @@ class SubjectSettings(Settings):
     """Target and drafter to measure.
 
     Attributes:
-        target: folder or hub id of the target; None for the shared target next to the checkout, or
+        target: folder or Hub id of the target; None for the shared target next to the checkout, or
             for a random model if there is no shared target.
         drafter: folder of the drafter; None for a random drafter.
         dtype: dtype of the target and the drafter.
@@ -77,7 +77,7 @@ class Subject:
         return self.target.model
 
     def trained(self) -> TrainedDrafter:
-        """Return the drafter with default trees, which have as many levels as in training."""
+        """Return the drafter with trees of default size that have as many levels as in training."""
         schedule = self.drafter.config.settings.schedule.model_dump()
         plan = TreePlan()
         shapes = {
@@ -111,7 +111,7 @@ def start(
     new_tokens: int,
     temperature: float = 0.0,
 ) -> DecodeRun:
-    """Return a decoding run that has not started yet; a drafter drafts in every decoding step.
+    """Return a decoding run that has not started yet; every step drafts if a drafter is given.
 
     Args:
         target: the target.
@@ -132,7 +132,7 @@ def start(
 
 
 def load_target(settings: SubjectSettings) -> PreTrainedModel:
-    """Return the target in the settings; the default is the shared target or a random Llama."""
+    """Return the target named in the settings; by default, the shared target or a random Llama."""
     shared = str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None
     name_or_path = settings.target or shared
     dtype = TORCH_DTYPES[settings.dtype]
@@ -236,7 +236,7 @@ class PromptSettings(SubjectSettings):
         prompts: file of prompts; None for the test prompts of the shared target, or for built-in
             prompts if there are no test prompts.
         count: largest number of prompts.
-        prompt_tokens: largest number of tokens per prompt; of longer prompts, the end is kept.
+        prompt_tokens: largest number of tokens per prompt; only the end of a longer prompt is used.
         new_tokens: number of new tokens per prompt.
     """
 
@@ -247,7 +247,7 @@ class PromptSettings(SubjectSettings):
 
 
 def load_prompts(settings: PromptSettings, target: TargetAdapter) -> list[list[int]]:
-    """Return the token ids of the prompts, or random ids if the target has no tokenizer.
+    """Return the token ids of the prompts, or random token ids if the target is a random model.
 
     Args:
         settings: file and number of the prompts.

@@ -26,22 +26,21 @@ class MethodKey(NamedTuple):
 
 
 class FigureChange(NamedTuple):
-    """A figure before and after, with the 95% bootstrap interval of after / before."""
+    """A figure in both documents, with the 95% bootstrap interval of after / before."""
 
     metric: Metric
     before: float
     after: float
-    ratio: Interval  # NaN if the figure was zero or undefined before
+    ratio: Interval  # NaN if the first document's figure is zero or undefined
     verdict: Verdict
 
 
 class MethodChange(NamedTuple):
-    """The changes of a method that both documents have."""
+    """The changes of a method that both documents contain."""
 
     key: MethodKey
-    is_paired: (
-        bool  # whether both documents decoded the same prompts together, so difficulty cancels
-    )
+    # whether both documents have the same groups of prompts, so that their difficulty cancels
+    is_paired: bool
     figures: tuple[FigureChange, ...]
 
 
@@ -139,7 +138,9 @@ def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> 
     )
     if old != new:
         raise _mismatch(
-            "different prompts", f"{len(old)}", f"{len(new)}, of which {len(old & new)} are in both"
+            "different prompts",
+            f"{len(old)}",
+            f"{len(new)}, of which {len(old & new)} are in both files",
         )
 
 
@@ -155,7 +156,7 @@ def _mismatch(what: str, before: str, after: str) -> DataError:
 def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[Difference]:
     """Return the differences in the machine, versions, settings and trees."""
     old, new = _facts(before), _facts(after)
-    both = [name for name in new if name in old]  # no trees of only one document
+    both = [name for name in new if name in old]  # leaves out trees of only one document
     return [Difference(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 

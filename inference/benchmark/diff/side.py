@@ -24,7 +24,7 @@ class Side:
     baseline: MethodFigures | None
 
     def units(self) -> dict[str, str]:
-        """Return the resampling unit of every prompt: the prompts that were decoded together."""
+        """Return the resampling unit of every prompt, named by the prompts decoded together."""
         members: dict[int, set[str]] = {}
         for sample in self.figures.samples:
             members.setdefault(sample.group, set()).add(sample.prompt)
@@ -35,7 +35,7 @@ class Side:
         """Return each figure as an array: the measured value, then the value in every resample.
 
         Args:
-            stream: number of the random stream; paired sides use the same stream.
+            stream: number of the random stream; paired sides use the same number.
         """
         units = self.units()
         index_of = {unit: index for index, unit in enumerate(sorted(set(units.values())))}

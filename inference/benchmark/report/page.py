@@ -63,7 +63,7 @@ class Group:
 
 
 def render(document: ComparisonDocument) -> str:
-    """Return the page, which refers to no other file; equal documents give equal pages."""
+    """Return a page that needs no other file; the same document always gives the same page."""
     look = looks(document)
     groups = _groups(document, look)
     template = _environment().get_template(_TEMPLATE)
@@ -85,7 +85,7 @@ def render(document: ComparisonDocument) -> str:
 
 
 def _environment() -> Environment:
-    """Return the environment of the template, which escapes invisible characters."""
+    """Return a jinja environment that escapes invisible characters."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -43,7 +43,7 @@ class RowAxis:
     Attributes:
         limit: right end of the axis, which begins at 0.
         label: quantity on the axis; an empty label hides the axis.
-        left: pixels left of 0.
+        left: number of pixels to the left of 0.
         line: position of a vertical line through all rows; None to draw no line.
     """
 
@@ -70,8 +70,8 @@ def method_rows(
         methods: methods from top to bottom.
         looks: labels and colours of the methods.
         axis: horizontal axis of all rows.
-        paint: function that draws a method's row on the axes, given its distance in pixels from the
-            top.
+        paint: function that draws a method's row on the axes, given the row's distance in pixels
+            from the top.
         height: height of a row's drawing, in pixels.
         alt: alternative text of the figure.
     """

@@ -61,8 +61,9 @@ def shortened(text: str, limit: int) -> str:
 def short_names(names: Sequence[str], limit: int) -> dict[str, str]:
     """Return a short and unique name for each name.
 
-    The middle of a long name is left out, or else the beginning that all long names share. If
-    neither keeps the short names unique, they are numbered.
+    The middle of a long name is left out. If short names are then no longer unique, the beginning
+    that all long names share is left out instead; if this does not help either, the short names
+    are numbered.
 
     Args:
         names: unique names.
@@ -206,7 +207,7 @@ def looks(document: ComparisonDocument) -> Looks:
 
 
 def look(label: str, index: int) -> Look:
-    """Return the look of a method or curve among several.
+    """Return the look of one of several methods or curves.
 
     Args:
         label: text of the legend.

@@ -18,7 +18,7 @@ _NO_ROW = -1  # no row assigned yet
 
 @dataclass(eq=False)
 class Box:
-    """A token of a tree, with its row and column."""
+    """A box of the drawing: a token of the tree, with its row and its column (the depth)."""
 
     token: str
     parent: "Box | None"
@@ -75,14 +75,14 @@ class TreeLayout:
 
 
 def lay_out(tree: ExampleTree) -> TreeLayout:
-    """Return the layout of the root, the candidates in their order, and the target's token."""
+    """Return the layout of the root, the candidates, and the target's next token."""
     boxes = _boxes(tree)
     _assign_rows(boxes)
     return TreeLayout(boxes, *_columns(boxes))
 
 
 def _boxes(tree: ExampleTree) -> list[Box]:
-    """Return the root, the candidates in their order, and the target's token."""
+    """Return the root, the candidates in the tree's order, and the target's next token."""
     root = last = Box(tree.root, None, 0, "node root", f"root {tree.root!r}")
     boxes = [root]
     for node in tree.nodes:
@@ -100,7 +100,7 @@ def _boxes(tree: ExampleTree) -> list[Box]:
 def _assign_rows(boxes: list[Box]) -> None:
     """Assign every box to the first row with room for the box and its chain of first children.
 
-    Parents in the same column branch off below each other, so no lines cross.
+    The subtrees of parents in the same column lie below each other, so no lines cross.
     """
     free = [0] * (1 + max(box.depth for box in boxes))  # first free row of each column
     stack = boxes[:1]

@@ -134,7 +134,7 @@ def test_decoding_up_to_the_last_position_of_the_context_works() -> None:
     [
         ([1, 2], {"temperature": -1.0}, "temperature"),
         ([], {}, "empty"),
-        ([1] * 100, {"max_new_tokens": 29}, "100 prompt tokens and 29 new ones"),
+        ([1] * 100, {"max_new_tokens": 29}, "100 prompt tokens and 29 new tokens"),
         ("text", {}, "tokenizer"),
     ],
 )

@@ -112,7 +112,7 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
         ({"messages": [HELLO, {"role": "assistant", "content": "a"}]}, "not by the assistant"),
         ({"prompt": "a", "category": 3}, "'category' to be a text.*got: 3"),
         ({"prompt": "a", "category": None}, "'category' to be a text"),
-        (["a"], "one object per line"),
+        (["a"], "one JSON object per line"),
     ],
 )
 def test_a_malformed_line_is_refused_by_its_number(
