@@ -28,7 +28,7 @@ MEASUREMENTS: dict[Measurement, Callable[[Subject], dict[str, Figure]]] = {
 }
 
 
-class EngineSettings(SubjectSettings):
+class EngineProfileSettings(SubjectSettings):
     """Target, drafter and effort of the measurements.
 
     Attributes:
@@ -46,7 +46,7 @@ class EngineSettings(SubjectSettings):
     quick: bool = False
 
 
-def measure_engine(settings: EngineSettings) -> dict[str, Any]:
+def measure_engine(settings: EngineProfileSettings) -> dict[str, Any]:
     """Take the measurements, and return the JSON output."""
     effort = Effort(settings.prompts, settings.new_tokens, settings.repeats)
     effort = QUICK if settings.quick else effort

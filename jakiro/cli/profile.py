@@ -66,9 +66,9 @@ def engine(
 ) -> None:
     """Compare the loop's speed and overhead with transformers, and print one JSON document."""
     from inference.benchmark.machine import emit
-    from inference.profiling.engine import EngineSettings, measure_engine
+    from inference.profiling.engine import EngineProfileSettings, measure_engine
 
-    emit(measure_engine(settings_from(context, EngineSettings)))
+    emit(measure_engine(settings_from(context, EngineProfileSettings)))
 
 
 @profile.command()
