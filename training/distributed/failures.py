@@ -150,7 +150,7 @@ def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
     with processes.together():
         try:
             yield processes.is_first
-        except (OSError, RuntimeError, SafetensorError) as error:  # each library raises its own
+        except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
             raise _cannot_write(what, folder, error) from error
 
 

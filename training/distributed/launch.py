@@ -104,7 +104,7 @@ def command(
         words += ["--num_nodes", str(processes.nodes)]
     if processes.launcher is not None:
         words += ["--launcher", processes.launcher]
-    if processes.hostfile is None and processes.nodes is None:  # another run may use the default
+    if processes.hostfile is None and processes.nodes is None:  # a default port may be in use
         words += ["--master_port", str(free_port())]
     if processes.per_node is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]

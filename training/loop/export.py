@@ -21,7 +21,7 @@ from training.setup.preparation import Prepared
 
 
 class Exporter:
-    """Writes drafters with a record of their training; all processes take part, the first writes.
+    """Writes drafters with a record of their training; only the first process writes files.
 
     Args:
         inputs: inputs of the run.

@@ -119,7 +119,8 @@ def _differing_prompts() -> DataError:
     )
 
 
-# Settings in which the four arms differ, that make the arms equally large, or that name a run.
+# Settings in which the four arms may differ: they define the arms, make them equally large, or name
+# a run.
 _DIFFERENT: Any = {
     "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
@@ -168,7 +169,7 @@ def two_by_two(
         trees: label of the kind of trees; None for the default trees.
 
     Raises:
-        DataError: there is only one prompt, or an arm decoded no tokens with a seed.
+        DataError: there is only one prompt, or an arm decoded no tokens with one of the seeds.
     """
     both, only_experts, only_contrast, neither = (rates[name] for name in cells)
 

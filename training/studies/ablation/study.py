@@ -206,5 +206,5 @@ def _facts(sized: SizedArm, runs: Sequence[ArmRun]) -> ArmFacts:
 def _size_of(arm: SizedArm) -> str:
     width = f"experts of width {arm.width}"
     if arm.width != arm.width_before:
-        width += f" instead of {arm.width_before}, to be as large as the base"
+        width += f" instead of {arm.width_before}, so that the arm is as large as the base"
     return f"{arm.name}: {arm.parameters:,} parameters, {width}"
