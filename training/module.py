@@ -122,8 +122,8 @@ class TrainingModule(nn.Module):
         Args:
             view: outputs of the frozen target for the batch, without gradients.
             batch: the packed sequences.
-            reader: the reader of the target. The reader is an argument and not an attribute, so that
-                no weight of the target is registered in this module.
+            reader: reader of the target, passed as an argument so that no weight of the target is
+                registered in this module.
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         terms = [
