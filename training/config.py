@@ -25,8 +25,8 @@ class OptimizerSettings(Settings):
 
     kind: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon: orthogonalized updates for hidden matrices and AdamW for the other
-    parameters. muon learns from fewer tokens (with a learning rate of about 0.02), but needs
-    engine.zero_stage 0 and engine.dtype fp32."""
+    parameters. With a learning rate of about 0.02, muon needs fewer training tokens than adamw; it
+    requires engine.zero_stage 0 and engine.dtype fp32."""
     learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -40,18 +40,19 @@ class OptimizerSettings(Settings):
     min_lr_ratio: float = Field(0.05, ge=0, le=1)
     """Learning rate at the last step, as a fraction of the peak."""
     max_grad_norm: float = Field(1.0, ge=0)
-    """Largest gradient norm; a larger gradient is scaled down to it. 0 means no limit."""
+    """Largest gradient norm; a gradient with a larger norm is scaled down to this norm. 0 means no
+    limit."""
 
 
 class EngineSettings(Settings):
     """The settings of the DeepSpeed engine.
 
-    Only `dtype` changes the result of a run; the other settings change its memory use and speed.
+    Only `dtype` changes the result of a run; the other settings change only memory use and speed.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: 1 shards the optimizer states, 2 the gradients as well, and 3 the parameters as
-    well. In half precision, 0 is raised to 1."""
+    """ZeRO stage: stage 1 shards the optimizer states, stage 2 also shards the gradients, and stage
+    3 also shards the parameters. In half precision, stage 1 is used instead of stage 0."""
     dtype: Precision = "fp32"
     """Precision of the drafter's computations; its master weights are always fp32."""
     offload_optimizer: bool = False
@@ -69,11 +70,12 @@ class EvaluationSettings(Settings):
     """Evaluation on held-out data: validation loss, and tau measured by the real decode loop.
 
     Evaluation does not change the drafter, so a run can be resumed with different evaluation
-    settings. `best` is then the best drafter of all evaluations, whatever their settings.
+    settings. In that case, `best` contains the drafter with the highest tau of all evaluations,
+    whatever the settings of these evaluations were.
     """
 
     every: int | None = Field(None, ge=1)
-    """Number of steps between evaluations, the first of which precedes the first step; null:
+    """Number of steps between evaluations; the first evaluation precedes the first step. null:
     evaluate only at the end."""
     prompts: Path | None = None
     """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
@@ -111,7 +113,7 @@ class TrainSettings(Settings):
     data: DataSettings
     """The training data."""
     drafter: DrafterSettings = DrafterSettings()
-    """The drafter; these settings determine its parameters."""
+    """The drafter's architecture and the depth of its draft trees."""
     initialize: InitializeSettings = InitializeSettings()
     """The drafter's initial weights."""
     lora: LoraSettings | None = None
@@ -124,7 +126,7 @@ class TrainSettings(Settings):
     target_states: TargetStateSettings = TargetStateSettings()
     """The source of the target's states for the training data."""
     batch: BatchSettings = BatchSettings()
-    """The batch of one optimizer step, which does not depend on the number of processes."""
+    """The batch of one optimizer step; the same for any number of processes."""
     engine: EngineSettings = EngineSettings()
     """The settings of the DeepSpeed engine."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -138,7 +140,8 @@ class TrainSettings(Settings):
     log_every: int = Field(10, ge=1)
     """Number of steps between records of the metrics."""
     run_folder: Path = Path("runs/drafter")
-    """Folder of the metrics, the checkpoints and, in its folder `drafter`, the finished drafter."""
+    """Folder of the metrics and checkpoints; the finished drafter is written to its sub-folder
+    `drafter`."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSettings":
@@ -202,11 +205,11 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:
-    """Return the rule that gives each distance that occurs in decoding the same number of anchors.
+    """Return the rule under which all distances that occur in decoding have equally many anchors.
 
     Every drafter is evaluated with these anchors, whatever anchors it was trained with.
     """
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
-        return AnchorRule("blocks", levels, near_share=1.0)  # with a tail, positions share anchors
+        return AnchorRule("blocks", levels, near_share=1.0)  # with tail layers, anchors are shared
     return AnchorRule("rollout", levels, num_samples=levels)

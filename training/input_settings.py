@@ -32,9 +32,10 @@ class DataSettings(Settings):
     sequence_length: int = Field(512, ge=2)
     """Length of a packed sequence, in tokens; longer documents are split."""
     split: Literal["never", "texts", "all"] = "texts"
-    """Kinds of shorter documents that are split as well if more than 5% of the positions would
-    otherwise be padding: none, plain texts, or all. Each later piece starts in the middle of its
-    document, without the tokenizer's first token and without the preceding text."""
+    """Documents that fit into a sequence are kept whole unless more than 5% of the positions would
+    then be padding. In that case, this setting names the kinds of documents that may be split: none
+    (never), plain texts, or all. Each piece after the first starts in the middle of its document,
+    without the tokenizer's first token and without the preceding text."""
     validation_size: int = Field(0, ge=0)
     """Number of records, such as conversations, that are held out of training for evaluation."""
     skip_bad_rows: bool = False
@@ -69,7 +70,8 @@ class TargetStateSettings(Settings):
     folder: Path | None = None
     """Folder of the stored states; required if the source is offline."""
     dtype: TargetStateDtype = "bf16"
-    """Precision of the stored states; with fp32, training is bit for bit the same as online."""
+    """Precision of the stored states; with fp32, training gives bit for bit the same result as with
+    source online."""
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":
@@ -79,7 +81,7 @@ class TargetStateSettings(Settings):
 
 
 class BatchSettings(Settings):
-    """The batch of one optimizer step, which does not depend on the number of processes.
+    """The batch of one optimizer step; the same for any number of processes.
 
     `anchor_samples`, `anchors` and `curriculum_fraction` apply only to a trunk that does not read
     features; a trunk that reads features uses `drafter.trunk.ttt_steps` instead.
@@ -88,15 +90,16 @@ class BatchSettings(Settings):
     global_batch_size: int = Field(8, ge=1)
     """Number of packed sequences in an optimizer step, over all processes."""
     micro_batch_size: int = Field(8, ge=1)
-    """Number of packed sequences that a process reads at a time; affects memory use only."""
+    """Number of packed sequences that a process reads at a time; changes memory use and speed,
+    but not the batch of an optimizer step."""
     anchor_samples: int = Field(1, ge=1, le=8)
     """For a moa trunk: number of anchors sampled for each position; all of them share one forward
     pass of the target."""
     anchors: Anchors = "drafting"
-    """For a moa trunk: rule by which anchors, the last verified positions, are chosen. drafting: at
-    the distances that occur in drafting. blocks: at the same distances, but neighbouring positions
-    share an anchor, as tail_layers requires. previous: always the preceding position, as in
-    ordinary teacher forcing."""
+    """For a moa trunk: rule that chooses the anchor of each position, which is the last verified
+    position before it. drafting: mostly at a distance that occurs in drafting. blocks: also at such
+    distances, but neighbouring positions share an anchor, as tail_layers requires. previous: always
+    the preceding position, as in ordinary teacher forcing."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""
@@ -123,15 +126,18 @@ class InitializeSettings(Settings):
 
     attention_layer: int | Literal["auto"] | None = "auto"
     """Target layer whose attention initializes the trunk's attention (-1: the last layer);
-    drafter.trunk must have the same heads as that layer. auto: the last layer before tail_layers,
-    or random weights if that layer's weights do not fit. null: random weights."""
+    the heads of drafter.trunk must have the same number and size as that layer's. auto: the last
+    layer before tail_layers, or random weights if that layer's weights do not fit. null: random
+    weights."""
     fit_tokens: NonNegativeInt = 32_768
     """For a trunk that reads features: number of training tokens for a least-squares fit before the
-    first step. With this fit, the drafter starts as the whole layer that attention_layer
-    selects, including the feed-forward part. 0: initialize only the trunk's attention."""
+    first step. With this fit, the drafter initially approximates the whole layer that
+    attention_layer selects, including the layer's feed-forward part. 0: initialize only the trunk's
+    attention."""
     drafter: str | None = Field(None, min_length=1)
-    """Folder or hub id of a drafter with the same settings, whose weights and draft vocabulary the
-    run starts from (warm start); the steps and the optimizer start anew. null: no warm start."""
+    """Folder or hub id of a drafter that was trained with the same drafter settings. The run starts
+    with the weights and the draft vocabulary of that drafter (warm start), but at step 0 and with a
+    new optimizer state. null: no warm start."""
 
     @model_validator(mode="after")
     def _has_one_start(self) -> "InitializeSettings":

@@ -24,7 +24,7 @@ class TargetReader:
     """Runs the frozen target over batches, or reads its states from disk.
 
     Args:
-        target: the frozen target, which may compute in another dtype than the drafter.
+        target: the frozen target, which may compute in a different dtype from the drafter's.
         drafter: the drafter that reads the target's states.
         sequence_length: length of a packed sequence, in tokens.
         dtype: dtype in which the drafter computes.
@@ -53,7 +53,7 @@ class TargetReader:
         num_tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, num_tail) if num_tail else None
         self.heads = Heads.of(DraftHead(target, drafter.draft_ids))
-        self._caches: dict[int, SlotCache] = {}  # keys: numbers of sequences in a batch
+        self._caches: dict[int, SlotCache] = {}  # key: number of sequences in a batch
 
     def view(self, batch: Batch) -> TargetView:
         """Return the target's outputs for a batch, in the drafter's dtype."""
@@ -102,10 +102,10 @@ class TrainingModule(nn.Module):
     """Computes the summed loss of a batch; contains the drafter and no part of the target.
 
     Args:
-        drafter: the only submodule with parameters.
+        drafter: the drafter to train; the only submodule with parameters.
         settings: weights of the loss terms.
-        recompute: whether the backward pass recomputes the drafter's activations, which are then
-            not stored.
+        recompute: whether the backward pass recomputes the drafter's activations, so that the
+            forward pass does not store them.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class TrainingModule(nn.Module):
         Args:
             view: outputs of the frozen target for the batch, without gradients.
             batch: the packed sequences.
-            reader: the reader of the target, which is an argument so that no weight of the target
-                is registered in this module.
+            reader: reader of the target, passed as an argument so that no weight of the target is
+                registered in this module.
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         terms = [
@@ -148,7 +148,7 @@ class Meter:
     """Adds up loss terms on the device; the host waits for the device only when it reads the sums.
 
     Args:
-        processes: the processes whose sums are added up when they are read.
+        processes: the processes over which `read` and `count_tokens` add up the sums.
         num_levels: number of draft levels in the loss terms.
     """
 
@@ -170,7 +170,7 @@ class Meter:
     def read(self) -> dict[str, Any]:
         """Return the means per position and the number of tokens since the last call.
 
-        The sums start again from zero. All processes must call this method.
+        This method resets the sums to zero. All processes must call it.
         """
         columns = self._processes.sum(self._sums).split(self._sizes)
         self._sums = self._zeros()

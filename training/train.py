@@ -52,12 +52,13 @@ def train(
         PromptError: the evaluation prompts cannot be decoded.
         CheckpointError: the target or a checkpoint cannot be loaded.
         TargetNotSupported: drafting for this target is not supported.
-        NumericalError: a loss is not finite.
+        NumericalError: a loss or a gradient is not finite.
         ResourceError: there is too little memory or disk space.
     """
     with launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
-        # Drafters are saved and loaded while the progress bar is shown.
+        # Libraries must be quiet, because drafters are saved and loaded while the progress bar is
+        # shown.
         with quiet_libraries(), join_processes(settings.engine.device) as processes:
             return Run(inputs, processes).complete(progress)
 
@@ -78,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except JakiroError as error:
         if options.debug:
             raise
-        # Memory may run out in a single process, which must then print the error.
+        # Memory may run out in only one process. That process must then print the error, even if it
+        # is not the first one.
         if is_first_process() or isinstance(error, ResourceError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT

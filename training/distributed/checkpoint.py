@@ -25,14 +25,14 @@ from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
 
 WEIGHT, STEP = "weight", "step"
-_AVERAGES = ("exp_avg", "exp_avg_sq")  # states of AdamW, the only optimizer used with ZeRO
+_AVERAGES = ("exp_avg", "exp_avg_sq")  # states of AdamW, the only optimizer with ZeRO 1-3
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 Parts = Mapping[str, Tensor]  # keys: names of parameters
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the engine's fp32 weights, then each kind of optimizer state, by name of the parameter.
+    """Yield the fp32 weights, then each kind of optimizer state, with tensors by parameter name.
 
     All processes must exhaust this iterator. Only one kind of state is in main memory at a time.
 
@@ -53,23 +53,25 @@ def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Te
 
 @torch.no_grad()
 def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
-    """Load weights and optimizer states from `gather_state` into the engine.
+    """Load the weights and optimizer states that `gather_state` yielded into the engine.
 
     All processes must call this function with the complete state.
 
     Args:
         engine: DeepSpeed engine before its first step.
-        state: tensors, by kind of state and by name of the parameter.
+        state: tensors, by kind of state and by parameter name.
 
     Raises:
-        ValueError: the state belongs to a drafter with other parameters.
+        ValueError: the parameters in `state` differ from the engine's in name or shape.
     """
     access = _access(engine)
     named = _trainable(engine)
     weights = {name: _shape(parameter) for name, parameter in named.items()}
     found = {name: part.shape for name, part in state[WEIGHT].items()}
     if weights != found:
-        raise ValueError(f"weights do not fit: {sorted(weights.items() ^ found.items())[:4]}")
+        raise ValueError(
+            f"weights differ in name or shape: {sorted(weights.items() ^ found.items())[:4]}"
+        )
     access.prepare(state)
     for kind, parts in state.items():
         for name, part in parts.items():
@@ -77,7 +79,7 @@ def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
 
 
 def scaler_state(engine: Any) -> dict[str, float]:
-    """Return the state of the loss scaler; the dictionary is empty unless gradients are fp16."""
+    """Return the state of the loss scaler; the dictionary is empty unless the run uses fp16."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return {} if not engine.fp16_enabled() else {key: getattr(scaler, key) for key in _SCALER}
 
@@ -172,14 +174,14 @@ class _Partitioned:
             set_part(parameter, _own_part(parameter, value), *key)
 
     def _link(self) -> None:
-        """Link parameters to their optimizer states, because ZeRO links only one group."""
+        """Link all parameter groups to their optimizer states; ZeRO itself links only one group."""
         if self._is_whole and self._state:
             link = self._deepspeed.utils.lazy_init_hp_params_optimizer_state
             for group, flat in zip(self._zero.bit16_groups, self._flat, strict=True):
                 link(group, flat, self._state)
 
     def _write_computed(self, parameter: Tensor, value: Tensor) -> None:
-        """Set the weights that the drafter computes with, in the drafter's dtype."""
+        """Set a weight that the drafter computes with, in the drafter's dtype."""
         gathered = self._deepspeed.zero.GatheredParameters(
             [parameter], modifier_rank=0, enabled=not self._is_whole
         )
@@ -196,7 +198,7 @@ def _trainable(engine: Any) -> dict[str, Any]:
 
 
 def _shape(parameter: Any) -> torch.Size:
-    """Return the full shape of a parameter; the tensor of a partitioned parameter is empty."""
+    """Return the full shape of a parameter, even if ZeRO 3 has left its own tensor empty."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -305,7 +307,7 @@ class Checkpoints:
         removed = self._folder / ".removed"
         for folder in self._finished()[: -self._keep]:
             shutil.rmtree(removed, ignore_errors=True)
-            folder.rename(removed)  # a half-removed folder must not look complete
+            folder.rename(removed)  # so that a half-removed folder does not look complete
         shutil.rmtree(removed, ignore_errors=True)
 
     @contextmanager
@@ -328,5 +330,6 @@ def _reading(folder: Path) -> Iterator[None]:
             f"cannot resume from {folder}",
             expected="a complete, undamaged checkpoint",
             got=repr(error),
-            remedy="remove that folder and start again; the run resumes from an earlier one",
+            remedy="remove that folder and start again; the run then resumes from an earlier "
+            "checkpoint, if there is one",
         ) from error

@@ -14,9 +14,9 @@ def build_deepspeed_config(
     """Return DeepSpeed's configuration of a run.
 
     The configuration names no optimizer, because a torch optimizer is passed to DeepSpeed as an
-    object, even if optimizer states are offloaded to main memory. DeepSpeed's own optimizer for
-    main memory would compile an extension, and is not needed because torch's fused AdamW is
-    vectorized as well.
+    object, even if the optimizer states are offloaded to main memory. DeepSpeed's own CPU optimizer
+    would have to compile an extension. Its advantage is vectorization, but torch's fused AdamW is
+    vectorized too.
 
     Args:
         settings: settings of the run.
@@ -68,7 +68,7 @@ def check_precision(settings: TrainSettings) -> None:
 
 
 def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
-    """Return the options that keep tensors in main memory, which is pinned if a GPU is used."""
+    """Return the options that keep tensors in main memory; it is pinned memory if a GPU is used."""
     kind = device or choose_device(engine.device).type
     main_memory = {"device": "cpu", "pin_memory": kind == "cuda"}
     wanted = {

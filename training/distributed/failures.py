@@ -19,7 +19,9 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FiniteWatch:
-    """Records losses that are not finite; waits for the device only when the records are checked.
+    """Records which losses and gradients are not finite, without waiting for the device.
+
+    Only checking the records waits for the device.
 
     The records are shared among all processes, so that all processes stop at the same step.
 
@@ -40,7 +42,7 @@ class FiniteWatch:
         self._steps: list[tuple[int, Tensor]] = []
 
     def add(self, first_sequence: int, loss: Tensor) -> None:
-        """Record the loss of a micro-batch.
+        """Record whether the loss of a micro-batch is finite.
 
         Args:
             first_sequence: index of the micro-batch's first sequence within the optimizer step.
@@ -49,13 +51,13 @@ class FiniteWatch:
         self._marks[first_sequence // self._size] = ~loss.detach().isfinite()
 
     def close(self, step: int, gradient_norm: Tensor | float) -> None:
-        """Record the gradient norm of an optimizer step, and combine the records of all processes.
+        """Record whether a step's gradient norm is finite, and combine all processes' records.
 
         All processes must call this method.
 
         Args:
             step: number of the optimizer step, from 0.
-            gradient_norm: norm of the gradient; -1 also means that the norm is not finite.
+            gradient_norm: norm of the gradient; -1 if DeepSpeed found that the norm is not finite.
         """
         if not self._may_overflow:
             # DeepSpeed returns -1 for a norm that is not finite.
@@ -68,7 +70,8 @@ class FiniteWatch:
         """Raise an error if the loss or gradient of a recorded step is not finite.
 
         Args:
-            latest: function that returns the checkpoint from which the run can resume.
+            latest: function that returns the checkpoint from which the run can resume; None if
+                there is no checkpoint.
             is_last: whether to check the most recent step as well; this waits for the device.
 
         Raises:
@@ -90,7 +93,8 @@ class FiniteWatch:
             # The same settings would fail again, unless the device was at fault.
             remedy="check these records, or start a run in another run_folder with a lower "
             "optimizer.learning_rate or with optimizer.max_grad_norm set; if the device may be at "
-            f"fault, start again to repeat the steps since the last good checkpoint: {last}",
+            "fault, start the same run again, which repeats the steps since the last good "
+            f"checkpoint: {last}",
         )
 
     def _sources(self, step: int, batches: Iterable[int]) -> str:
@@ -146,7 +150,7 @@ def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
     with processes.together():
         try:
             yield processes.is_first
-        except (OSError, RuntimeError, SafetensorError) as error:  # the type depends on the writer
+        except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
             raise _cannot_write(what, folder, error) from error
 
 
@@ -174,8 +178,8 @@ def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
             "last checkpoint"
         )
     return (
-        "; ".join(_savings(settings)) + "; then start again, and the run resumes from its last "
-        "checkpoint; or start another run with a shorter data.sequence_length"
+        ", or ".join(_savings(settings)) + "; then start again, and the run resumes from its last "
+        "checkpoint; alternatively, start another run with a shorter data.sequence_length"
     )
 
 

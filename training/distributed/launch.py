@@ -1,4 +1,4 @@
-"""DeepSpeed's launcher: the command that starts the processes of a run, and its execution."""
+"""The start of a run's processes: the command for DeepSpeed's launcher, and its execution."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def command(
         settings: settings of the run.
         config: file of the settings, which every process reads.
         overrides: values that replace those in the file, as `key.path=value`.
-        processes: number and machines of the processes to start, and their launcher.
+        processes: the number of processes to start, their machines, and the launcher.
 
     Raises:
         ConfigError: the number of processes is below 1.
@@ -104,7 +104,7 @@ def command(
         words += ["--num_nodes", str(processes.nodes)]
     if processes.launcher is not None:
         words += ["--launcher", processes.launcher]
-    if processes.hostfile is None and processes.nodes is None:  # other runs may use this machine
+    if processes.hostfile is None and processes.nodes is None:  # a default port may be in use
         words += ["--master_port", str(free_port())]
     if processes.per_node is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]
@@ -116,9 +116,10 @@ def command(
 def launch(words: Sequence[str], settings: TrainSettings) -> int:
     """Run a command from `command` and return its exit code.
 
-    An interruption (SIGINT) also reaches the launcher, and this function waits until the launcher
-    has ended its processes. A request to terminate (SIGTERM) is passed on to the launcher as an
-    interruption, because the launcher would not pass SIGTERM on to its processes.
+    An interruption (SIGINT) reaches the launcher as well as this process. This function then waits
+    until the launcher has ended the processes of the run. A request to terminate (SIGTERM) is
+    passed on to the launcher as an interruption, because the launcher would not pass SIGTERM on to
+    the processes of the run.
 
     Args:
         words: the command and its arguments.

@@ -1,4 +1,4 @@
-"""The processes of a run, which DeepSpeed's launcher started, or this process alone."""
+"""The processes of a run: those that DeepSpeed's launcher started, or only this process."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """The number of a run's processes, and the rank and device of this process.
+    """The processes of a run, through which this process communicates with the others.
 
     Attributes:
         rank: index of this process, from 0.
@@ -53,10 +53,10 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Stop all processes if an error stops one of them, so that no process waits forever.
+        """Raise an error in all processes if one of them fails, so that no process waits forever.
 
         Raises:
-            JakiroError: an error stopped another process; the message is that of the other error.
+            JakiroError: another process failed; the message is that of the other process's error.
         """
         try:
             yield
@@ -75,7 +75,7 @@ class Processes:
 
 @contextmanager
 def join_processes(device: Device) -> Iterator[Processes]:
-    """Join the run's other processes, and leave them at the end so that another run can follow.
+    """Join the run's other processes; leave them at the end, so that another run can follow.
 
     Args:
         device: device to compute on; "auto" uses a GPU if there is one.
@@ -95,19 +95,20 @@ def join_processes(device: Device) -> Iterator[Processes]:
 
 
 def import_deepspeed() -> ModuleType:
-    """Import DeepSpeed without its log messages and without compiling; this takes seconds."""
+    """Import DeepSpeed, without its log messages and without compiling any extension."""
     import deepspeed
     import deepspeed.ops
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # Otherwise the first run on a CPU compiles an extension for more than a minute. The entry is
-    # set before DeepSpeed checks what it could compile, because this check also runs the compiler.
+    # Without this entry, the first run on a CPU would compile an extension for more than a minute.
+    # The entry is set before DeepSpeed checks what it could compile, because this check also runs
+    # the compiler.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def is_first_process() -> bool:
-    """Return whether this is the first process, even before it has joined the others."""
+    """Return whether this process is the first one, even before the processes have been joined."""
     return os.environ.get("RANK", "0") == "0"
 
 

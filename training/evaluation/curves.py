@@ -20,12 +20,12 @@ _LABEL_LIMIT = 60  # characters
 _LEGEND_LINE, _SIZE = 0.22, (9.6, 6.4)  # inches
 _MARKED: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.5}
 
-Points = list[tuple[int, float]]  # pairs of step or depth and value
+Points = list[tuple[int, float]]  # pairs (step, value) or (depth, value)
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The curves of a run: pairs of step and value, or of depth and value for `acceptance`."""
+    """The curves of a run, as pairs (step, value), or (depth, value) for `acceptance`."""
 
     name: str
     loss: Points
@@ -33,7 +33,7 @@ class RunCurves:
     validation_loss: Points
     validation_agreement: Points
     tau: Points  # at the first temperature
-    acceptance: Points  # by depth, in the last evaluation
+    acceptance: Points  # in the last evaluation
 
 
 def plot_runs(folders: Sequence[Path], out: Path) -> None:

@@ -15,7 +15,7 @@ NUM_BINS = 20
 
 
 class Histogram:
-    """Histograms of several series of values from 0 to 1, without synchronizing with the device.
+    """Histograms of several series of values from 0 to 1; the host never waits for the device.
 
     Args:
         num_series: number of series, each of which has its own histogram.
@@ -40,12 +40,12 @@ Logits = Callable[[Tensor], Tensor]
 
 
 class Diversity:
-    """Sums of overlaps and entropies at the drafted positions, without gradients.
+    """Sums, over drafted positions, of the experts' overlap and of the router's entropy.
 
     Args:
-        processes: processes over which the sums are added when they are read.
+        processes: processes over which `read` adds up the sums.
         num_experts: number of experts of the drafter.
-        have_logits: whether each expert has its own distribution, as with `combine: mixture`.
+        have_logits: whether each expert has a separate distribution, as with `combine: mixture`.
     """
 
     def __init__(self, processes: Processes, num_experts: int, have_logits: bool) -> None:
@@ -87,7 +87,7 @@ class Diversity:
         router is at a position. `load_entropy` is the entropy of the mean gate, in nats. It
         measures how evenly the router loads the experts. `gate_histogram` is a histogram of the
         gate of each expert, and `top_histogram` is a histogram of the probability of each expert's
-        most likely token. Both have equal bins from 0 to 1.
+        most likely token. Both have bins of equal width from 0 to 1.
         """
         count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
         gates, tops = (
@@ -107,14 +107,17 @@ class Diversity:
 
 
 def drafted(batch: Batch) -> Iterator[Bool[Tensor, "batch sequence"]]:
-    """Yield the mask of the drafted positions, which are those with a loss, per anchor sample."""
+    """Yield a mask of the drafted positions (those with a loss) for each anchor sample."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     for sample in range(batch.anchors.shape[1]):
         yield batch.targets_exist(1) & (index > batch.anchors[:, sample])
 
 
 def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
-    """Return the fraction of most likely tokens that two experts share, averaged over pairs."""
+    """Return the share of their most likely tokens that two experts have in common.
+
+    The share is averaged over all pairs of experts.
+    """
     best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
     count, size = best.shape[1:]
     first, second = torch.triu_indices(count, count, offset=1, device=best.device)

@@ -85,7 +85,7 @@ class Evaluation:
             yield batch.to(self._processes.device)
 
     def _validation_sampler(self) -> tuple[Sampler, int]:
-        """Return a sampler whose anchors never change, and the number of sequences to read."""
+        """Return a sampler that always yields the same anchors, and the number of sequences."""
         sequences = self._inputs.validation
         sampler = Sampler(
             sequences,

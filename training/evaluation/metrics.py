@@ -19,7 +19,7 @@ from rich.progress import (
 from jakiro.utils.files import write_atomically
 
 METRICS = "metrics.jsonl"
-_HISTOGRAM = "_histogram"  # end of the names of counts in equal bins
+_HISTOGRAM = "_histogram"  # ending of the names of histograms
 
 
 class MetricsLog:
@@ -33,7 +33,7 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # The import takes a second, and is not needed for evaluation and export.
+        # This import takes a second, and code that only reads metrics does not need it.
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / METRICS
@@ -61,7 +61,7 @@ class MetricsLog:
             self._board.add_histogram_raw(name, **_raw(counts), global_step=step)
 
     def close(self) -> None:
-        """Flush everything to the disk."""
+        """Write everything that is still buffered to the disk."""
         self._board.close()
 
 
@@ -110,7 +110,7 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _histograms(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[int]]]:
-    """Yield each series' counts under a name such as `experts/gate/1`."""
+    """Yield the counts of each histogram under a name such as `experts/gate/1`."""
     for key, value in record.items():
         if isinstance(value, Mapping):
             yield from _histograms(value, f"{prefix}{key}/")

@@ -21,7 +21,7 @@ from training.setup.preparation import Prepared
 
 
 class Exporter:
-    """Writes drafters with a record of their training, in the first of all participating processes.
+    """Writes drafters with a record of their training; only the first process writes files.
 
     Args:
         inputs: inputs of the run.
@@ -68,7 +68,7 @@ class Exporter:
 
         Args:
             drafter: drafter with merged adapters.
-            as_trained: the same drafter with its adapters, if it has any, not merged.
+            as_trained: the same drafter before its adapters, if it has any, were merged.
             evaluation: results of the drafter's evaluation.
             state: progress of the run at its end.
 
@@ -126,7 +126,8 @@ def check_untrained(
             "the self-test before the first step failed",
             expected="a drafter that can be saved and loaded, and that decodes with the target",
             got=problems[0],
-            remedy="free disk space, or report the settings and the target; no step was taken yet",
+            remedy="free disk space if the disk is full; otherwise report the settings and the "
+            "target as a bug; no optimizer step was taken yet",
         )
 
 

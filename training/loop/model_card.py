@@ -81,10 +81,11 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
 
 def _decoded(result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     prompts = evaluation["prompts"]
-    source = "starts of held-out records" if prompts is None else f"from {_called(prompts)}"
+    source = "the starts of held-out records" if prompts is None else f"from {_called(prompts)}"
     return (
-        f"{result['prompts']} prompts, {source}, were continued by up to "
-        f"{evaluation['max_new_tokens']} tokens with the trees that the drafter was trained for. "
+        f"{result['prompts']} prompts ({source}) were continued by up to "
+        f"{evaluation['max_new_tokens']} tokens each, with the trees that the drafter was trained "
+        "for. "
         "Tau is the mean acceptance length, that is, the number of tokens per forward pass of the "
         "target. Without a drafter, tau is 1."
     )

@@ -1,9 +1,9 @@
 """Muon: an optimizer that orthogonalizes the momentum of each matrix before applying it.
 
 `torch.optim.Muon` does the same in bfloat16, one matrix at a time; this implementation computes in
-float32 and in batches. On AVX2, which has no bfloat16 instructions, torch's implementation took 26
-times as long as this one (12 layers of width 128). On AVX-512 without bfloat16 instructions, it
-took 3 times as long.
+float32 and in batches. On a CPU with AVX2, which has no bfloat16 instructions, torch's
+implementation took 26 times as long as this one (12 layers of width 128). On a CPU with AVX-512 but
+without bfloat16 instructions, it took 3 times as long.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping
@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 # Quintic polynomial of K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024).
-# Because it is steepest at zero, all singular values are near 1 after a few steps, but not equal
-# to 1.
+# The polynomial is steep at zero, so that a few iterations bring even small singular values near 1,
+# although not exactly to 1.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
@@ -32,7 +32,7 @@ def orthogonalize(
     """
     linear, cubic, quintic = _COEFFICIENTS
     is_tall = matrices.size(-2) > matrices.size(-1)
-    x = matrices.mT if is_tall else matrices  # the size of the Gram matrix is the shorter side
+    x = matrices.mT if is_tall else matrices  # so that the Gram matrix is as small as possible
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_SMALLEST_NORM)
     for _ in range(num_steps):
         gram = x @ x.mT

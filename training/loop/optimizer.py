@@ -1,4 +1,4 @@
-"""The drafter's optimizer, AdamW with or without Muon, and its learning rate over the steps."""
+"""The drafter's optimizer (AdamW, with or without Muon) and the learning rate of each step."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class MuonBesideAdamW(AdamW):
             self.param_groups = groups
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load a state; AdamW skips Muon's groups, in which it would look for its step count."""
+        """Load a state; Muon's groups are hidden from AdamW, because they have no step count."""
         groups = state["param_groups"]
         super().__setstate__(
             state | {"param_groups": [group for group in groups if not group.get("muon")]}
@@ -63,7 +63,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return an optimizer that applies Muon to all matrices but routers, and AdamW to the rest."""
+    """Return an optimizer that applies Muon to matrices except routers, and AdamW to the rest."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     hidden = [p for name, p in named if p.ndim > 1 and "router" not in name]
     is_hidden = set(map(id, hidden))
@@ -78,7 +78,7 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
     """Return the learning rate at an optimizer step; the rate rises to its peak and then decays.
 
-    The rate depends only on the step, so a checkpoint does not need to contain its state.
+    The rate is a function of the step, so checkpoints contain no state of a scheduler.
 
     Args:
         settings: peak, warm-up and decay of the rate.

@@ -1,4 +1,4 @@
-"""One run: resumption, optimizer steps, metrics, evaluations, checkpoints, finished drafter."""
+"""A training run: resumption, optimizer steps, metrics, evaluations, checkpoints, and export."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -61,7 +61,7 @@ class Run:
             ConfigError: the run folder cannot be used, the batch cannot be divided evenly, or the
                 device does not support the precision.
             CheckpointError: a checkpoint or the target's states cannot be loaded.
-            NumericalError: a loss is not finite.
+            NumericalError: a loss or a gradient is not finite.
             ResourceError: there is too little memory or disk space.
         """
         self._settings.batch.accumulation(self._processes.count)
@@ -105,7 +105,7 @@ class Run:
     def _build_drafter(self, sampler: Sampler) -> JakiroDrafter:
         inputs, settings = self._inputs, self._settings
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)  # the same weights on every process
+            torch.manual_seed(settings.seed)  # every process needs the same weights
             drafter = inputs.build_drafter()
         batches = None
         if self._checkpoints.latest() is None and is_fitted(settings, inputs.target):
@@ -164,8 +164,8 @@ class Run:
         started, state = perf_counter(), self._state
         rate = trainer.step(state.step)
         state.step += 1
-        # A record also ends at each checkpoint, so that a resumed run records the same means as an
-        # uninterrupted run.
+        # Metrics are also recorded at each checkpoint, so that a resumed run records the same means
+        # as an uninterrupted run.
         intervals = (self._settings.log_every, self._settings.checkpoint.every)
         is_recorded = any(self._is_due(every) for every in intervals)
         is_checked = is_recorded or self._is_due(self._settings.evaluation.every)
@@ -178,7 +178,7 @@ class Run:
     def _evaluate(
         self, trainer: Trainer, evaluation: Evaluation
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
-        """Evaluate the drafter, keep the drafter if it is the best, and return both."""
+        """Evaluate the drafter; if it is the best so far, export it. Return it and its metrics."""
         drafter = trainer.copy_drafter()
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
@@ -203,7 +203,7 @@ class Run:
         return every is not None and (step % every == 0 or step == self._settings.steps)
 
     def _record(self, facts: dict[str, Any]) -> None:
-        """Record the losses of the steps since the last record."""
+        """Record the mean metrics of the steps since the last record."""
         speed = {"tokens_per_second": facts["tokens"] / self._seconds_unrecorded}
         self._state.tokens += facts["tokens"]
         self._state.seconds += self._seconds_unrecorded

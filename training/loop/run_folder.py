@@ -23,7 +23,7 @@ from training.setup.adapters import save_adapters
 
 # Settings that do not change a run's result: paths, intervals of records and checkpoints,
 # evaluation, and the use of memory. The target, the data and the drafter of a warm start are
-# compared by their fingerprints instead.
+# compared by their fingerprints instead, and `data.split` by `rows_filled_with`.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
@@ -31,7 +31,7 @@ _FREE: Any = {
     "evaluation": True,
     "target": {"name_or_path"},
     "initialize": {"drafter"},
-    "data": {"paths", "cache_folder", "split"},  # `rows_filled_with` records what was split
+    "data": {"paths", "cache_folder", "split"},
     "target_states": {"folder"},
     "batch": {"micro_batch_size"},
     "objective": {"chunk_size"},
@@ -58,7 +58,7 @@ def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[s
 def difference(
     recorded: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """Return the name of the first value that differs, and both values; None if all are equal.
+    """Return the name and both values of the first difference; None if there is no difference.
 
     Args:
         recorded: fingerprint of the recorded run.
@@ -91,7 +91,7 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
 
 
 def way_to_repeat(name: str, recorded: Any) -> str:
-    """Return the remedy by which a run gets the recorded value.
+    """Return advice, for an error message, on how to give a run the recorded value.
 
     Args:
         name: name of the value that differs.
@@ -110,7 +110,7 @@ _logger = get_logger(__name__)
 
 
 class RunFolder:
-    """The folder of one run; results of another run are never overwritten.
+    """The folder of one run; other runs cannot overwrite its results.
 
     Args:
         path: path of the folder, which is created when it is claimed.
@@ -126,7 +126,7 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """The folder of the drafter with the highest tau so far, a link within the run folder."""
+        """The folder of the drafter with the highest tau so far; a link within the run folder."""
         return self.path / "best"
 
     @property
@@ -185,14 +185,15 @@ class RunFolder:
             ) from error
 
     def check(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Check that the folder belongs to this run, or to no run yet.
+        """Raise an error if the folder belongs to another run.
 
         Args:
             settings: settings of the run.
             facts: fingerprints of the target and the data.
 
         Raises:
-            ConfigError: the folder belongs to another run, or its record has another format.
+            ConfigError: the folder belongs to another run, or its record has a different
+                format from the one that this version writes.
         """
         if not self.holds_work:
             return
@@ -217,7 +218,7 @@ class RunFolder:
         partial = self.path / ".adapter.partial"
         shutil.rmtree(partial, ignore_errors=True)
         save_adapters(drafter, partial, base)
-        shutil.rmtree(self.adapter, ignore_errors=True)  # left by a run that wrote no drafter
+        shutil.rmtree(self.adapter, ignore_errors=True)  # it may be left from an earlier attempt
         publish(partial, self.adapter)
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
@@ -271,8 +272,8 @@ class RunFolder:
         if (found := self._difference(settings, facts)) is not None:
             name, before, now = found
             _logger.info(
-                f"{self.path} belonged to a run with other settings that left no checkpoint; this "
-                f"run takes over the folder ({name} was {before}, is now {now})"
+                f"{self.path} belonged to an earlier run, which had other settings and left no "
+                f"checkpoint; this run takes over the folder ({name} was {before}, is now {now})"
             )
         write_provenance(self.path, settings)
         write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
@@ -297,7 +298,7 @@ class RunFolder:
     def _difference(
         self, settings: TrainSettings, facts: Mapping[str, str]
     ) -> tuple[str, Any, Any] | None:
-        """Return the name of the first value that differs from the record, and both values.
+        """Return the name of the first value that differs from the record, then both values.
 
         If nothing differs, or if there is no record, return None.
         """

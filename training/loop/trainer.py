@@ -25,7 +25,8 @@ class Trainer:
     """Takes optimizer steps whose result does not depend on the number of processes.
 
     The loss is a sum over positions, divided by the number of positions with a loss in the whole
-    step. This number covers all micro-batches and processes, which may have unequal shares.
+    step. This number is a sum over all micro-batches and processes, which may contain unequal
+    numbers of such positions.
 
     Args:
         drafter: the drafter to train; from now on, only the engine may change its weights.
@@ -54,7 +55,7 @@ class Trainer:
         self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
 
     def step(self, number: int) -> float:
-        """Take the optimizer step with this number, from 0, and return its learning rate."""
+        """Take optimizer step `number`, counted from 0, and return the step's learning rate."""
         batches = self._batches(number)
         # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
         share = self._processes.count * self._accumulation / self._count_positions(batches.values())
@@ -71,7 +72,8 @@ class Trainer:
         See `FiniteWatch.require_finite`.
 
         Args:
-            latest: function that returns the checkpoint from which the run can resume.
+            latest: function that returns the checkpoint from which the run can resume; None if
+                there is no checkpoint.
             is_last: whether to check the most recent step as well; this waits for the device.
         """
         self._watch.require_finite(latest, is_last=is_last)
@@ -112,7 +114,7 @@ class Trainer:
         return whole.to(self._processes.device, self._reader.dtype)
 
     def copy_as_trained(self) -> JakiroDrafter:
-        """Return an unpartitioned copy of the drafter with its adapters, if any, not merged.
+        """Return an unpartitioned copy of the drafter; any adapters are not merged.
 
         All processes must call this method.
         """
@@ -128,15 +130,15 @@ class Trainer:
         return copy
 
     def _local_norm(self) -> Tensor | float:
-        """Return the norm of the gradients, which must be unpartitioned.
+        """Return the norm of the gradients if they are not partitioned.
 
-        The norm of partitioned gradients is available from the engine.
+        The engine reports the norm of partitioned gradients.
         """
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0
 
     def _batches(self, step: int) -> dict[int, Batch]:
-        """Return this process's micro-batches, by their first sequence's index within the step."""
+        """Return this process's micro-batches, by the index of their first sequence in the step."""
         return self._sampler.micro_batches(
             step, self._settings.batch.micro_batch_size, self._processes.rank, self._processes.count
         )
@@ -148,7 +150,7 @@ class Trainer:
 
 
 def count_positions(batch: Batch) -> int:
-    """Return the number of positions with a loss in all anchor samples; see `gather_examples`."""
+    """Return how many positions have a loss, summed over anchor samples; see `gather_examples`."""
     distance = torch.arange(batch.token_ids.shape[1]) - batch.anchors
     return int((batch.targets_exist(1)[:, None] & (distance >= 1)).sum())
 

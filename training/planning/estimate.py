@@ -17,7 +17,7 @@ from training.planning.zero_memory import StateBytes, state_bytes
 from training.setup.adapters import add_adapters
 from training.target_states.plan import ExpectedBytes, expected_bytes
 
-USABLE = 0.9  # fraction of a device's memory; the rest goes to the runtime and to fragmentation
+USABLE = 0.9  # fraction of a device's memory; the rest is for the runtime and fragmentation
 _CHECKPOINT_BYTES = 12  # bytes per parameter: weight and two moments in fp32
 
 
@@ -32,7 +32,8 @@ class Estimate:
         frozen: number of frozen parameters of the drafter; 0 unless only adapters are trained.
         target: bytes of the target's weights, all of which every process keeps.
         states: bytes of the drafter's parameters, gradients and optimizer states.
-        micro_batch: memory and operations of one micro-batch if all parameters were trained.
+        micro_batch: memory and operations of one micro-batch, computed as if all parameters were
+            trained.
         shards: bytes of the target states on disk; 0 if the run does not read any from disk.
     """
 
@@ -58,7 +59,7 @@ class Estimate:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes on disk of target states, drafters, and the largest number of checkpoints."""
+        """The peak number of bytes on disk of target states, drafters and checkpoints."""
         return self.shards.size + disk_bytes(self.parameters, self.settings, self.frozen)
 
     @property
@@ -158,7 +159,9 @@ def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
 
 
 def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int:
-    """Return the peak number of bytes of drafters and checkpoints, while a checkpoint is written.
+    """Return the peak number of bytes that drafters and checkpoints take on disk.
+
+    The peak is reached while a checkpoint is written.
 
     Args:
         parameters: number of trainable parameters.
@@ -196,7 +199,7 @@ def render(found: Estimate, memory: int, flops_per_second: float | None) -> Tabl
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     total = f"{size_text(found.device_bytes)} of {size_text(memory)}"
-    table.add_column("on each device", "peak memory, at most")
+    table.add_column("estimate", "peak memory of each device, at most")
     table.add_column("", total, justify="right")
     for name, value in _rows(found, flops_per_second).items():
         table.add_row(name, value)
@@ -217,7 +220,7 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
         "gradients": size_text(states.gradients),
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),
-        "of these in main memory": size_text(states.host),
+        "of the above, in main memory": size_text(states.host),
         "states and cache of the target": size_text(found.micro_batch.target_states),
         "activations": size_text(found.micro_batch.activations),
         "a micro-batch": f"{sizes}, {found.num_processes} process(es)",

@@ -1,4 +1,4 @@
-"""The parts of a training step: forward and backward passes of an ideal run, run separately."""
+"""The parts of a training step: forward and backward passes that can be run separately."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +24,10 @@ Work = Callable[[], object]
 
 @dataclass
 class _RecordedStore:
-    """A store of self-attention's keys and values that can be replayed without earlier passes.
+    """A store of self-attention's keys and values with which a pass can be replayed separately.
 
     The first call records the keys and values of the earlier passes, detached from their graph.
+    Later calls use the recorded ones.
     """
 
     store: KVStore
@@ -61,13 +62,14 @@ class _Calls:
 def parts_of(
     drafter: JakiroDrafter, reader: TargetReader, batch: Batch, objective: ObjectiveSettings
 ) -> dict[str, Work]:
-    """Return functions that run the parts of one micro-batch on recorded inputs, by name.
+    """Return one function for each part of a training step, by the name of the part.
 
-    "target" is the forward pass of the target. "memory" encodes the target's states (layer
-    self-attention, keys and values of cross-attention, features). "trunk" and "experts" run these
-    modules for all passes of the drafter. "head" computes the distributions of target and drafter
-    over the vocabulary, and all losses. All parts except "target" include the backward pass. If
-    features are fed back, each pass receives the recorded features.
+    Each function runs its part of one micro-batch on recorded inputs. "target" is the forward pass
+    of the target. "memory" encodes the target's states (layer self-attention, keys and values of
+    cross-attention, features). "trunk" and "experts" run these modules for all passes of the
+    drafter. "head" computes the distributions of target and drafter over the vocabulary, and all
+    losses. All parts except "target" include the backward pass. If features are fed back, each pass
+    receives the recorded features.
 
     Args:
         drafter: drafter to be measured.
@@ -76,7 +78,7 @@ def parts_of(
         objective: weights of the losses.
 
     Raises:
-        ConfigError: the drafter has tail layers of the target.
+        ConfigError: the drafter's output passes through tail layers of the target.
     """
     tail_layers = drafter.config.settings.tail_layers
     if tail_layers:
@@ -107,7 +109,7 @@ def parts_of(
 
 
 def flops_of(work: Work) -> int:
-    """Return the number of floating-point operations in matrix products and attention."""
+    """Return how many floating-point operations `work` needs for matrix products and attention."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
@@ -139,7 +141,7 @@ def _backward(outputs: Any) -> None:
     """Backpropagate a gradient of ones from the outputs that require a gradient."""
     leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in leaves if leaf.requires_grad]
-    if tensors:  # features that are not fused depend on no parameter
+    if tensors:  # unfused features do not depend on a parameter
         torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
 
 

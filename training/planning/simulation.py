@@ -48,8 +48,8 @@ class LiveBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation and count its new tensors."""
-        for tensor in _tensors((args, kwargs)):  # tensors from outside are not counted
+        """Run an operation and count the bytes of its new tensors."""
+        for tensor in _tensors((args, kwargs)):  # inputs are not new
             self._known.add(tensor.untyped_storage()._cdata)
         results = func(*args, **(kwargs or {}))
         for tensor in _tensors(results):
@@ -75,7 +75,7 @@ class Simulation:
 
     Attributes:
         target_states: bytes of the target's states that the drafter reads, including the cache.
-        activations: bytes at the peak in addition to the target's states.
+        activations: peak number of bytes in addition to the target's states.
         target_flops: floating-point operations of the target's forward pass.
         drafter_flops: floating-point operations of the forward and backward passes of the drafter
             and its losses.
@@ -112,10 +112,10 @@ def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDra
 
 
 def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
-    """Return the needs of one micro-batch of a run.
+    """Return the memory and the operations that one micro-batch of a run needs.
 
-    Attention is assumed to store its scores, which is the case if no fused kernel supports the
-    masks and heads.
+    The simulated attention stores its scores, as real attention does if no fused kernel supports
+    the masks and heads.
 
     Args:
         settings: settings of the run.
@@ -125,7 +125,7 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     drafter = drafter_on_meta(settings, target)
     recompute = settings.engine.activation_checkpointing
     module = TrainingModule(drafter, settings.objective, recompute).to(dtype)
-    for parameter in module.parameters():  # gradients are part of `StateBytes`
+    for parameter in module.parameters():  # `StateBytes` counts the gradients
         parameter.grad = torch.zeros_like(parameter)
     reader = TargetReader(target, drafter, settings.data.sequence_length, dtype)
     batch = _batch_on_meta(settings)

@@ -18,7 +18,7 @@ from training.module import TargetReader, TrainingModule
 from training.setup.preparation import Prepared
 
 _REPEATS = 3  # timed repetitions, after one repetition that is not timed
-_TOKENS = 32  # tokens that are decoded to measure the rate
+_TOKENS = 32  # number of tokens that are decoded to measure the decoding rate
 _PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a large matrix
 
 
@@ -77,7 +77,9 @@ def sample_batch(inputs: Prepared) -> Batch:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the floating-point operations per second of a large matrix product, an upper bound.
+    """Return the floating-point operations per second of a large matrix product.
+
+    Other work on the device reaches at most about this rate.
 
     Args:
         device: device to be measured.
@@ -106,7 +108,7 @@ class PlannedDevice:
         """Return the bytes of memory that are available to a process.
 
         Args:
-            num_local: number of processes on a machine, which share its main memory.
+            num_local: number of processes on a machine, which share the machine's main memory.
         """
         if self.memory is not None:
             return self.memory

@@ -30,7 +30,7 @@ from training.planning.parts import flops_of, parts_of
 from training.planning.speed import product_rate
 from training.setup.preparation import Prepared, prepare
 
-GOAL = 0.6  # as a fraction of the ideal run's tokens per second
+GOAL = 0.6  # smallest acceptable speed, as a fraction of the ideal run's tokens per second
 RUN = "run"
 _EXAMINED = 2000  # number of sequences that are read to measure the padding
 
@@ -52,7 +52,7 @@ class Part(Settings):
 
 
 class Throughput(Settings):
-    """Result of a measurement of throughput.
+    """The measured throughput of a run, compared with that of the ideal run.
 
     Attributes:
         tokens_per_second: tokens per second of the real run, excluding padding.
@@ -150,7 +150,7 @@ def summary(found: Throughput) -> list[str]:
 
 
 def padding_of(sequences: PackedSequences) -> float:
-    """Return the fraction of padding in the first sequences."""
+    """Return the fraction of the tokens in the first 2000 sequences that is padding."""
     examined = range(min(len(sequences), _EXAMINED))
     filled = sum(int((sequences.sequence(index).documents >= 0).sum()) for index in examined)
     return 1 - filled / (len(examined) * sequences.sequence_length)

@@ -12,7 +12,7 @@ from training.module import TrainingModule
 
 _MASTER = 4  # bytes of a master weight or of a moment
 _ALIGNMENT = 2  # ZeRO 1 and 2 pad each process's part to a multiple of this number of elements
-# DeepSpeed's own defaults, in elements.
+# DeepSpeed's default limits, in elements.
 _BUCKET, _PERSISTENT, _LIVE, _SUBGROUP = 500_000_000, 100_000, 1_000_000_000, 1_000_000_000
 
 
@@ -43,7 +43,7 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class _Group:
-    """Sizes of the parameters that ZeRO joins, and the number of moments of each parameter."""
+    """A group of parameters that ZeRO joins: sizes, and number of moments per parameter."""
 
     sizes: tuple[int, ...]
     moments: int
@@ -78,7 +78,7 @@ def state_bytes(
     zero = config["zero_optimization"]
     bucket = zero.get("reduce_bucket_size", _BUCKET)
     if kind == "cpu":
-        bucket = min(bucket, total)  # unused pages of main memory are not allocated
+        bucket = min(bucket, total)  # a part that is never used takes no main memory
     if zero["stage"] == 3:
         return _partitioned(groups, zero, width, num_processes, bucket)
     frozen = width * sum(part.numel() for part in module.parameters() if not part.requires_grad)

@@ -1,1 +1,1 @@
-"""Studies: experiments made of several training runs."""
+"""Studies: experiments that consist of several training runs."""

@@ -1,8 +1,9 @@
 """Learning curve: the same training on nested fractions of the documents.
 
-The curve shows whether more data would help. All runs have the same number of steps. With the same
-number of epochs, a run on more data would also train for longer, and would be better even if the
-additional documents contained nothing new. All runs are measured on the same validation data.
+The curve shows whether more data would help. All runs have the same number of steps. If they had
+the same number of epochs instead, a run on more data would also train for longer, and would be
+better even if the additional documents contained nothing new. All runs are measured on the same
+validation data.
 """
 
 import json
@@ -69,7 +70,7 @@ def verdict(points: Sequence[Point]) -> str:
     before, last = points[-2:]
     if before.epochs < 1:
         return (
-            f"The run covers less than one epoch ({before.epochs:.2f} of the smaller subset); "
+            f"The run on the second largest subset covers only {before.epochs:.2f} of an epoch; "
             "increase `steps` first."
         )
     if last.tokens == before.tokens:
@@ -84,7 +85,7 @@ def verdict(points: Sequence[Point]) -> str:
     )
     if gain > noise:
         return f"{change}: more data of this kind would help."
-    return f"{change}, within noise ({noise * 100:.1f}): more data would hardly help at this size."
+    return f"{change}, within noise ({noise * 100:.1f} points): more data would hardly help."
 
 
 def _variance(point: Point) -> float:
@@ -159,12 +160,12 @@ class FractionRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run is finished."""
         return self.folder.is_finished
 
 
 class LearningCurve:
-    """The runs on all fractions, in sub-folders of the run folder, and their common result.
+    """The runs on all fractions, in sub-folders of the run folder, and the resulting curve.
 
     Args:
         settings: settings of the run on all documents.
@@ -219,7 +220,7 @@ class LearningCurve:
 
 
 def parse_fractions(text: str) -> list[float]:
-    """Return the fractions of the documents in a user's text, in ascending order.
+    """Return the fractions of the documents that a user listed, in ascending order.
 
     Raises:
         ConfigError: the text is not a list of two or more numbers above 0 and up to 1.

@@ -56,7 +56,7 @@ def test_the_card_has_target_data_and_measurements() -> None:
     assert "speculative-decoding" in card.data.tags
     for phrase in (
         "| 0 | 2.35 | 0.71, 0.50 | 512 |",
-        "8 prompts, starts of held-out records",
+        "8 prompts (the starts of held-out records)",
         "43.2%",
         "40 optimizer steps over 123,456 tokens of `org/chats:train`",
         "commit abc123 with local changes",

@@ -1,1 +1,1 @@
-"""Ablation studies: trained variants (arms) of equal size, compared with paired intervals."""
+"""Ablation studies: training and paired comparison of drafter variants (arms) of equal size."""

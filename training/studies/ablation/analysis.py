@@ -172,9 +172,10 @@ def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:
             "With one seed, the 95% intervals cover the spread over prompts, not over trainings; "
             f"another seed may reverse any verdict.{by_costs}"
         )
-    # Two seeds give a poor estimate of the spread.
+    # With two seeds, the spread over seeds is estimated poorly.
     rate = "one in ten" if num_seeds == 2 else "one in twenty"
     return (
-        f"The 95% intervals over {num_seeds} seeds and all prompts are paired. Of the verdicts on "
-        f"tau ({num_intervals}), about {rate} is wrong even if no arm differs.{by_costs}"
+        f"The 95% intervals over {num_seeds} seeds and all prompts are paired. Of the "
+        f"{num_intervals} verdicts on tau, about {rate} would be better or worse by chance even if "
+        f"no arm differed from the base.{by_costs}"
     )

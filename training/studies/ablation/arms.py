@@ -18,7 +18,7 @@ from training.config import TrainSettings
 
 BASE = "base"
 # Settings that an arm may change. The data, their order, the number of steps and the optimizer are
-# the same as in the base, and the expert width makes arms equally large.
+# the same as in the base, and the expert width is computed so that all arms are equally large.
 _OPEN = (
     *("drafter", "initialize", "objective"),
     *("batch.anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
@@ -106,7 +106,7 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _check_names(arms: Sequence[Arm]) -> None:
-    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # autoregressive is measured as well
+    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # the first name is reserved
     if odd := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
         raise ConfigError(
             "the file name of an ablation cannot be used as the name of an arm",
@@ -123,7 +123,7 @@ def _check_names(arms: Sequence[Arm]) -> None:
         )
 
 
-TOLERANCE = 0.02  # as a fraction of the base's number of parameters
+TOLERANCE = 0.02  # difference in size, as a fraction of the base's number of parameters
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Counts:
 
 
 def prompts_in(documents: Mapping[int, ComparisonDocument]) -> dict[str, int]:
-    """Return the index of every prompt.
+    """Return all prompts, each with an index.
 
     Raises:
         DataError: the documents have different prompts.
@@ -119,7 +119,8 @@ def _differing_prompts() -> DataError:
     )
 
 
-# Settings that distinguish the four arms, make them equally large, or only name a run.
+# Settings in which the four arms may differ: they define the arms, make them equally large, or name
+# a run.
 _DIFFERENT: Any = {
     "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
@@ -138,7 +139,7 @@ class Cells(NamedTuple):
 
 
 def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
-    """Return the arms of the 2 x 2 comparison with the base; None if an arm is missing.
+    """Return the four arms of a 2 x 2 comparison, including the base; None if one is missing.
 
     Args:
         arms: settings of the arms, by name.
@@ -159,16 +160,16 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
 def two_by_two(
     cells: Cells, temperature: float, rates: Mapping[str, Rate], trees: str | None = None
 ) -> TwoByTwo:
-    """Return the effects of experts and contrastive loss and their interaction, as ratios of tau.
+    """Return the effects of experts and contrastive loss, and the interaction, as ratios of tau.
 
     Args:
         cells: names of the four arms.
         temperature: sampling temperature of the measurement.
         rates: tau of every arm.
-        trees: label of the kind of trees; None if there is only one kind.
+        trees: label of the kind of trees; None for the default trees.
 
     Raises:
-        DataError: under the same conditions as in `inference.benchmark.stats.product`.
+        DataError: there is only one prompt, or an arm decoded no tokens with one of the seeds.
     """
     both, only_experts, only_contrast, neither = (rates[name] for name in cells)
 

@@ -1,7 +1,8 @@
-"""Estimate of a study's time and disk space from a few steps of every arm; nothing is written.
+"""Estimate of a study's time and disk space from a few steps of every arm.
 
-Minutes and bytes are totals over all trainings of an arm. One process is measured. DeepSpeed on
-several devices is faster, and other work on the machine makes everything slower.
+Minutes and bytes are totals over all trainings of an arm. One process is measured, and nothing is
+written to disk. DeepSpeed on several devices is faster, and other work on the machine makes
+everything slower.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class ArmEstimate(Settings):
         parameters: number of trainable parameters.
         seconds_per_step: measured seconds of an optimizer step.
         training_minutes: minutes that all optimizer steps of all trainings take.
-        evaluation_minutes: minutes that decoding takes, at the speed of autoregressive decoding.
+        evaluation_minutes: minutes that decoding would take without a drafter.
         disk_bytes: bytes of the drafters and of the largest number of checkpoints.
     """
 
@@ -61,7 +62,7 @@ def estimate(
         inputs: target and data, which all arms share; the target is moved to the training device.
         seeds: number of seeds that every arm is trained with.
         evaluation_tokens: number of tokens that one arm decodes with one seed: prompts x new tokens
-            x temperatures.
+            x temperatures x repeats x kinds of trees.
         sweep_runs: number of additional trainings of every arm for a sweep.
         sweep_tokens: number of tokens that one arm decodes for a sweep.
 
@@ -73,7 +74,7 @@ def estimate(
     model.to(device)
     rate = decoding_rate(inputs)
     decoding, sweeping = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
-    # A study keeps fewer checkpoints than a single run does, so the settings of its runs are used.
+    # A study keeps fewer checkpoints than its settings say, so the settings of its runs are used.
     runs = runs_of(sized, 1, inputs.settings.run_folder)
     return [
         *(

@@ -45,7 +45,7 @@ class Measurement:
         """Return the figures of one seed's arms and of autoregressive decoding.
 
         The timings are interleaved, so that speeds can be compared. Stored results are reused
-        unless an arm was trained again or the measurement has changed.
+        unless an arm was trained again or the settings of the measurement have changed.
 
         Args:
             runs: finished runs of one seed.
@@ -139,10 +139,10 @@ def _digest(path: Path) -> str:
 
 
 def select_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement) -> SweepResults:
-    """Return the value with the highest tau on dev prompts for every arm.
+    """Measure all values of a sweep on dev prompts, and select the best value of every arm.
 
-    Stored results are reused. Every arm is measured separately, because tau does not depend on
-    other measurements.
+    Dev prompts are used only for this selection. Stored results are reused. Every arm is measured
+    separately, which is possible because tau, unlike speed, needs no interleaved timings.
 
     Args:
         sweep: setting with its values.
@@ -167,7 +167,7 @@ def select_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement
 
 
 def select_value(arm: str, sweep: Sweep, document: ComparisonDocument) -> ArmSweep:
-    """Return the selected value of one arm.
+    """Return the results of a sweep for one arm, with the selected value.
 
     Args:
         arm: name of the arm.

@@ -18,7 +18,7 @@ def plot(results: StudyResults, path: Path) -> None:
     """Write a forest plot of tau divided by tau of the base, as PNG.
 
     Args:
-        results: results of a study; each temperature and kind of trees gets a panel.
+        results: results of a study; each pair of a temperature and a kind of trees gets a panel.
         path: path of the PNG.
     """
     panels = [(_title(rows[0]), _others(rows)) for rows in results.groups]

@@ -11,12 +11,12 @@ ArmVerdict = Literal["base", "better", "worse", "not resolved"]
 
 
 class ArmRow(Settings):
-    """One arm at one temperature with one kind of trees.
+    """Results of one arm at one temperature with one kind of trees.
 
     Attributes:
         arm: name of the arm.
         temperature: sampling temperature; 0 is greedy decoding.
-        trees: label of the kind of trees; None if there is only one kind.
+        trees: label of the kind of trees; None for the default trees.
         parameters: number of trainable parameters.
         intermediate_size: expert width that made the arm as large as the base.
         training_tokens: number of tokens read in training, for each seed.
@@ -54,21 +54,24 @@ class ArmRow(Settings):
 
 
 class TwoByTwo(Settings):
-    """Effects of experts and contrastive loss at one temperature, and their interaction.
+    """Effects of experts and contrastive loss at one temperature, and the interaction of both.
+
+    Here, an arm "with experts" has several experts, and an arm "without experts" has only one.
 
     Attributes:
         temperature: sampling temperature; 0 is greedy decoding.
-        trees: label of the kind of trees; None if there is only one kind.
+        trees: label of the kind of trees; None for the default trees.
         both: name of the arm with experts and contrastive loss.
         only_experts: name of the arm without contrastive loss.
         only_contrast: name of the arm without experts.
-        neither: name of the arm without experts and contrastive loss.
+        neither: name of the arm without experts and without contrastive loss.
         experts: ratio of tau with experts to tau without experts, as the geometric mean of the
             ratios with and without contrastive loss.
         contrast: ratio of tau with contrastive loss to tau without contrastive loss, as the
             geometric mean of the ratios with and without experts.
         interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). A value above
-            1 means that experts and contrastive loss each gain more if the other is present.
+            1 means that experts increase tau by a larger factor if there is a contrastive loss, and
+            vice versa.
         sentence: the effects in words.
     """
 
@@ -91,8 +94,9 @@ class ArmExperts(Settings):
         arm: name of the arm.
         top_overlap: fraction of the four most likely tokens that two experts have in common,
             averaged over pairs of experts; None if experts do not have separate distributions.
-        router_entropy: entropy of the router's weights in nats, averaged over positions.
-        load_entropy: entropy in nats of the router's mean weights.
+        router_entropy: entropy of the router's weights at a position, in nats, averaged over
+            positions.
+        load_entropy: entropy of the router's mean weights, in nats.
         by_seed: `top_overlap`, `router_entropy` and `load_entropy` for each seed.
     """
 
@@ -152,9 +156,9 @@ class StudyResults(Settings):
         seeds: number of seeds that every arm was trained with.
         prompts: number of prompts that every arm was measured on.
         note: sentence on the meaning of the intervals.
-        rows: arms in the study's order, for every temperature and kind of trees.
+        rows: results of the arms in the study's order, for every temperature and kind of trees.
         interactions: interactions for every temperature and kind of trees; empty unless the study
-            contains all four arms.
+            contains all four arms of a 2 x 2 comparison.
         experts: diversity of every arm's experts; empty if it was not measured.
         sweep: results of the sweep; None if there was no sweep.
     """
@@ -191,6 +195,6 @@ class StudyResults(Settings):
 
         Args:
             temperature: sampling temperature; 0 is greedy decoding.
-            trees: label of the kind of trees; None if there is only one kind.
+            trees: label of the kind of trees; None for the default trees.
         """
         return [row for row in self.rows if (row.temperature, row.trees) == (temperature, trees)]

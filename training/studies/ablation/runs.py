@@ -32,7 +32,7 @@ class ArmRun:
 
     Attributes:
         arm: name of the arm.
-        seed: seed of the weights, the order of the sequences, and the anchors.
+        seed: seed of the initial weights, the order of the sequences, and the anchors.
         settings: complete settings of the run, including its run folder.
         value: value of the swept setting; None if there is no sweep.
     """
@@ -44,7 +44,7 @@ class ArmRun:
 
     @property
     def name(self) -> str:
-        """The name of the run among the runs of its seed."""
+        """The name of the run, which is unique among the runs with the same seed."""
         return self.arm if self.value is None else f"{self.arm} at {value_name(self.value)}"
 
     @property
@@ -102,7 +102,7 @@ def train_runs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train the unfinished runs; an interrupted run continues where it stopped.
+    """Train the unfinished runs; an interrupted run resumes from its last checkpoint.
 
     Args:
         runs: runs in the order of training.
@@ -147,7 +147,7 @@ def _run(
 
 def _run_settings(sized: SizedArm, seed: int, run_folder: Path) -> TrainSettings:
     settings = sized.arm.settings
-    # Runs do not measure decoding, because the study does so with interleaved timings of all arms.
+    # Runs do not measure decoding, because the study measures it with interleaved timings.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
     checkpoint = settings.checkpoint.model_copy(update={"keep": 1})
     return settings.model_copy(

@@ -15,7 +15,7 @@ from jakiro.utils.settings import Settings
 from training.setup.preparation import Prepared
 from training.studies.ablation.runs import Launcher
 
-FEWEST_PROMPTS = 2  # needed for an interval over prompts
+FEWEST_PROMPTS = 2  # smallest number for which there is an interval over prompts
 
 
 class StudySettings(Settings):
@@ -77,7 +77,7 @@ class StudySettings(Settings):
 
 
 class StudyPrompts:
-    """The prompts of a study, which are checked before any training.
+    """The prompts of a study; they are checked before any training.
 
     Args:
         inputs: inputs of the study, whose prompts are the beginnings of validation documents.
@@ -135,6 +135,6 @@ class StudyPrompts:
             )
 
     def _tokens(self, prompt: BenchPrompt) -> tuple[int, ...]:
-        """Return the token ids of the first chat turn."""
+        """Return the token ids of a prompt, or of its first turn if it is a dialogue."""
         vocab_size = self._inputs.target.spec.vocab_size
         return tuple(encode_prompt(prompt.first, self._inputs.tokenizer, vocab_size))

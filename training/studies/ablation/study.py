@@ -32,7 +32,7 @@ _logger = get_logger(__name__)
 
 
 class Study:
-    """A study of several arms.
+    """A study of several arms, which are variants of a training run.
 
     Args:
         settings: settings of the study.
@@ -59,7 +59,7 @@ class Study:
         own = 0 if settings.prompts else settings.num_prompts + reserved
         with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
         self.inputs = prepare(with_prompts, model, tokenizer)
-        for arm in self.arms:  # all arms use the base's inputs
+        for arm in self.arms:  # all arms share these inputs
             check_arm(arm.arm.settings, self.inputs)
         self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
 
@@ -75,7 +75,7 @@ class Study:
             evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
             sweep_runs=max(
                 0, num_values - 1
-            ),  # one run of the sweep is also the run with the first seed
+            ),  # the run with the selected value is also the arm's run with the first seed
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
         Console().print(render(estimates))
@@ -206,5 +206,5 @@ def _facts(sized: SizedArm, runs: Sequence[ArmRun]) -> ArmFacts:
 def _size_of(arm: SizedArm) -> str:
     width = f"experts of width {arm.width}"
     if arm.width != arm.width_before:
-        width += f" instead of {arm.width_before}, to be as large as the base"
+        width += f" instead of {arm.width_before}, so that the arm is as large as the base"
     return f"{arm.name}: {arm.parameters:,} parameters, {width}"

@@ -12,7 +12,7 @@ from jakiro.utils.settings import Settings, merge, validate_settings
 from training.config import TrainSettings
 from training.studies.ablation.arms import SizedArm, is_open
 
-# Settings that all arms share whatever is swept, and settings that a study sets itself.
+# Settings that cannot be swept: all arms must share them, or the study sets them itself.
 _FIXED = ("data.", "evaluation.", "checkpoint.", "steps", "seed", "log_every")
 
 

@@ -46,8 +46,8 @@ def experts_to_markdown(arms: Sequence[ArmExperts]) -> list[str]:
 
 _LEGEND = (
     "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
-    "Router entropy: entropy of the experts' weights at a position. Load entropy: entropy of their "
-    "mean weights. Entropies are in nats."
+    "Router entropy: mean entropy of the experts' weights at a position. Load entropy: entropy of "
+    "the experts' mean weights. Entropies are in nats."
 )
 
 
@@ -122,7 +122,7 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def headings_of(results: StudyResults) -> tuple[str, ...]:
-    """Return the names of the columns, with a column of trees if there are several kinds."""
+    """Return the names of the columns, including "trees" if kinds of trees were specified."""
     before = HEADINGS.index("tau")
     return (
         HEADINGS if results.trees == [None] else (*HEADINGS[:before], "trees", *HEADINGS[before:])
@@ -161,7 +161,7 @@ def _result_cells(row: ArmRow) -> list[str]:
 
 
 def _short(count: int) -> str:
-    """Return a number with three digits, which suffice because all arms have similar sizes."""
+    """Return a number with three digits, which are enough because all arms have similar sizes."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -9,18 +9,18 @@ from jakiro.utils.settings import Settings
 
 
 class Trees(Settings):
-    """One kind of trees, the same for all arms.
+    """One kind of trees with which every arm is measured.
 
     Attributes:
         options: options of a method of `jakiro bench`, such as `tree=deterministic,candidates=60`.
-        label: name of the kind, such as `deterministic-60`; None if there is only one kind.
+        label: name of the kind, such as `deterministic-60`; None for the default trees.
     """
 
     options: str
     label: str | None = None
 
     def method(self, arm: str) -> str:
-        """Return the method name of an arm with these trees; names of arms do not contain @."""
+        """Return the name of the benchmark method that measures an arm with these trees."""
         return arm if self.label is None else f"{arm}@{self.label}"
 
 
@@ -48,14 +48,15 @@ def num_tuning_prompts(trees: Sequence[Trees]) -> int:
 
 
 def uses_costs(trees: Sequence[Trees]) -> bool:
-    """Return whether measured costs select the trees of each arm."""
+    """Return whether trees of any kind are selected by measured costs, separately for each arm."""
     return any(_parsed(kind.options).candidates == "costs" for kind in trees)
 
 
 def trees_key(trees: Sequence[Trees]) -> object:
     """Return a value that identifies the trees.
 
-    The value is the number of candidates of the default trees, or else all options of each kind.
+    For the default trees, the value is their number of candidates. For trees that the user
+    specified, it contains the options of each kind.
     """
     if trees[0].label is None:
         return _parsed(trees[0].options).candidates

@@ -57,7 +57,7 @@ def test_the_terminal_shows_every_arm_at_every_temperature(results: StudyResults
             assert with_interval(row.tau_ratio) in line
             assert row.verdict in line
     assert "1.23 M" in text
-    assert "Of the verdicts on tau" in " ".join(text.split())
+    assert "verdicts on tau, about" in " ".join(text.split())
 
 
 def test_a_narrow_terminal_loses_no_figure(results: StudyResults) -> None:
