@@ -328,7 +328,7 @@ class Synthesizer:
         if wanted >= longest:
             raise ConfigError(
                 "a question and its answer do not fit into the target's context",
-                expected=f"max_question_tokens and max_new_tokens with a sum below {longest} tokens",
+                expected=f"max_question_tokens + max_new_tokens below {longest} tokens",
                 got=wanted,
                 remedy="lower --max-new-tokens or --max-question-tokens",
             )
