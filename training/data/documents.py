@@ -1,4 +1,4 @@
-"""Documents: tokens of the data records, each with a mask of the tokens to be predicted."""
+"""Documents: tokenized data records, each with a mask of the tokens to be predicted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
@@ -19,9 +19,8 @@ def form_of(record: Record) -> str:
     """Return the key that determines the form of a record, which is one of `FORMS`.
 
     Raises:
-        RecordError: the record has a value other than null under none or under several of these
-            keys, or its text contains half a character (a lone surrogate), which no tokenizer
-            accepts.
+        RecordError: none or several of these keys have a value that is not null, or a text contains
+            half a character (a lone surrogate), which no tokenizer accepts.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
@@ -136,7 +135,8 @@ def encode_documents(
     Args:
         tokenizer: the target's tokenizer.
         records: records of the data.
-        intake: counter that may also skip unusable records; None to raise an error for the first.
+        intake: counter of records, which may also skip unusable records; None to raise an error at
+            the first unusable record.
         vocab_size: size of the target's vocabulary; None if it is unknown.
         any_mask: whether a record may consist of only a prompt or only a response.
 
@@ -168,7 +168,8 @@ def encode_records(
     Args:
         tokenizer: the target's tokenizer.
         records: records of the data.
-        intake: counter that may also skip unusable records; None to raise an error for the first.
+        intake: counter of records, which may also skip unusable records; None to raise an error at
+            the first unusable record.
         vocab_size: size of the target's vocabulary; None if it is unknown.
         any_mask: whether a record may consist of only a prompt or only a response, for callers that
             need only the tokens.

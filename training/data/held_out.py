@@ -17,7 +17,7 @@ Documents = npt.NDArray[np.int64]
 def split_validation(
     store: TokenStore, count: int, fraction: float = 1.0
 ) -> tuple[Documents, Documents]:
-    """Return the training documents and the validation documents, selected by hashes of tokens.
+    """Return training documents and validation documents, selected by hashes of their tokens.
 
     The selection therefore depends neither on the order of the data nor on the other documents. The
     documents of one record, such as the answers of a conversation, stay together.

@@ -1,4 +1,4 @@
-"""Previews of documents, and log messages about the data, logged only once even by many runs."""
+"""Previews of documents, and log messages about the data that many runs log only once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -28,13 +28,13 @@ class Piece(NamedTuple):
 
 
 class SequenceFilling:
-    """Sequences that are filled with one document after another, of which some are split.
+    """Sequences that are filled with one document after another; some documents are split.
 
     A document that fits into the free space of a sequence stays whole, in the sequence where it
-    leaves the least space. The beginning of a longer document fills the sequence with the most
-    space, or starts a new sequence if that beginning would contain no response; the rest is treated
-    like another document. If all documents are texts, all but one of the new sequences have less
-    than 5% padding.
+    leaves the least space. Otherwise, the document's beginning fills the sequence with the most
+    space, or starts a new sequence if that beginning would contain no response, and the rest is
+    treated like another document. If all documents are texts, all but one of the new sequences have
+    less than 5% padding.
 
     Args:
         sequence_length: number of tokens of a sequence.
@@ -202,7 +202,7 @@ def lay_out(
 
 
 def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
-    """Return the value of `split` with which more documents would be split; or None."""
+    """Return the `split` value with which more documents would be split; None if there is none."""
     if split == "all" or (split == "texts" and is_text.all()):
         return None
     return "texts" if is_text.all() else "all"
@@ -260,7 +260,7 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 def _split(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into sequences, and whether each has a response and several tokens.
+    """Return pieces that fit into sequences, and whether each has a response and at least 2 tokens.
 
     Every whole document has both, so only the pieces of split documents are examined.
     """
@@ -281,7 +281,7 @@ def _split(
 
 
 def _pack(lengths: npt.NDArray[np.int64], sequence_length: int) -> Iterator[list[int]]:
-    """Yield the indices of the pieces in each sequence; best fit among a few open sequences."""
+    """Pack pieces by best fit into a few open sequences; yield the indices of each one's pieces."""
     unfilled: list[tuple[int, int]] = []  # number of free tokens, and key in `contents`
     contents: dict[int, list[int]] = {}
     for piece, length in enumerate(array("q", lengths.tobytes())):

@@ -86,7 +86,7 @@ class Sampler:
             yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
-        """Return one process's micro-batches by the index, within the step, of the first sequence.
+        """Return a process's micro-batches by the index (within the step) of their first sequence.
 
         Args:
             step: optimizer step, counted from zero.

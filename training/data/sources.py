@@ -87,8 +87,8 @@ class FileSource:
         """Yield the file's records, each with its line (JSONL) or index (other files), from 1.
 
         Args:
-            intake: counter that may also skip malformed records; None to raise an error for the
-                first.
+            intake: counter of records, which may also skip malformed records; None to raise an
+                error at the first malformed record.
 
         Raises:
             DataError: the file or a record is malformed; the message names its location.

@@ -23,8 +23,8 @@ from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import ends_of, random_seed, target_fingerprint
 from training.data.rendering import render_question, render_user_opening
 
-KEY_TOKENS = 8  # number of first tokens; records in which they are the same are duplicates
-NGRAM, MOST_REPEATS = 8, 3  # length of an n-gram, and how often it may occur in a usable text
+KEY_TOKENS = 8  # number of first tokens in which a record must differ from all other records
+NGRAM, MOST_REPEATS = 8, 3  # length of n-grams, and how often each may occur in a usable text
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 
 
@@ -123,7 +123,7 @@ class Synthesizer:
     def write(
         self, output: OutputFile, on_progress: OnProgress = lambda _records, _tokens: None
     ) -> SynthesisCounts:
-        """Write records until the file contains the number of records in the settings.
+        """Write records until the file contains the number that the settings require.
 
         Args:
             output: output file, which is locked while it is written to.

@@ -25,7 +25,7 @@ from training.data.token_writer import hash_document, write_tokens
 
 @dataclass(frozen=True)
 class Locations:
-    """Locations of documents in the data: the source and the record that each one comes from.
+    """Locations of documents in the data: the source and record that each document comes from.
 
     Attributes:
         names: names of the sources, as used in messages.
@@ -52,8 +52,8 @@ class Locations:
         )
 
 
-# This number is part of the fingerprint. Raise it whenever a change of the code makes the same
-# records be encoded differently.
+# This number is part of the fingerprint. Raise it whenever the code changes in such a way that the
+# same records are encoded differently.
 _REVISION = 2
 
 
@@ -106,7 +106,7 @@ class TokenStore:
 
     @cached_property
     def is_text(self) -> npt.NDArray[np.bool_]:
-        """Whether each document is a text, which means that all of its tokens are a response."""
+        """Whether each document is a text, in which all tokens belong to a response."""
         return np.logical_and.reduceat(self.is_response, self.starts[:-1])
 
     def describe(self, documents: Sequence[int]) -> str:
@@ -201,7 +201,7 @@ def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
 
 def _checked(store: TokenStore, vocab_size: int | None) -> TokenStore:
     highest = 0 if store.counts is None else store.counts.highest_id
-    if vocab_size is not None and highest >= vocab_size:  # cached with a different target
+    if vocab_size is not None and highest >= vocab_size:  # cached for a different target
         raise DataError(
             "the data has a token that the target does not have",
             expected=f"ids from 0 to {vocab_size - 1}",

@@ -84,7 +84,7 @@ def _from_memory(
 def _rolled_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft at distance 1 from the target's features, and then from the drafter's own features.
+    """Draft at distance 1 from the target's features, and at others from the drafter's features.
 
     This is the training-time test of EAGLE-3 (arXiv 2503.01840), with one pass for each distance.
     At distance k, position i attends to the keys and values of the first pass, which are computed
@@ -129,7 +129,7 @@ class _EarlierKV:
         self._up_to: list[KV] = []
 
     def of_pass(self, number: int) -> KVStore:
-        """Return a function that appends keys and values of pass `number` to those before it."""
+        """Return a function that appends the keys and values of pass `number` to earlier ones."""
         earlier = self._up_to[number - 1] if number else None
 
         def join(kv: KV) -> KV:

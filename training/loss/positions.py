@@ -5,8 +5,8 @@ For a position i that is drafted at distance d = i - anchor >= 1, and for levels
     output at i, level k            predicts Y[i + k], the feature for the logits of x[i + k + 1]
     posterior used at level k       is conditioned on x[i + 1], ..., x[i + k]
 
-Y[i] is the target's feature at position i, and x[i] is the token at position i. The posterior is
-the mixture weights of the components after the tokens on which it is conditioned.
+Y[i] is the target's feature at position i, and x[i] is the token at position i. The posterior
+consists of the mixture weights of the components, given these tokens.
 """
 
 from typing import NamedTuple

@@ -20,9 +20,7 @@ from training.setup.target_layer import (
     read_feed_forward,
 )
 
-_SHARE_OF_UNITS = (
-    7 / 8
-)  # largest share of the layer's units in each expert, if there are several experts
+_SHARE_OF_UNITS = 7 / 8  # largest share of the layer's units that each of several experts has
 
 _logger = get_logger(__name__)
 

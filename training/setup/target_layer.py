@@ -334,7 +334,7 @@ _FURTHER_NORMS = (
 
 
 class LayerFeedForward(NamedTuple):
-    """Weights of `down(silu(gate(n)) * up(n))`, where n is the normed stream after attention.
+    """Weights of `down(silu(gate(n)) * up(n))`, where n is the normalized stream after attention.
 
     Attributes:
         gate: matrix of the units' gates.

@@ -36,7 +36,7 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
 
 
 class OutputFile:
-    """A JSONL file of generated records in ascending order of their number, under the key `row`.
+    """A JSONL file of generated records, in ascending order of their numbers (key `row`).
 
     Next to this file, another file whose name ends in `.settings` contains the settings with which
     the records were generated, so that a later run with the same settings can continue the file.

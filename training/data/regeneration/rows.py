@@ -35,7 +35,8 @@ def dialogue_over(
     Args:
         record: record to be regenerated.
         tokenizer: the target's tokenizer.
-        prompt_tokens: number of tokens kept at the beginning of a text, but at most half of them.
+        prompt_tokens: number of tokens kept at the beginning of a text, but at most half of its
+            tokens.
 
     Raises:
         RecordError: the record cannot be used.
