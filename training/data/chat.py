@@ -9,7 +9,8 @@ Message = dict[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 
-# The key with which `jakiro regenerate` marks a turn or text whose end is missing.
+# The key with which `jakiro regenerate` and `jakiro synthesize` mark a turn or text whose end is
+# missing.
 CUT = "is_cut"
 
 # Keys of a turn that templates may read in addition to its role and content.

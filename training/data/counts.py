@@ -35,8 +35,8 @@ class PackCounts(Settings):
 
     Attributes:
         documents: number of documents that were to be packed.
-        split: number of documents that were split, because they are longer than a sequence or to
-            fill sequences.
+        split: number of documents that were split, either because they are longer than a sequence
+            or in order to fill sequences.
         left_out: number of dropped pieces, which have no response or only a single token.
         left_out_tokens: number of tokens in the dropped pieces.
         rows: number of packed sequences.
@@ -58,13 +58,13 @@ class PackCounts(Settings):
 
 
 class DataCounts(Settings):
-    """Counts from the records of the data to the packed sequences."""
+    """Counts of all steps, from the records that were read to the packed sequences."""
 
     read: ReadCounts
     packed: PackCounts
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that the user sees."""
+        """Yield log lines that report the counts."""
         read, packed = self.read, self.packed
         yield (
             f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents, "

@@ -1,4 +1,4 @@
-"""Documents: the tokens of each data record, with a mask of the tokens to be predicted."""
+"""Documents: tokenized data records, each with a mask of the tokens to be predicted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
@@ -16,11 +16,11 @@ FORMS = ("text", "messages", "conversations", "input_ids")
 
 
 def form_of(record: Record) -> str:
-    """Return the key that determines the form of a record.
+    """Return the key that determines the form of a record, which is one of `FORMS`.
 
     Raises:
-        RecordError: the record has none of the keys, several of them, or only null values under
-            them, or its text contains half a character, which no tokenizer accepts.
+        RecordError: none or several of these keys have a value that is not null, or a text contains
+            half a character (a lone surrogate), which no tokenizer accepts.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
@@ -106,7 +106,7 @@ BATCH_SIZE = 256  # number of records that the tokenizer encodes at once, on sev
 
 
 class Document(NamedTuple):
-    """Tokens of one record; `is_response` marks the tokens that the drafter learns to predict."""
+    """Tokens of a document; `is_response` marks the tokens that the drafter learns to predict."""
 
     token_ids: npt.NDArray[np.int32]
     is_response: npt.NDArray[np.bool_]
@@ -135,7 +135,8 @@ def encode_documents(
     Args:
         tokenizer: the target's tokenizer.
         records: records of the data.
-        intake: counter of records, which may skip unusable records; None to count nothing.
+        intake: counter of records, which may also skip unusable records; None to raise an error at
+            the first unusable record.
         vocab_size: size of the target's vocabulary; None if it is unknown.
         any_mask: whether a record may consist of only a prompt or only a response.
 
@@ -153,18 +154,22 @@ def encode_records(
     vocab_size: int | None = None,
     any_mask: bool = False,
 ) -> Iterator[tuple[Record, list[Document]]]:
-    """Yield each record with its documents; a conversation may have several documents.
+    """Yield each record with its documents.
+
+    A conversation has one document, or one for each answer if the chat template changes earlier
+    turns when later turns follow.
 
     Records have the form `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations":
-    [{"from", "value"}]}` or `{"input_ids", "loss_mask"}`. All of a text is treated as a response,
-    and the end-of-sequence token is added. In a conversation, the responses are the assistant's
-    turns. In a record of token ids, the responses are the tokens with mask 1. If a text or turn has
-    `"is_cut": true`, the drafter does not learn that it ends there.
+    [{"from", "value"}]}` or `{"input_ids", "loss_mask"}`. A text is treated as a single response,
+    and the end-of-sequence token is appended. In a conversation, the responses are the assistant's
+    turns. In a record of token ids, the responses are the tokens with mask 1. A text or turn with
+    `"is_cut": true` lacks its end, so the drafter does not learn to predict an end token there.
 
     Args:
         tokenizer: the target's tokenizer.
         records: records of the data.
-        intake: counter of records, which may skip unusable records; None to count nothing.
+        intake: counter of records, which may also skip unusable records; None to raise an error at
+            the first unusable record.
         vocab_size: size of the target's vocabulary; None if it is unknown.
         any_mask: whether a record may consist of only a prompt or only a response, for callers that
             need only the tokens.

@@ -12,7 +12,7 @@ from torch import Tensor
 from jakiro.errors import DataError
 from training.data.token_store import TokenStore
 
-_GROUP_SIZE = 1024  # documents whose tokens are counted at once, in one array of vocabulary size
+_GROUP_SIZE = 1024  # number of documents whose tokens are counted at once
 
 
 def choose_draft_ids(
@@ -43,7 +43,7 @@ def choose_draft_ids(
             "drafter.draft_vocab_size is larger than the number of tokens used in the responses",
             expected=f"at most {known}, the number of different tokens in the responses",
             got=size,
-            remedy="lower drafter.draft_vocab_size, or leave it out to draft all tokens",
+            remedy="lower drafter.draft_vocab_size, or leave it out to draft from all tokens",
         )
     most_frequent = np.argsort(-counts, kind="stable")[:size]
     return torch.from_numpy(np.sort(most_frequent))

@@ -17,7 +17,7 @@ Documents = npt.NDArray[np.int64]
 def split_validation(
     store: TokenStore, count: int, fraction: float = 1.0
 ) -> tuple[Documents, Documents]:
-    """Return the training documents and the validation documents, selected by token hashes.
+    """Return training documents and validation documents, selected by hashes of their tokens.
 
     The selection therefore depends neither on the order of the data nor on the other documents. The
     documents of one record, such as the answers of a conversation, stay together.
@@ -25,8 +25,8 @@ def split_validation(
     Args:
         store: store of the documents.
         count: number of records to hold out.
-        fraction: fraction of the remaining records to train on, but at least one record; the
-            records of a smaller fraction are a subset of those of a larger fraction.
+        fraction: fraction of the remaining records to train on; at least one record is selected.
+            The records of a smaller fraction are a subset of those of a larger fraction.
 
     Raises:
         DataError: nothing would remain to train on.
@@ -71,8 +71,8 @@ def prompts_of(
     Args:
         store: store of the documents.
         documents: indices of the documents, in order of preference.
-        prompt_tokens: largest number of tokens taken from a text; a conversation is cut off before
-            its first answer.
+        prompt_tokens: largest number of tokens taken from a text, of which at most half is taken.
+            The prompt of a conversation ends before the first answer.
         longest: largest number of tokens of a prompt; longer prompts are left out.
         count: largest number of prompts.
     """

@@ -21,7 +21,7 @@ class PackedSequence:
     Attributes:
         token_ids: token ids, 0 for padding, [sequence].
         positions: position of each token in its document, [sequence].
-        documents: index of the document of each token within the sequence, -1 for padding,
+        documents: index, within the sequence, of the document of each token; -1 for padding,
             [sequence].
         is_response: whether the drafter learns to predict each token, [sequence].
     """
@@ -43,8 +43,8 @@ SequenceWithAnchors = tuple[PackedSequence, npt.NDArray[np.int64]]  # anchors: [
 class PackedSequences:
     """All packed sequences of the given documents.
 
-    Documents are split if they are longer than a sequence, or to fill sequences; see `lay_out`.
-    Each piece is treated as a document with its part of the responses.
+    Documents are split if they are longer than a sequence, or in order to fill sequences; see
+    `lay_out`. Each piece is then treated as a document, with the responses inside the piece.
 
     Args:
         store: store of the documents.

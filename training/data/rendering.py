@@ -1,4 +1,4 @@
-"""Conversations as text: the tokenizer's chat template, and the spans of the responses.
+"""Conversations as texts written by the tokenizer's chat template, with the spans of responses.
 
 Because templates rarely mark the responses, a response is taken to be the text that the template
 adds when an assistant turn is appended.
@@ -19,7 +19,8 @@ from training.data.sources import RecordError
 # Errors that templates raise on purpose, and errors caused by turns of an unexpected form.
 _FAULTS = (TemplateError, AttributeError, LookupError, TypeError, ValueError)
 
-# Some templates write today's date, so the same data would be encoded differently every day.
+# Some templates call this function to write today's date. A macro with a fixed date replaces the
+# function, because otherwise the same data would be encoded differently every day.
 _CLOCK = "strftime_now"
 _STOPPED_CLOCK = (
     "{%- macro strftime_now(format) -%}{{- format"
@@ -45,11 +46,11 @@ class Rendered(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """The text before an assistant turn, and the text up to the end of the turn.
+    """An assistant turn as rendered text: the text before the turn, and the text up to its end.
 
     Attributes:
         number: index of the turn in the conversation.
-        asked: text before the turn, with the generation prompt.
+        asked: text before the turn, including the generation prompt.
         answered: text up to the end of the turn.
         num_unsaid: length of the end marker at the end of `answered` if the answer was cut off;
             otherwise 0.
@@ -62,12 +63,13 @@ class _Turn(NamedTuple):
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
-    """Return the conversation as the template writes it, with the spans of the assistant's turns.
+    """Return a conversation as the chat template writes it, with the spans of the responses.
 
-    A span is the text that a turn adds, including reasoning, but without the end marker after an
-    answer that was cut off. The result is a single text unless the template rewrites earlier turns
-    when later turns follow, for example by dropping earlier reasoning. In that case, there is one
-    text for each assistant turn, which is the text that the target reads in decoding.
+    A span is the text that an assistant turn adds, including reasoning, but without the end marker
+    after an answer that was cut off. The result is a single text unless the template rewrites
+    earlier turns when later turns follow, for example by dropping earlier reasoning. In that case,
+    the result has one text for each assistant turn: the text that the target reads and writes in
+    decoding, up to the end of this turn.
 
     Args:
         tokenizer: tokenizer with a chat template.
@@ -110,7 +112,7 @@ def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
 
 
 def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the text after which the user's next turn begins.
+    """Return the text up to the point where the content of the user's next turn begins.
 
     Args:
         tokenizer: tokenizer with a chat template.
@@ -130,7 +132,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     if not found:
         raise DataError(
             "the chat template leaves out the user's text",
-            expected="a template that contains the content of every user turn",
+            expected="a template that writes the content of every user turn",
             got=text[:80],
         )
     return opening
@@ -173,7 +175,7 @@ def _ask(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, index: i
 
 def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn) -> Rendered:
     text = turn.answered
-    if not text.startswith(turn.asked):  # the answer changes the text before it
+    if not text.startswith(turn.asked):  # the answer changes the rendered text before it
         begin = _begin_of_answer(tokenizer, template, chat, turn)
         text = turn.asked + turn.answered[begin:]
     return Rendered(text, (Span(len(turn.asked), len(text) - turn.num_unsaid),))
@@ -205,10 +207,10 @@ def _with_other_answers(
     index: int,
     contents: tuple[str, str],
 ) -> list[str]:
-    """Return the texts up to the end of a turn whose content is replaced by each of `contents`.
+    """For each of `contents`, return the text up to the end of the turn that has this content.
 
-    The two contents differ in one character, so that at least one of them differs from the real
-    content at that character.
+    The two contents differ in one character, so at least one of the returned texts differs from the
+    real text at that character.
     """
     turn = chat.messages[index]
     others = ([*chat.messages[:index], turn | {"content": content}] for content in contents)
@@ -261,7 +263,8 @@ def encode_by_prefixes(
     """Return the tokens of a conversation, and whether each token belongs to a response.
 
     Args:
-        tokenizer: tokenizer, with which the text up to each border of a response is encoded.
+        tokenizer: tokenizer that need not report offsets; the text up to each border of a response
+            is encoded separately.
         chat: text of the conversation with the spans of its responses.
         location: file and line of the record, for messages.
 
@@ -287,9 +290,9 @@ def _length(
     raise RecordError(
         f"cannot determine which tokens of {location} belong to responses",
         expected="a tokenizer that reports the offsets of its tokens, or whose tokens never span "
-        "the end of a turn",
+        "the beginning or end of a response",
         got=f"{type(tokenizer).__name__}, which reports no offsets and has a token "
-        "that spans the end of a turn",
+        "that spans the beginning or end of a response",
         remedy="put the tokenizer.json of a fast tokenizer into the target's folder, provide the "
         "records as input_ids with loss_mask, or set data.skip_bad_rows=true to skip such records",
     )

@@ -1,4 +1,4 @@
-"""Log messages about the data, logged only once in a study of many runs, and document previews."""
+"""Previews of documents, and log messages about the data that many runs log only once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def report_once() -> Iterator[None]:
 
 
 def report(counts: DataCounts) -> None:
-    """Log the counts of the data, and advice if there is any."""
+    """Log the counts of the data, and a warning with advice if there is much padding."""
     text = advice(counts.packed)
     if text is not None and _is_new(text):
         _logger.warning(text)
@@ -44,8 +44,8 @@ def advice(
 
     Args:
         packed: counts of the packed sequences.
-        split: name of the setting that splits documents, as the user knows it.
-        sequence_length: name of the setting of the sequence length, as the user knows it.
+        split: name to be shown in the advice for the setting that splits documents.
+        sequence_length: name to be shown in the advice for the setting of the sequence length.
     """
     if packed.padding <= TOLERATED_PADDING:
         return None

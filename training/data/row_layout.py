@@ -28,12 +28,13 @@ class Piece(NamedTuple):
 
 
 class SequenceFilling:
-    """Sequences that are filled with documents one after another, some of which are split.
+    """Sequences that are filled with one document after another; some documents are split.
 
-    A document that fits into a sequence stays whole, in the sequence where it leaves the least
-    space. Otherwise, its beginning fills the sequence with the most space, or starts a new sequence
-    if that beginning would contain no response. If all documents are texts, all but one of the new
-    sequences have less than 5% padding.
+    A document that fits into the free space of a sequence stays whole, in the sequence where it
+    leaves the least space. Otherwise, the document's beginning fills the sequence with the most
+    space, or starts a new sequence if that beginning would contain no response, and the rest is
+    treated like another document. If all documents are texts, all but one of the new sequences have
+    less than 5% padding.
 
     Args:
         sequence_length: number of tokens of a sequence.
@@ -41,9 +42,10 @@ class SequenceFilling:
         is_useful: function that returns whether a piece contains a response.
 
     Attributes:
-        starts: index of the first token of each piece in a sequence.
-        lengths: number of tokens of each piece.
-        sequences: index of the sequence of each piece; existing sequences come first.
+        starts: index, in the token store, of the first token of each piece that was kept.
+        lengths: number of tokens of each piece that was kept.
+        sequences: index of the sequence that contains each of these pieces; sequences that existed
+            before have the lowest indices.
         left_out: dropped pieces, which have no response or only a single token.
         num_split: number of documents that were split into several pieces.
     """
@@ -67,7 +69,7 @@ class SequenceFilling:
             self._begin(tokens)
 
     def add(self, document: Piece) -> None:
-        """Put a document into one or several sequences, starting with its beginning."""
+        """Put a document into one or several sequences, from its first token to its last."""
         rest, num_pieces = document, 0
         while rest.length:
             head = self._head(rest)
@@ -85,11 +87,11 @@ class SequenceFilling:
         if self._is_kept(within_most):
             return within_most
         length = self._length_within(self._sequence_length, rest.length)
-        # The length is 0 if sequences are very short.
+        # `length` is 0 if the rest is too short for two pieces of the shortest length.
         return Piece(rest.start, length or min(rest.length, self._sequence_length))
 
     def _length_within(self, free: int, length: int) -> int:
-        """Return how many of the remaining tokens go into a sequence with `free` free tokens."""
+        """Return how many of `length` remaining tokens go into a sequence with `free` free ones."""
         if length <= free:
             return length
         head = min(free, length - self._shortest)
@@ -135,7 +137,7 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of all sequences, one sequence after another, stored in a few bytes per piece.
+    """The pieces in all sequences, one sequence after another, as arrays of a few bytes per piece.
 
     Attributes:
         pieces: pieces in the order of the sequences.
@@ -176,15 +178,15 @@ def lay_out(
 ) -> Layout:
     """Return the layout of the packed sequences of the given documents.
 
-    Documents longer than a sequence are split. Other documents stay whole if there is then at most
-    5% padding, or if splitting would not reduce the number of sequences.
+    Documents longer than a sequence are split. Other documents stay whole if this leads to at most
+    5% padding, or if splitting them would not reduce the number of sequences.
 
     Args:
         store: store of the documents.
         documents: indices of the documents.
         sequence_length: number of tokens of a sequence.
         split: kind of documents that may be split to fill sequences: "texts" or "all"; "never" to
-            split no documents.
+            split no documents for this purpose.
     """
     whole = _whole(store, documents, sequence_length)
     if whole.padding(sequence_length) <= TOLERATED_PADDING:
@@ -200,7 +202,7 @@ def lay_out(
 
 
 def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
-    """Return the `split` with which more documents would be split; None if there is none."""
+    """Return the `split` value with which more documents would be split; None if there is none."""
     if split == "all" or (split == "texts" and is_text.all()):
         return None
     return "texts" if is_text.all() else "all"
@@ -227,7 +229,7 @@ def _filled(
     divisible: npt.NDArray[np.int64],
     sequence_length: int,
 ) -> Layout:
-    """Lay out the undivided documents whole, and fill the remaining space and new sequences."""
+    """Lay out the undivided documents, then fill free space and new sequences with the others."""
     whole = _whole(store, undivided, sequence_length)
     filling = SequenceFilling(
         sequence_length,
@@ -258,7 +260,7 @@ def _joined(first: npt.NDArray[np.int64], second: Any) -> npt.NDArray[np.int64]:
 def _split(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Return pieces that fit into sequences, and whether each has a response and two tokens.
+    """Return pieces that fit into sequences, and whether each has a response and at least 2 tokens.
 
     Every whole document has both, so only the pieces of split documents are examined.
     """
@@ -279,8 +281,8 @@ def _split(
 
 
 def _pack(lengths: npt.NDArray[np.int64], sequence_length: int) -> Iterator[list[int]]:
-    """Yield the pieces of each sequence by best fit among a bounded number of open sequences."""
-    unfilled: list[tuple[int, int]] = []  # free tokens, and key in `contents`
+    """Pack pieces by best fit into a few open sequences; yield the indices of each one's pieces."""
+    unfilled: list[tuple[int, int]] = []  # number of free tokens, and key in `contents`
     contents: dict[int, list[int]] = {}
     for piece, length in enumerate(array("q", lengths.tobytes())):
         rank = bisect_left(unfilled, (length, -1))

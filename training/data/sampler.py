@@ -58,8 +58,8 @@ class Sampler:
 
         Args:
             step: optimizer step, counted from zero.
-            begin: first sequence within the step, counted from zero.
-            end: end of the sequences within the step, exclusive.
+            begin: index, within the step, of the first sequence of the batch.
+            end: index, within the step, after the last sequence of the batch.
         """
         first = step * self._sequences_per_step
         keys = [self._epoch_and_number(index) for index in range(first + begin, first + end)]
@@ -74,8 +74,8 @@ class Sampler:
         Each sequence is yielded at most once.
 
         Args:
-            num_tokens: number of tokens, excluding padding. The last sequence may exceed this
-                number; if an epoch has fewer tokens, all of its sequences are yielded.
+            num_tokens: number of tokens, excluding padding. A part of the last sequence may exceed
+                this number. If an epoch has fewer tokens, all of its sequences are yielded.
         """
         for index in range(self.num_sequences):
             if num_tokens <= 0:
@@ -86,13 +86,13 @@ class Sampler:
             yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
-        """Return the micro-batches of one process by the index of their first sequence in the step.
+        """Return a process's micro-batches by the index (within the step) of their first sequence.
 
         Args:
             step: optimizer step, counted from zero.
             size: number of sequences of a micro-batch.
             rank: rank of the process; the micro-batches of all ranks make up the step.
-            count: number of processes; `size * count` divides the number of sequences of a step.
+            count: number of processes; `size * count` must divide the number of sequences per step.
         """
         begins = range(size * rank, self._sequences_per_step, size * count)
         return {begin: self.batch(step, begin, begin + size) for begin in begins}
@@ -102,8 +102,8 @@ class Sampler:
 
         Args:
             step: optimizer step, counted from zero.
-            begin: first sequence within the step, counted from zero.
-            end: end of the sequences within the step, exclusive.
+            begin: index, within the step, of the first sequence of the batch.
+            end: index, within the step, after the last sequence of the batch.
         """
         first = step * self._sequences_per_step
         indices = range(first + begin, first + end)

@@ -1,4 +1,4 @@
-"""Sources of training data: files, folders and datasets of the hub, read record by record."""
+"""Sources of training data: files, folders and Hugging Face datasets, read record by record."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ class RecordError(DataError):
 
 @dataclass
 class Intake:
-    """Counter of the records that are read, which can skip unusable records.
+    """Counter of the records that are read; it can also skip unusable records.
 
     Attributes:
         is_skipping: whether unusable records are skipped; if not, the first one raises an error.
@@ -36,7 +36,7 @@ class Intake:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Suppress the error of an unusable record in the context if records may be skipped.
+        """Within this context, count and suppress a `RecordError` if records may be skipped.
 
         Raises:
             RecordError: the record is unusable, and records may not be skipped.
@@ -87,7 +87,8 @@ class FileSource:
         """Yield the file's records, each with its line (JSONL) or index (other files), from 1.
 
         Args:
-            intake: counter of records, which may skip malformed records; None to count nothing.
+            intake: counter of records, which may also skip malformed records; None to raise an
+                error at the first malformed record.
 
         Raises:
             DataError: the file or a record is malformed; the message names its location.
@@ -117,7 +118,7 @@ class HubSource:
         """Yield the dataset's records with their indices, counted from 1.
 
         Args:
-            intake: counter of records; None to count nothing.
+            intake: counter of records; None if no count is needed.
 
         Raises:
             DataError: the dataset cannot be loaded.
@@ -153,7 +154,7 @@ def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
 
     Args:
         sources: sources to be read one after another.
-        intake: counter of records, which may skip malformed records.
+        intake: counter of records, which may also skip malformed records.
 
     Raises:
         DataError: in the same cases as for the `records` method of each source.
@@ -169,7 +170,7 @@ def is_data(path: Path) -> bool:
 
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
-    """Return the sources that the paths name; a folder stands for all data files in it, sorted.
+    """Return the sources that the paths name; a folder stands for its data files, sorted by path.
 
     Raises:
         DataError: a file is missing or of an unknown kind, or a folder contains no data.

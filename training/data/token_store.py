@@ -25,7 +25,7 @@ from training.data.token_writer import hash_document, write_tokens
 
 @dataclass(frozen=True)
 class Locations:
-    """The record that each document comes from, in the order of the data.
+    """Locations of documents in the data: the source and record that each document comes from.
 
     Attributes:
         names: names of the sources, as used in messages.
@@ -52,7 +52,8 @@ class Locations:
         )
 
 
-# Part of the fingerprint. Raise this number whenever the same records are encoded differently.
+# This number is part of the fingerprint. Raise it whenever the code changes in such a way that the
+# same records are encoded differently.
 _REVISION = 2
 
 
@@ -105,11 +106,11 @@ class TokenStore:
 
     @cached_property
     def is_text(self) -> npt.NDArray[np.bool_]:
-        """Whether each document is a text, all of whose tokens belong to a response."""
+        """Whether each document is a text, in which all tokens belong to a response."""
         return np.logical_and.reduceat(self.is_response, self.starts[:-1])
 
     def describe(self, documents: Sequence[int]) -> str:
-        """Return the locations of documents, or their numbers from 1 if there is no source."""
+        """Return the locations of documents, or their numbers from 1 if they have no source."""
         if self.locations is not None:
             return self.locations.describe(documents)
         return f"documents {', '.join(str(document + 1) for document in documents)}"
@@ -175,7 +176,7 @@ def _fingerprint(
 
 
 def _is_whole(home: Path) -> bool:
-    """Return whether all files are complete; a crash may have truncated some of them."""
+    """Return whether all cached files have their full size; a crash may have truncated some."""
     try:
         sizes = json.loads((home / "sizes.json").read_bytes())
         return all((home / name).stat().st_size == size for name, size in sizes.items())

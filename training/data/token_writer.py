@@ -23,7 +23,7 @@ from training.data.sources import Intake, Record
 def write_tokens(
     home: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write all files that a `TokenStore` maps; an error leaves none of them behind.
+    """Write all files that a `TokenStore` maps into memory; after an error, none of them remain.
 
     Args:
         home: folder to be written; an existing folder is replaced.
@@ -84,7 +84,8 @@ def _write(
         raise DataError(
             "the data contains nothing to learn from",
             expected="documents with response tokens",
-            got=f"{counts.documents} documents without any, {counts.skipped} records skipped",
+            got=f"{counts.documents} documents without response tokens, "
+            f"{counts.skipped} records skipped",
         )
     _save_array(folder / "starts.npy", np.array(starts, np.int64))
     _save_array(folder / "hashes.npy", np.array(hashes, np.uint64))
@@ -96,7 +97,7 @@ def _write(
 
 @contextmanager
 def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
-    """Yield a function that appends an array to a file; errors of the body pass unchanged.
+    """Yield a function that appends an array to a file; errors of the `with` block are not changed.
 
     Raises:
         ResourceError: the disk is full.
@@ -149,6 +150,6 @@ def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
             f"cannot write tokens to {path}",
             expected=f"free disk space for {wanted}, and no file-size limit below that",
             got=f"{error.strerror or error}, while {free:,.0f} MiB are free",
-            remedy="make room, or name a folder on another disk in data.cache_folder; then start "
-            "again, and the data will be read from the beginning",
+            remedy="free disk space, or set data.cache_folder to a folder on another disk, and run "
+            "the command again, which reads the data from the beginning",
         ) from error

@@ -29,8 +29,8 @@ def count_trigrams(
 
     Args:
         tokenizer: the target's tokenizer.
-        records: records of the corpus, such as from `corpus_records`.
-        on_document: callback after each document, with the number of tokens so far.
+        records: records of the corpus, such as those that `corpus_records` yields.
+        on_document: callback that receives the number of tokens so far, after each document.
 
     Raises:
         DataError: a record cannot be read or contains ids that the tokenizer does not have, or the
@@ -54,11 +54,11 @@ def count_trigrams(
 def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
     """Yield the records of text files and of training data.
 
-    Text files in a folder that are not encoded in UTF-8 are skipped with a warning. In a folder
-    with text files, .json files are skipped.
+    In a folder, text files that are not encoded in UTF-8 are skipped with a warning, and .json
+    files are skipped if there are text files.
 
     Args:
-        paths: training data as in `data.paths`, text files, or folders with both.
+        paths: training data as in `data.paths`, text files, or folders that contain either or both.
 
     Raises:
         DataError: a path is missing or unreadable, or a file is of an unknown kind.
@@ -83,7 +83,7 @@ def _texts_at(path: Path) -> list[Path]:
 
 
 def _data_at(path: Path) -> list[str]:
-    """Return a folder's data files, except for .json files, which may contain other things."""
+    """Return a folder's data files, except for .json files, which may not be training data."""
     if not path.is_dir():
         return []
     files = sorted(path.rglob("*"))
@@ -101,7 +101,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _read_text(path: Path) -> Iterator[Record]:
-    """Yield a text in pieces of whole lines; all but the last piece are marked as cut."""
+    """Yield a text in pieces of whole lines; all but the last are marked as lacking their end."""
     try:
         with path.open(encoding="utf-8") as file:
             piece = "".join(file.readlines(_PIECE))

@@ -1,6 +1,7 @@
 """Anchors: the last verified position for each position that is drafted in training.
 
-In decoding, position i is drafted at a distance d of 1 to A from its anchor:
+In decoding with A autoregressive levels, position i is drafted at a distance d of 1 to A from its
+anchor. An example with A = 2:
 
     index       0   1   2   3   4   5   6
     anchor      0   0   1   1   3   4   4
@@ -8,7 +9,7 @@ In decoding, position i is drafted at a distance d of 1 to A from its anchor:
 
 The queries of a moa trunk do not interact, so each position of a sequence can have its own random
 distance. If queries interact, either through the target's last layers or through features that are
-fed back, the anchors of neighbouring positions must fit together.
+fed back, the anchors of neighbouring positions must be consistent with each other.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ Anchors = Literal["drafting", "blocks", "previous"]
 Indices = npt.NDArray[np.int64]
 
 NEAR_SHARE = 0.85  # share of the positions whose distance occurs in decoding
-LONGEST = 512  # longest distance of the other positions, a long stretch without verification
+LONGEST = 512  # longest distance of the other positions
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class AnchorRule:
         Args:
             document_starts: index, within the sequence, of the first token of each position's
                 document, shape [length].
-            seed: seed of the random numbers, such as (seed, epoch, sequence); the same on every
-                process.
+            seed: seed of the random numbers, such as (seed, epoch, sequence), which must be the
+                same on every process.
         """
         samples = range(self.num_samples)
         return np.stack([self._sample(document_starts, seed, sample) for sample in samples])
@@ -74,15 +75,15 @@ def sample_anchors(
 ) -> Indices:
     """Sample an anchor `max(document start, i - d)` for each index i of a sequence.
 
-    The distance d is uniform on 1..num_levels for most positions (85%) and log-uniform up to 512
-    for the rest. The first token of a document is its own anchor (d = 0). Because this never occurs
-    in decoding, the position carries no loss.
+    The distance d is uniform on 1..num_levels for most positions (85% by default) and log-uniform
+    up to 512 for the rest. The first token of a document is its own anchor (d = 0). Because this
+    never occurs in decoding, the position carries no loss.
 
     Args:
         document_starts: index of the first token of each position's document, shape [length].
         num_levels: number A of autoregressive levels in the drafter's schedule.
-        seed: seed of the random numbers, such as (seed, epoch, sequence, sample); the same on every
-            process.
+        seed: seed of the random numbers, such as (seed, epoch, sequence, sample), which must be the
+            same on every process.
         near_share: share of the positions whose d is uniform.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
@@ -102,8 +103,9 @@ def sample_blocks(
     """Divide each document into blocks whose positions share an anchor, and return the anchors.
 
     The anchor is the index before the block, so distances run from 1 to the length of the block.
-    The block length of a document is num_levels for most documents (85%), and log-uniform between
-    num_levels and 512 for the rest. A random offset shifts the blocks of each document.
+    The block length of a document is num_levels for most documents (85% by default), and
+    log-uniform between num_levels and 512 for the rest. A random offset shifts the blocks of each
+    document.
 
     Args:
         document_starts: index of the first token of each position's document, shape [length].
@@ -123,7 +125,7 @@ def sample_blocks(
 
 
 def previous_anchors(document_starts: Indices) -> Indices:
-    """Return the anchor `max(document start, i - 1)` of each index i: ordinary teacher forcing.
+    """For each index i, return the anchor `max(document start, i - 1)` (ordinary teacher forcing).
 
     With these anchors, a drafter never learns to draft further than one token beyond the last
     verified token.
@@ -132,7 +134,7 @@ def previous_anchors(document_starts: Indices) -> Indices:
 
 
 def rollout_anchors(document_starts: Indices, distance: int) -> Indices:
-    """Return the anchor i - distance of each index i, or i if that is outside of the document.
+    """For each index i, return the anchor i - distance, or i if that is outside of the document.
 
     A position that is its own anchor carries no loss.
 

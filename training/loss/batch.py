@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed sequences of documents that must not attend to each other, followed by padding.
+    """Packed sequences; each contains documents that must not attend to each other, then padding.
 
     Each piece of a split document is treated as a document.
 
@@ -18,8 +18,8 @@ class Batch:
         positions: position of each token in its document, from 0.
         documents: index of each token's document within its sequence, from 0; -1 for padding.
         is_response: whether the drafter learns to predict each token.
-        anchors: index, within the sequence, of the last verified token when a position is drafted,
-            for every anchor sample.
+        anchors: for every anchor sample and position, the index, within the sequence, of the last
+            verified token from which the position is drafted.
         is_narrow: whether self-attention in a sequence is limited to the tokens after the anchor.
         sequence_ids: indices of the sequences among all sequences of the run, by which stored
             target states are found. They stay on the CPU, and may be empty if target states are
@@ -40,7 +40,7 @@ class Batch:
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:
-        """Return whether the token `ahead` positions later is a response in the same document.
+        """Return whether the token `ahead` positions later is in a response of the same document.
 
         Args:
             ahead: distance from a position to the token that it predicts, at least 1.

@@ -20,7 +20,7 @@ from training.loss.views import TargetView
 
 
 class _Halves(NamedTuple):
-    """The two halves of a drafter, which either keep their activations or recompute them."""
+    """A drafter's memory encoder and its drafting pass, which keep or recompute activations."""
 
     encode_memory: Callable[..., tuple[Tensor, ...]]
     draft: Callable[..., ExpertsOutput]
@@ -43,8 +43,8 @@ def draft_all_positions(
 ) -> Iterator[ExpertsOutput]:
     """Yield the drafter's output at every position, once per anchor sample.
 
-    Position i attends to its document's tokens up to i, and to the target's state up to the anchor
-    of position i:
+    An anchor sample is one choice of an anchor for every position. Position i attends to the tokens
+    of its document up to i, and to the target's state up to the anchor of position i:
 
         index           0   1   2   3   4   5      position 4, whose anchor is 2
         tokens          x   x   x   x   x
@@ -58,7 +58,7 @@ def draft_all_positions(
         batch: the packed sequences.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
         recompute: whether the backward pass recomputes the drafter's activations, so that they need
-            not be kept; the gradients are the same.
+            not be kept; this does not change the gradients.
     """
     halves = _Halves.of(drafter, recompute)
     if drafter.trunk.feature_input is None:
@@ -84,7 +84,7 @@ def _from_memory(
 def _rolled_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft distance 1 from the target's features, and later distances from the drafter's features.
+    """Draft at distance 1 from the target's features, and at others from the drafter's features.
 
     This is the training-time test of EAGLE-3 (arXiv 2503.01840), with one pass for each distance.
     At distance k, position i attends to the keys and values of the first pass, which are computed
@@ -114,7 +114,7 @@ def _rolled_out(
 def _memory_inputs(
     drafter: JakiroDrafter, encoded: tuple[Tensor, ...], batch: Batch, sample: int
 ) -> TrunkInputs:
-    """Return the memory, masked so that each position attends only up to its own anchor."""
+    """Return the memory with a mask, so that each position attends only up to its own anchor."""
     if drafter.trunk.cross_attention is None:
         return TrunkInputs()
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
@@ -129,7 +129,7 @@ class _EarlierKV:
         self._up_to: list[KV] = []
 
     def of_pass(self, number: int) -> KVStore:
-        """Return the store of pass `number`, from zero, which includes the earlier passes."""
+        """Return a function that appends the keys and values of pass `number` to earlier ones."""
         earlier = self._up_to[number - 1] if number else None
 
         def join(kv: KV) -> KV:
@@ -152,7 +152,7 @@ def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch length k
 
 
 def _own_passes(batch: Batch, num_passes: int) -> list[Bool[Tensor, "batch length length"]]:
-    """Return one mask per pass, which selects the key on the draft path up to each position."""
+    """For each pass, return a mask that selects the one key on the draft path of each position."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     behind = index[:, None] - index  # number of positions from a key to the query
     same = same_document(batch.documents)
@@ -172,9 +172,9 @@ def through_tail(
 ) -> ExpertsOutput:
     """Return the output after its features have passed through the target's last layers.
 
-    A predicted state attends to the target's own keys and values up to its anchor, and to the keys
-    and values of predicted states after the anchor. All positions between an anchor and a position
-    that uses this anchor must use the same anchor.
+    A predicted state attends to the target's own keys and values up to the anchor of the state's
+    position. After the anchor, the state attends to keys and values of predicted states. All
+    positions between an anchor and a position that uses this anchor must use the same anchor.
 
     Args:
         output: output of a drafter with `combine` set to "sum" and without parallel levels.
@@ -194,7 +194,7 @@ def through_tail(
 def _rolled_through_tail(
     output: ExpertsOutput, tail: TargetTail, batch: Batch, sample: int, cache: JoinedCache
 ) -> ExpertsOutput:
-    """Return the output of one rollout pass after the tail; all passes share `cache`."""
+    """Return the output of one rollout pass, sent through the tail; all passes share `cache`."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
     visible = [verified, *_own_passes(batch, sample + 1)]

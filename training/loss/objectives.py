@@ -27,13 +27,15 @@ def contrastive_loss(
     """Return the InfoNCE loss (arXiv 1807.03748) of each position, computed on unit vectors.
 
     The positive is the target feature of the same position. The negatives are the target features
-    of the valid positions in the same packed sequence where the target prefers a different token.
+    of other valid positions in the same packed sequence, except for positions at which the target's
+    most likely token is the same.
 
     Args:
         predicted: features that the drafter predicts.
         goal: features of the target.
         target_best: the target's most likely next token at each position.
-        valid: whether the target feature of a position exists; if not, its loss is meaningless.
+        valid: whether the target feature of each position exists; the loss of a position without a
+            target feature is meaningless.
         sequence_sizes: number of consecutive positions that belong to each packed sequence.
         temperature: divisor of the cosine similarities.
     """
@@ -54,9 +56,9 @@ def _sequence_loss(
 class Goals(NamedTuple):
     """The values that the drafter learns to predict at every position.
 
-    With tail layers (target layer inference), the drafter's features are the output of the target's
-    last layers. The regression loss then compares the states at the input of these layers instead
-    of the features.
+    With tail layers (target layer inference), the target's last layers compute the drafter's
+    features from states that the drafter predicts. The regression loss then compares the predicted
+    states, instead of the features, with those of the target.
     """
 
     features: Float[Tensor, "batch length hidden"]
@@ -68,7 +70,7 @@ class ObjectiveSettings(Settings):
     """Weights of the loss terms of arXiv 2502.06282 and of this project's contrastive loss."""
 
     token_weight: float = Field(0.1, ge=0)
-    """Weight of the token loss: the distance between draft distribution and target distribution."""
+    """Weight of the token loss, a distance between draft distribution and target distribution."""
     token_loss: TokenLoss = "cross_entropy"
     """Measure of the distance between draft distribution and target distribution; kl has the same
     gradients as cross_entropy."""
@@ -81,10 +83,11 @@ class ObjectiveSettings(Settings):
     balance_weight: float = Field(0.01, ge=0)
     """Weight of the loss that balances the load of the experts."""
     parallel_weight: float = Field(0.5, ge=0)
-    """Weight of the losses of each parallel level, relative to the first level."""
+    """Weight of the losses of each parallel level, relative to the losses of the autoregressive
+    level."""
     distance_decay: float = Field(1.0, gt=0, le=1)
-    """Factor on the weight of a position for each further token of distance from the last verified
-    token."""
+    """Factor by which each additional token of distance from the anchor (the last verified token)
+    multiplies the weight of a position."""
     contrast_temperature: float = Field(0.1, gt=0)
     """Temperature of the contrastive loss."""
     chunk_size: int = Field(256, ge=1)
@@ -93,15 +96,19 @@ class ObjectiveSettings(Settings):
 
 
 class LossTerms(NamedTuple):
-    """Sums over positions, to be divided by the number of positions in all processes."""
+    """Terms of the loss as sums over positions.
+
+    The sums still have to be divided by the number of positions in all processes.
+    """
 
     total: Float[Tensor, ""]
     token: Float[Tensor, " levels"]
     feature: Float[Tensor, " levels"]
     contrast: Float[Tensor, " levels"]
     balance: Float[Tensor, ""]
-    correct: Float[Tensor, " levels"]  # positions with the same most likely token as the target
-    level_count: Float[Tensor, " levels"]
+    # Number of positions at which drafter and target have the same most likely token.
+    correct: Float[Tensor, " levels"]
+    level_count: Float[Tensor, " levels"]  # number of positions that carry a loss at each level
     num_positions: Float[Tensor, ""]  # number of positions that carry a loss
 
 
@@ -113,11 +120,11 @@ def drafter_loss(
     heads: Heads,
     settings: ObjectiveSettings,
 ) -> LossTerms:
-    """Return the loss of one anchor sample, as sums over positions.
+    """Return the loss of one anchor sample (an anchor for every position), as sums over positions.
 
     Args:
         output: the drafter's output at every position.
-        goals: features and states of the frozen target at every position.
+        goals: features and states of the frozen target, to be predicted at every position.
         batch: the packed sequences.
         sample: index of the anchor sample that the output was computed for.
         heads: heads of target and drafter.
@@ -187,8 +194,10 @@ def _weighted(
 def _imbalance(examples: Examples) -> Tensor:
     """Return the sum of E * sum_e load_e^2 over packed sequences, weighted by their positions.
 
-    The term of a sequence is 1 when its load is spread evenly over the E experts. Because there is
-    one term per sequence, the sum does not depend on how sequences are grouped into micro-batches.
+    In a sequence, load_e is the mean weight that the router gives to expert e of E experts. If the
+    load is spread evenly, the term of the sequence is 1. The term is multiplied by the sum of the
+    weights of the sequence's positions. Because there is one term per sequence, the result does not
+    depend on how sequences are grouped into micro-batches.
     """
     total = examples.weight.new_zeros(())
     gates, weights = (

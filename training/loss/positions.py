@@ -3,7 +3,10 @@
 For a position i that is drafted at distance d = i - anchor >= 1, and for levels k = 0, 1, ...:
 
     output at i, level k            predicts Y[i + k], the feature for the logits of x[i + k + 1]
-    the posterior used at level k   is conditioned on x[i + 1], ..., x[i + k]
+    posterior used at level k       is conditioned on x[i + 1], ..., x[i + k]
+
+Y[i] is the target's feature at position i, and x[i] is the token at position i. The posterior
+consists of the mixture weights of the components, given these tokens.
 """
 
 from typing import NamedTuple
@@ -17,7 +20,7 @@ from training.loss.batch import Batch
 
 
 class Examples(NamedTuple):
-    """Gathered positions, sequence after sequence.
+    """The gathered positions, one sequence after another.
 
     Attributes:
         features: the drafter's features.
@@ -25,7 +28,7 @@ class Examples(NamedTuple):
         gate: weights that the router assigns to the experts.
         targets: the target's features that the drafter learns to predict.
         next_tokens: tokens that follow the positions of `targets`.
-        valid: whether the target feature of each level exists.
+        valid: whether the target's feature to be predicted at each level exists.
         weight: weight of the position in the loss.
         sequence_sizes: number of gathered positions of each packed sequence.
         indices: index of each gathered position among all positions of the batch.

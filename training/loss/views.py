@@ -19,8 +19,8 @@ class TargetView(NamedTuple):
         features: last hidden states.
         state: hidden states or keys and values that the drafter reads.
         embeddings: embeddings of the tokens.
-        tail_input: hidden states at the input of the tail layers; None if there are none.
-        tail_kv: keys and values of the tail layers; empty if there are none.
+        tail_input: hidden states at the input of the tail layers; None if there are no tail layers.
+        tail_kv: keys and values of the tail layers; empty if there are no tail layers.
     """
 
     features: Float[Tensor, "batch length hidden"]
@@ -39,7 +39,7 @@ class TargetView(NamedTuple):
         )
 
 
-@torch.no_grad()  # not inference_mode, because the drafter's backward pass needs them
+@torch.no_grad()  # `inference_mode` would make the outputs unusable in a backward pass
 def look_at_target(
     target: TargetAdapter,
     batch: Batch,
@@ -53,8 +53,8 @@ def look_at_target(
         target: the frozen target.
         batch: packed sequences of at most `cache.capacity` tokens.
         sources: the drafter's `state_sources`.
-        cache: cache for all sequences of the batch, which must keep the hidden states that
-            `states_kept` lists; the cache's content is overwritten.
+        cache: cache for all sequences of the batch. It must keep the hidden states that
+            `states_kept` lists; its content is overwritten.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
     output = read_batch(target, batch, cache)
@@ -68,7 +68,7 @@ def look_at_target(
 
 
 def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
-    """Run the target over the packed sequences; `step.slots` of the output are slots of the cache.
+    """Run the target over the packed sequences, and return the output with the tokens' cache slots.
 
     Args:
         target: the frozen target.

@@ -36,7 +36,7 @@ def token_losses(
 
     Args:
         kind: name of the loss.
-        target: log-probabilities log p of the draft vocabulary; p need not sum to 1.
+        target: log-probabilities log p of the draft vocabulary, on which p may sum to less than 1.
         draft: log-probabilities log q of the draft vocabulary.
     """
     match kind:
@@ -79,12 +79,19 @@ class Heads(NamedTuple):
 
 
 class TokenResults(NamedTuple):
-    """Per-position results of one pass over the vocabulary."""
+    """Results at each position and level, from the distributions of target and drafter.
+
+    Attributes:
+        token_loss: token loss, not weighted.
+        target_best: the target's most likely token.
+        correct: whether the drafter's most likely token is the same as the target's.
+        weights: mixture weights of the components: the prior at level 0, the posterior at others.
+    """
 
     token_loss: Float[Tensor, "n levels"]
     target_best: Int[Tensor, "n levels"]
     correct: Bool[Tensor, "n levels"]
-    weights: Float[Tensor, "n levels components"]  # prior at level 0, then posterior
+    weights: Float[Tensor, "n levels components"]
 
 
 def compare_distributions(
@@ -94,7 +101,7 @@ def compare_distributions(
     kind: TokenLoss,
     chunk_size: int,
 ) -> tuple[Float[Tensor, ""], TokenResults]:
-    """Return the sum of all token losses, and the results of each position without gradients.
+    """Return the weighted sum of all token losses, and results at each position without gradients.
 
     The gradient of a chunk is computed immediately after the distributions of the chunk, so that
     the distributions of only one chunk are in memory at a time, and none is computed twice.
@@ -121,7 +128,7 @@ def compare_distributions(
 
 
 class _WithGradients(torch.autograd.Function):
-    """Attaches precomputed gradients, with respect to features and their weights, to a sum."""
+    """Attaches to a sum its precomputed gradients with respect to features and log-weights."""
 
     @staticmethod
     def forward(
@@ -199,7 +206,10 @@ def _token_results(
 
 
 def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
-    """Return `log(w_e p_e(t))` for one token t per position; -inf if t is not in `drafted`."""
+    """Return `log(w_e p_e(t))` of each component e at one token t per position.
+
+    The result is -inf if t is not in `drafted`.
+    """
     indices = tokens
     if drafted is not None:
         indices = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)

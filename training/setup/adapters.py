@@ -21,7 +21,7 @@ from training.input_settings import LoraSettings
 
 # Prefix of the weights' names in PEFT's files: the path to the adapted model.
 _PREFIX = "base_model.model."
-_STACKED = 3  # number of axes of a stack of matrices, the only kind of parameter with adapters
+_STACKED = 3  # number of axes of a stack of matrices, such as one matrix for each expert
 
 
 def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) -> None:
@@ -33,7 +33,7 @@ def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) 
         seed: seed of the adapters' random weights.
 
     Raises:
-        ConfigError: the drafter has no layer with a name in `targets`.
+        ConfigError: the settings name layers that the drafter does not have.
     """
     linears, stacks = adaptable(drafter)
     names = _adapted((*linears, *stacks), settings.targets)
@@ -56,13 +56,13 @@ def check_adapters(drafter: JakiroDrafter, settings: LoraSettings) -> None:
         settings: targets of the adapters.
 
     Raises:
-        ConfigError: the drafter has no layer with a name in `targets`.
+        ConfigError: the settings name layers that the drafter does not have.
     """
     _adapted([name for kind in adaptable(drafter) for name in kind], settings.targets)
 
 
 def adaptable(drafter: JakiroDrafter) -> tuple[list[str], list[str]]:
-    """Return the names of linear layers and of stacks of matrices, which can have adapters."""
+    """Return the names of linear layers and of stacks of matrices; both can have adapters."""
     linears = [name for name, part in drafter.named_modules() if isinstance(part, nn.Linear)]
     stacks = [name for name, part in drafter.named_parameters() if part.ndim == _STACKED]
     return linears, stacks
@@ -71,8 +71,8 @@ def adaptable(drafter: JakiroDrafter) -> tuple[list[str], list[str]]:
 def merged(drafter: JakiroDrafter) -> JakiroDrafter:
     """Return a drafter with its adapters merged into its weights.
 
-    A drafter without adapters is returned unchanged. A drafter with adapters must not be used
-    afterwards.
+    A drafter without adapters is returned unchanged. If there are adapters, a new drafter is
+    returned, and the given drafter must not be used afterwards.
     """
     source: Any = drafter
     layers = [layer for layer in drafter.modules() if isinstance(layer, LoraLayer)]
@@ -118,7 +118,7 @@ def _adapted(known: Iterable[str], targets: Iterable[str] | None) -> set[str]:
         if not found:
             raise ConfigError(
                 "lora.targets names a layer that the drafter does not have",
-                expected=f"one of these names, or the end of one: {', '.join(known)}",
+                expected=f"one of these names, or the end of one of them: {', '.join(known)}",
                 got=target,
             )
         adapted |= found

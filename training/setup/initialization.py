@@ -1,4 +1,4 @@
-"""Initial weights of a drafter: random, those of another drafter, or those of a target's layer."""
+"""Initial weights of a drafter: random, from another drafter, or from a layer of the target."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ _logger = get_logger(__name__)
 
 
 def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Raise an error if the drafter cannot start from the target's layer that the settings name.
+    """Raise an error if a drafter cannot be initialized from the target layer in the settings.
 
     Args:
         settings: settings of the run.
@@ -50,8 +50,8 @@ def initialize(
         settings: settings of the run.
         target: the frozen target, which may provide the weights of a layer.
         start: the drafter that `read_start` returns; None to start without another drafter.
-        batches: batches to which the drafter's input is fitted, if `is_fitted` returns True; None
-            if a checkpoint will be loaded.
+        batches: batches to which the drafter's input is fitted if `is_fitted` returns True; None to
+            leave out the fit, because a checkpoint will be loaded.
 
     Raises:
         ConfigError: in the same cases as for `read_attention`.
@@ -74,10 +74,10 @@ def initialize(
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
-    """Return whether a new drafter starts as a whole layer of the target, with a fitted input.
+    """Return whether a new drafter is initialized from a whole target layer, with a fitted input.
 
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
-    are no tail layers. The drafter's trunk must read features.
+    are no tail layers. Only a drafter whose trunk reads features can be fitted.
 
     Args:
         settings: settings of the run.

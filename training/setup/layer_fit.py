@@ -1,15 +1,15 @@
 """A least-squares fit of a target's layer in terms of the inputs of a drafter.
 
-Let h_i be the layer's input, h'_i the layer's output, and f_i the feature, which is the last
-layer's output after the final norm. Then f_i is approximately s * h'_i, channel by channel, and
-s * h_i is approximately a linear map of the drafter's input `[embedding(x_i); f_{i-1}]`. Both
-approximations are least-squares fits to a part of the training data. If tail layers follow the
-drafter, s is 1.
+At position i, let e_i be the embedding of the token, h_i the layer's input, h'_i the layer's
+output, and f_i the feature, which is the last layer's output after the final norm. Then f_i is
+approximately s * h'_i, channel by channel, and s * h_i is approximately a linear map of the
+drafter's input `[e_i; f_{i-1}]`. Both approximations are least-squares fits to a part of the
+training data. If tail layers follow the drafter, s is 1.
 
 A drafter with fusion layers reads the fused hidden states u_{i-1} of verified tokens instead of
-f_{i-1}, because fused states contain more information. After the verified tokens, it reads its own
-predictions of f. Therefore, two maps are fitted together, `A x_i + B f_{i-1}` and
-`A x_i + C u_{i-1}`, which share the matrix A for the token. The encoder of fused states is
+f_{i-1}, because fused states contain more information. After the verified tokens, the drafter reads
+its own predictions of f. Therefore, two maps are fitted together, `A e_i + B f_{i-1}` and
+`A e_i + C u_{i-1}`, which share the matrix A for the token. The encoder of fused states is
 initialized with the least-squares solution E of `B E u = C u`.
 """
 
@@ -39,7 +39,8 @@ class DrafterInputs(NamedTuple):
         tokens: normalized embedding of the position's token.
         features: normalized feature of the preceding position.
         fused: fused hidden states of the preceding position; None if there are no fusion layers.
-        predicted: feature of the position; None if the drafter predicts the layer's output.
+        predicted: feature of the position; None if the drafter has tail layers, in which case it
+            predicts the layer's output.
     """
 
     tokens: Float[Tensor, "batch length hidden"]
@@ -81,7 +82,7 @@ def _shifted(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch le
 
 @contextmanager
 def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that receives the layer's inputs and outputs, and its units' activations.
+    """Yield a dictionary that receives a layer's inputs and outputs, and activations of its units.
 
     Args:
         layer: the layer to observe.
@@ -107,25 +108,27 @@ def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Ten
             hook.remove()
 
 
-_RIDGE = 0.03  # share of the mean square of the inputs, for each kind of input separately
-_ENCODER_RIDGE = 0.01  # share of the mean square of the mapped features
-_SMALLEST = (
-    0.01  # smallest scale of a channel relative to the median; gains are divided by the scale
-)
+# Penalty of a ridge regression, as a share of the mean square of each kind of input.
+_RIDGE = 0.03
+# Penalty for the encoder, as a share of the mean squared norm of the columns of B.
+_ENCODER_RIDGE = 0.01
+# Smallest scale of a channel, relative to the median. The bound is needed because the gains of the
+# drafter's norms are divided by the scale.
+_SMALLEST = 0.01
 
 
 class LayerFit(NamedTuple):
     """The result of a fit: weights with which a drafter approximates a layer.
 
     Attributes:
-        scale: s, the ratio of the drafter's prediction to the residual stream, channel by channel.
+        scale: s, the ratio of what the drafter predicts to the layer's output, channel by channel.
         shrinkage: ratio of the root mean square of s * h to that of h.
         weight: weight of the map from the drafter's inputs to s * h.
         bias: bias of the map.
         encoder: weight of the map from fused states to the features that they replace; None if
             there are no fusion layers.
-        strengths: root mean square of each feed-forward unit's contribution to the stream; None if
-            no feed-forward part was given.
+        strengths: root mean square of each feed-forward unit's contribution to the residual stream;
+            None if no feed-forward part was given.
         explained: share of the variance of h that the map explains.
         num_tokens: number of tokens that were fitted.
     """
@@ -144,11 +147,11 @@ class _Sums(NamedTuple):
     """Sums over tokens, from which the fit is computed."""
 
     num_tokens: Tensor
-    read: Tensor  # products of the columns (drafter's inputs, a 1, fused states) with each other
-    wanted: Tensor  # products of the same columns with h
+    read: Tensor  # products of every two columns that `_columns` returns
+    wanted: Tensor  # products of these columns and h
     inputs: Tensor  # squares of h
     outputs: Tensor  # squares of h'
-    predicted: Tensor  # products of h' and the feature to be predicted
+    predicted: Tensor  # products of h' and the state that the drafter learns to predict
     units: Tensor  # squares of the units' activations; empty if units are not observed
 
     def __add__(self, other: object) -> "_Sums":
@@ -164,7 +167,7 @@ def fit_layer(
     feed_forward: LayerFeedForward | None,
     batches: Iterable[Batch],
 ) -> LayerFit:
-    """Return the fit of a layer over the given batches.
+    """Return the fit of a layer of the target, computed over the given batches.
 
     Args:
         drafter: a drafter whose trunk reads features, on the target's device.
@@ -218,7 +221,7 @@ def _require_finite(sums: _Sums) -> None:
     if all(bool(part.isfinite().all()) for part in sums):
         return
     raise NumericalError(
-        "a drafter cannot be fitted to start as a layer of the target",
+        "cannot initialize the drafter from a layer of the target",
         expected="finite hidden states of the target on the first training sequences",
         got="NaN or infinity",
         remedy="choose another target.dtype, or set initialize.fit_tokens to 0",
@@ -228,11 +231,11 @@ def _require_finite(sums: _Sums) -> None:
 def _columns(
     inputs: DrafterInputs, known: Bool[Tensor, "batch length"]
 ) -> Float[Tensor, "tokens read"]:
-    """Return the drafter's inputs at each token and a 1; with fused states, two rows per token.
+    """Return one row of the drafter's inputs per token, or two rows if there are fused states.
 
-    columns             token   feature   1   fused state
-    first rows          x       f         1   0
-    with fused states   x       0         1   u
+    columns       token   feature   constant   fused state
+    first rows    e       f         1          0
+    second rows   e       0         1          u
     """
     tokens, features = (part[known].float() for part in (inputs.tokens, inputs.features))
     columns = pad(torch.cat((tokens, features), dim=1), (0, 1), value=1.0)
@@ -273,7 +276,8 @@ def _scale_of(sums: _Sums) -> Float[Tensor, " hidden"]:
 def _ridge_of(squares: Float[Tensor, " read"], hidden: int) -> Float[Tensor, " read"]:
     """Return the ridge of each column: a share of the mean square of all columns of its kind.
 
-    Tokens, features, the 1 and fused states are separate kinds, because their sizes may differ.
+    Tokens, features, the constant 1, and fused states are separate kinds, because their magnitudes
+    may differ.
     """
     sizes = (hidden, hidden, 1, len(squares) - 2 * hidden - 1)
     kinds = squares.split(sizes)

@@ -1,4 +1,4 @@
-"""Initialization of a drafter with the weights of the target's layer that it replaces."""
+"""Initialization of a drafter with the weights of the target's layer that the drafter replaces."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ from training.setup.target_layer import (
     read_feed_forward,
 )
 
-_SHARE_OF_UNITS = 7 / 8  # largest share of the feed-forward units per expert, if there are several
+_SHARE_OF_UNITS = 7 / 8  # largest share of the layer's units that each of several experts has
 
 _logger = get_logger(__name__)
 
@@ -32,10 +32,10 @@ def replaced_layer(drafter: DrafterSettings) -> int:
 
 @torch.no_grad()
 def start_from(trunk: Trunk, attention: LayerAttention) -> None:
-    """Copy the attention weights of a target's layer to self-attention and cross-attention.
+    """Copy the attention weights of a target's layer to both kinds of attention in a trunk.
 
-    The norm of the memory and the projections from memory to keys and values are included, because
-    a single norm precedes queries, keys and values in the layer.
+    The trunk's cross-attention has one norm for queries, and one for the memory, from which keys
+    and values are computed. Both receive the gain of the layer's only norm.
 
     Args:
         trunk: the drafter's trunk, with or without cross-attention.
@@ -75,14 +75,14 @@ def start_as_layer(
     batches: Iterable[Batch],
     seed: int,
 ) -> None:
-    """Give a drafter the remaining weights of the target's layer that it replaces.
+    """Copy the remaining weights of a target's layer to the drafter that replaces this layer.
 
     Args:
-        drafter: a drafter after `start_from`, whose trunk reads features.
+        drafter: a drafter whose trunk reads features and has been initialized by `start_from`.
         target: the frozen target.
         attention: attention weights of the layer that the drafter replaces, see `replaced_layer`.
         batches: batches of training data for the fit.
-        seed: seed of the random selection of units that experts leave out.
+        seed: seed of the random selection of feed-forward units that each expert leaves out.
 
     Raises:
         NumericalError: in the same cases as for `fit_layer`.
@@ -98,9 +98,9 @@ def start_as_layer(
     if feed_forward is None:
         experts = "random experts, because they differ in form from the layer's feed-forward part"
     _logger.info(
-        f"the drafter starts as layer {number} of the target: its fitted input explains "
+        f"the drafter starts as layer {number} of the target: the drafter's fitted input explains "
         f"{fit.explained:.0%} of the variance of the layer's input ({fit.num_tokens:,} "
-        f"tokens), and it has {experts}"
+        f"tokens), and the drafter has {experts}"
     )
 
 
@@ -112,21 +112,21 @@ def scale_to_features(
     fit: LayerFit,
     seed: int = 0,
 ) -> int:
-    """Give the drafter a layer's weights, adapted to a residual stream in the scale of features.
+    """Copy a layer's weights to a drafter, adapted to a residual stream in the scale of features.
 
     Each channel of this stream is `fit.scale` times as large as in the target. Therefore, gains of
-    norms are divided by `fit.scale`, and outputs are multiplied by it. The layer has no
-    cross-attention, so the drafter's cross-attention adds nothing at first.
+    norms are divided by `fit.scale`, and outputs are multiplied by it. Because the layer has no
+    cross-attention, the output of the drafter's cross-attention is 0 at first.
 
     Args:
         drafter: a drafter whose trunk reads features.
         attention: attention weights of the layer.
         feed_forward: feed-forward weights of the layer; None to leave the experts unchanged.
         fit: the fit of the layer.
-        seed: seed of the random selection of units that experts leave out.
+        seed: seed of the random selection of feed-forward units that each expert leaves out.
 
     Returns:
-        The number of feed-forward units that each expert has.
+        The number of feed-forward units that are copied to each expert.
     """
     trunk = drafter.trunk
     assert trunk.feature_input is not None

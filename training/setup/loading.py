@@ -1,4 +1,4 @@
-"""The target and its tokenizer, loaded as the settings of a run name them."""
+"""Functions that load the target and the tokenizer named in the settings of a run."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -11,7 +11,7 @@ _REMEDY = "check target.name_or_path"
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:
-    """Load the target, in the dtype of its settings.
+    """Load the target in the dtype that the settings name.
 
     Raises:
         CheckpointError: the target cannot be loaded.
@@ -46,7 +46,7 @@ def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> in
         return int(config.get_text_config().vocab_size)
     except AttributeError as error:
         raise CheckpointError(
-            f"cannot read the vocabulary of the target {settings.name_or_path}",
+            f"cannot read the vocabulary size of the target {settings.name_or_path}",
             expected="the config of a causal language model",
             got=error,
             remedy=_REMEDY,

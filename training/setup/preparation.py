@@ -44,7 +44,7 @@ class Prepared:
         prompts: prompts that are continued when the drafter is evaluated.
         data_fingerprint: fingerprint of data and tokenizer.
         draft_ids: ids of the tokens that the drafter drafts; None for all tokens.
-        start: drafter that provides the initial weights; None to start without such a drafter.
+        start: drafter that provides the initial weights; None if no other drafter provides them.
     """
 
     settings: TrainSettings
@@ -83,7 +83,7 @@ def prepare(
     model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Prepared:
-    """Load the target and the data of a run, with the same errors as `train`.
+    """Load the target and the data of a run; errors are the same as for `train`.
 
     Args:
         settings: settings of the run.
@@ -119,12 +119,13 @@ def open_store(
     tokenizer: PreTrainedTokenizerBase,
     model: CausalLM | None = None,
 ) -> TokenStore:
-    """Return the tokens of a run's data, with the same errors as `train`.
+    """Return the tokens of a run's data; errors are the same as for `train`.
 
     Args:
         settings: settings of the run.
         tokenizer: the target's tokenizer.
-        model: the loaded target, for the size of its vocabulary; None to load its config by name.
+        model: the loaded target, whose vocabulary size is needed; None to load only the target's
+            config, by name.
     """
     return open_tokens(
         settings.data.paths,
@@ -136,17 +137,17 @@ def open_store(
 
 
 def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
-    """Raise an error if another drafter cannot be trained with the same target and data.
+    """Raise an error if an arm of a study cannot be trained with the given target and data.
 
     Args:
-        settings: settings of the run with the other drafter.
-        inputs: inputs of a run with the same target and data.
+        settings: settings of the arm, which is a run with a different drafter.
+        inputs: inputs of a run with the same target and data as the arm.
 
     Raises:
-        ConfigError: the drafter cannot be initialized as the settings require.
-        TargetNotSupported: the drafter needs the target's last layers, which cannot be run
+        ConfigError: the arm's drafter cannot be initialized as the settings require.
+        TargetNotSupported: the arm's drafter needs the target's last layers, but they cannot be run
             separately.
-        DataError: the draft vocabulary is larger than the number of tokens in the data.
+        DataError: the draft vocabulary is larger than the number of different tokens in responses.
     """
     check_initialization(settings, inputs.target)
     start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
@@ -184,7 +185,7 @@ def _draft_ids(
     target: TargetAdapter,
     start: JakiroDrafter | None,
 ) -> Tensor | None:
-    """Return the draft vocabulary, which is that of the start drafter if there is one."""
+    """Return the ids of the draft vocabulary; if there is a start drafter, its ids are used."""
     if start is not None:
         return start.draft_ids
     size = settings.drafter.draft_vocab_size

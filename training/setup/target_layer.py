@@ -1,4 +1,4 @@
-"""The weights of one layer of a target, in the form of the drafter's layers."""
+"""The weights of one layer of a target, converted to the form of the drafter's layers."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -86,7 +86,7 @@ def left_behind_by(
 
 
 _POSITIONS = 8  # number of positions at which keys are compared
-_TOLERANCE = 0.02  # share of the mean size of keys, larger than the rounding of half precision
+_TOLERANCE = 0.02  # share of the keys' mean magnitude, above the rounding error of half precision
 
 Keys = Float[Tensor, "positions heads 1 dim"]
 
@@ -141,7 +141,7 @@ def in_halves(heads: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]
 def _keys_of_one_token(target: TargetAdapter, layer: int) -> Keys:
     """Return a layer's keys of the same token at several positions, each in a separate sequence.
 
-    All keys are computed from the same token, so they differ only by their positions.
+    Because each key is computed from the same token alone, the keys differ only by their positions.
     """
     count = min(_POSITIONS, target.spec.max_position)
     positions = torch.arange(count, device=target.device)[:, None]
@@ -230,7 +230,7 @@ def _number(target: TargetAdapter, index: int) -> int:
     if number >= target.spec.num_layers:
         raise ConfigError(
             f"layer {number} of the target reads the keys and values of another layer",
-            expected=f"a layer before {target.spec.num_layers}",
+            expected=f"a layer with an index below {target.spec.num_layers}",
             got=index,
             remedy="set initialize.attention_layer to another layer or to null",
         )
@@ -245,7 +245,7 @@ def layers_of(target: TargetAdapter) -> nn.ModuleList:
 
 
 def residual_factor_of(layer: nn.Module) -> float:
-    """Return the factor by which a layer multiplies outputs before adding them to the stream."""
+    """Return the factor for a layer's outputs before they are added to the residual stream."""
     return float(getattr(layer, "residual_multiplier", 1.0))
 
 
@@ -261,7 +261,7 @@ def _attention_in(layer: nn.Module, number: int) -> nn.Module:
 def _check_heads(
     target: TargetAdapter, number: int, trunk: AttentionShape, matrices: tuple[Tensor, ...]
 ) -> None:
-    """Raise an error if the shapes of the matrices, or the heads, differ from the expected ones."""
+    """Raise an error if the matrices have unusable shapes, or the trunk has different heads."""
     shape = target.spec.head_shapes[number]
     dim, kv_width = shape.key_dim, shape.num_kv_heads * shape.key_dim
     hidden, query_width = target.spec.hidden_size, matrices[-1].shape[-1]
@@ -355,7 +355,7 @@ class LayerFeedForward(NamedTuple):
 
 @torch.no_grad()
 def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | None:
-    """Return the feed-forward weights of a layer, as views if possible; None if unusable.
+    """Return a layer's feed-forward weights, as views if possible; None if experts cannot use them.
 
     Args:
         target: the frozen target.

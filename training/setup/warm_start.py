@@ -1,4 +1,4 @@
-"""A new run whose drafter starts with the weights of another drafter."""
+"""Warm start: a new drafter whose initial weights are those of another drafter."""
 
 import hashlib
 from typing import Any
@@ -12,7 +12,8 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import flattened
 from training.config import TrainSettings
 
-# Settings that change the depth of drafting and of training, but not the shapes of weights.
+# Settings that may differ, because they change the depth of drafting and of training, but not the
+# shapes of weights.
 _FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"ttt_steps"}}
 
 _logger = get_logger(__name__)
@@ -30,7 +31,7 @@ def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter |
 
     Raises:
         CheckpointError: the drafter cannot be loaded.
-        ConfigError: its settings or the shapes of its weights differ from those of the new drafter.
+        ConfigError: the settings or weight shapes of the drafter differ from those of the new one.
     """
     name = settings.initialize.drafter
     if name is None:
@@ -41,7 +42,7 @@ def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter |
     if start.config.target_record.fingerprint != config.target_record.fingerprint:
         _logger.warning(
             f"the drafter in {name} was made for another target, "
-            f"{start.config.target_record.name_or_path}; training starts with its weights anyway"
+            f"{start.config.target_record.name_or_path}; training starts with this drafter anyway"
         )
     return start
 
@@ -78,7 +79,7 @@ def _require_same_shapes(name: str, start: JakiroDrafter, config: JakiroConfig) 
                 f"the drafter in {name} was made for a target of a different shape ({key} differs)",
                 expected=wanted.get(key, "nothing"),
                 got=found.get(key, "nothing"),
-                remedy="use a drafter that was made for a target of this size",
+                remedy="use a drafter that was made for a target of the expected shape",
             )
 
 

@@ -1,1 +1,1 @@
-"""Target states on disk: states of the target for the training data, written once."""
+"""Target states on disk: hidden states, keys and values for the training data, computed once."""

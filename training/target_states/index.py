@@ -1,4 +1,4 @@
-"""The index of a folder of target states: the states' fingerprint and the list of shards."""
+"""The index of a folder of target states: a fingerprint, and the list of the files (shards)."""
 
 import hashlib
 import json
@@ -18,18 +18,19 @@ from training.data.packing import PackedSequence
 from training.input_settings import TargetStateDtype
 from training.setup.preparation import Prepared
 
-# Largest number of evenly spread sequences that are hashed in addition to the data's fingerprint.
+# Largest number of packed sequences, spread evenly over the data, whose content is hashed.
 _MAX_HASHED = 4096
 
-# Keys of a target's configuration that describe the origin of the target or how it is run.
+# Keys of a target's configuration that are not hashed, because they describe the origin of the
+# target or the way it is run.
 _BOOKKEEPING = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
 
 class TargetStateFingerprint(Settings):
-    """The properties that must be equal for target states and for a run that reads these states.
+    """Properties that must be the same for stored target states and for a run that reads them.
 
     Attributes:
-        target_dtype: dtype that the target computed in.
+        target_dtype: dtype in which the target computes.
         target_weights: hash of every byte of the target's weights, adapters included.
         target_configuration: hash of the target's configuration and of its adapters' scales and
             on/off switches.
@@ -39,10 +40,10 @@ class TargetStateFingerprint(Settings):
         num_sequences: number of training sequences, which come first.
         num_validation_sequences: number of validation sequences, which follow the training
             sequences.
-        dtype: dtype that the states are stored in.
+        dtype: dtype in which the states are stored.
     """
 
-    target_dtype: str  # compared before the weights, because their hash depends on the dtype
+    target_dtype: str  # compared before the weights, whose hash depends on the dtype
     target_weights: str
     target_configuration: str
     data: str
@@ -58,7 +59,7 @@ class TargetStateFingerprint(Settings):
         return self.num_sequences + self.num_validation_sequences
 
     def difference(self, other: "TargetStateFingerprint") -> tuple[str, Any, Any] | None:
-        """Return the name and the values of the first differing property; None if all are equal."""
+        """Return the name and both values of the first property that differs; None if none does."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in type(self).model_fields
         )
@@ -66,7 +67,7 @@ class TargetStateFingerprint(Settings):
 
 
 def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
-    """Return the fingerprint of a run's target states, which requires reading all weights."""
+    """Return the fingerprint of a run's target states; all weights of the target are read."""
     return TargetStateFingerprint(
         target_weights=hash_weights(inputs.target.model),
         target_configuration=_hash_configuration(inputs.target),
@@ -81,7 +82,7 @@ def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
 
 
 def ways_to_repeat(name: str) -> str:
-    """Return a remedy for sequences that are packed differently; empty for any other property.
+    """Return the first part of a remedy if the packing differs, and otherwise an empty text.
 
     Args:
         name: name of the property that differs.
@@ -139,7 +140,7 @@ INDEX = "index.json"
 
 
 class Shard(Settings):
-    """One file with the states of whole sequences.
+    """Index entry of a shard, a file with the states of consecutive sequences.
 
     Attributes:
         file: name of the file.
@@ -157,13 +158,14 @@ class Shard(Settings):
 
 
 class TargetStateIndex(Settings):
-    """The content of a folder of target states.
+    """The index of a folder of target states.
 
     Attributes:
         fingerprint: fingerprint of target and sequences.
-        widths: number of values per position of each part, see `training.target_states.states`.
+        widths: number of values per position of each part; see `training.target_states.states`.
         sequences_per_shard: number of sequences in every shard but the last.
-        micro_batch_size: number of sequences that the target read at a time; affects rounding.
+        micro_batch_size: number of sequences that the target read at a time, which affects
+            rounding.
         shards: the finished shards, in the order of their sequences.
     """
 
@@ -223,7 +225,7 @@ def read_index(folder: Path) -> TargetStateIndex | None:
             f"the index of the target states in {folder} cannot be read",
             expected="an index that `jakiro features` has written",
             got=str(error).strip().splitlines()[0],
-            remedy="write the target states again, to another folder",
+            remedy="write the target states again into another folder",
         ) from error
 
 

@@ -53,7 +53,7 @@ class TargetStatePlan:
         )
 
     def check_disk(self, folder: Path) -> None:
-        """Raise an error if the disk of a folder is too small.
+        """Raise an error if the remaining shards may not fit on the disk of a folder.
 
         Raises:
             ConfigError: the remaining shards would take more than 95% of the free disk space.
@@ -75,7 +75,7 @@ class ExpectedBytes(NamedTuple):
 
     Attributes:
         size: size in bytes.
-        is_exact: whether the size is exact, because the number of sequences is known.
+        is_exact: whether the size is exact; if not, the number of sequences was estimated.
     """
 
     size: int
@@ -87,8 +87,8 @@ def expected_bytes(
 ) -> ExpectedBytes:
     """Return the size of all shards that a run reads; 0 if the target runs during training.
 
-    As long as there is no shard index, the number of sequences is unknown. The size is then that of
-    all sequences of all steps, including sequences that later epochs repeat.
+    As long as there is no shard index, the number of sequences is unknown. In this case, the result
+    is the size for the sequences of all steps, as if no sequence were repeated in a later epoch.
 
     Args:
         settings: settings of the run.

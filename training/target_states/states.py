@@ -1,4 +1,4 @@
-"""The target states that shards contain, and the view of a batch that is made from these states.
+"""The target states in a shard (one file), and a batch's `TargetView` made from these states.
 
 A part is one kind of state at every position of a sequence: `features`, `hidden.3` (hidden states
 at the input of layer 3), or `layer.5` (keys and then values of layer 5). These names identify the
@@ -25,11 +25,11 @@ Parts = Mapping[str, Float[Tensor, "batch length width"]]
 
 
 class States(NamedTuple):
-    """The states that shards contain in addition to the features.
+    """Indices of the states that shards contain in addition to the features.
 
     Attributes:
-        hidden: indices of hidden states.
-        layers: indices of layers whose keys and values are stored.
+        hidden: indices of the hidden states that are stored.
+        layers: indices of the layers whose keys and values are stored.
     """
 
     hidden: tuple[int, ...]
@@ -74,7 +74,7 @@ def view_of(
     sources: StateSources,
     tail: TargetTail | None,
 ) -> TargetView:
-    """Return the view of a batch as `look_at_target` does, but make it from stored parts.
+    """Return the same view of a batch as `look_at_target`, but made from stored parts.
 
     Args:
         parts: parts of the batch, at least those that the drafter needs.
@@ -104,7 +104,7 @@ def _hidden(parts: Parts, state: int) -> Tensor:
 
 
 def _state(parts: Parts, source: StateSource) -> Tensor:
-    """Return the stacked states of one source; narrower states are padded with zeros."""
+    """Return the stacked states of one source; zeros pad all states to the largest width."""
     if source.kind == "hidden":
         return torch.stack([_hidden(parts, state) for state in source.layers], dim=2)
     layers = [parts[f"layer.{layer}"] for layer in source.layers]

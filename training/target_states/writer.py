@@ -43,10 +43,11 @@ class ShardFolder:
 
     Args:
         path: path of the folder, which is created if it is missing.
-        fresh: index without shards that describes the states to be written.
+        fresh: new index, without shards, that describes the states to be written.
 
     Raises:
-        ConfigError: the folder cannot be written to, or its index describes other target states.
+        ConfigError: the folder cannot be written to, or the index in the folder describes target
+            states other than those of `fresh`.
         CheckpointError: the index in the folder cannot be read.
     """
 
@@ -114,7 +115,7 @@ def _require_same(folder: Path, found: TargetStateIndex, wanted: TargetStateInde
         )
 
 
-SHARD_BYTES = 2 * 2**30  # a whole shard is kept in memory until it is written
+SHARD_BYTES = 2 * 2**30  # approximate size of a shard, which is kept in memory until it is written
 
 Advance = Callable[[int], None]
 
@@ -128,7 +129,8 @@ class TargetStateWriter:
         shard_bytes: approximate size of a shard in bytes; ignored if the folder has an index.
 
     Raises:
-        ConfigError: the folder cannot be written to, or its index describes other target states.
+        ConfigError: the folder cannot be written to, or the index in the folder describes target
+            states other than those of the run.
         CheckpointError: the index in the folder cannot be read.
     """
 
@@ -155,7 +157,7 @@ class TargetStateWriter:
         """Write all missing shards that no other process is writing.
 
         Args:
-            advance: callback that receives the number of sequences read since its last call.
+            advance: callback that receives the number of sequences read since the previous call.
 
         Returns:
             Whether all shards are finished. If not, other processes are still writing some shards.
@@ -182,7 +184,7 @@ class TargetStateWriter:
             sequences_per_shard=self._micro_batch_size,
             micro_batch_size=self._micro_batch_size,
         )
-        # A shard consists of whole micro-batches, so that it does not depend on earlier shards.
+        # A shard consists of whole micro-batches, so its content does not depend on other shards.
         micro_batches = shard_bytes // (
             index.bytes_per_position * self._sequence_length * self._micro_batch_size
         )
@@ -204,7 +206,7 @@ class TargetStateWriter:
                 f"cannot write {final}",
                 expected="enough free disk space",
                 got=str(error).strip().splitlines()[0],
-                remedy="make room on the disk and start again; finished shards are kept",
+                remedy="free disk space and run the command again; finished shards are kept",
             ) from error
         finally:
             partial.unlink(missing_ok=True)
@@ -235,7 +237,7 @@ class TargetStateWriter:
         return parts
 
     def _batch(self, numbers: range) -> Batch:
-        """Return a micro-batch of full size, because rounding may depend on the batch size."""
+        """Return a micro-batch padded to full size, because rounding may depend on the size."""
         padding = [numbers[-1]] * (self._micro_batch_size - len(numbers))
         sequences = [packed_sequence(self._inputs, number) for number in (*numbers, *padding)]
         anchors = np.zeros((1, self._sequence_length), np.int64)  # not read by the target

@@ -110,7 +110,7 @@ def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
 
 
 def test_a_context_that_is_too_short_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="below 512 together; got: 540"):
+    with pytest.raises(ConfigError, match="below 512 tokens; got: 540"):
         _write(target, tmp_path / "own.jsonl", max_new_tokens=500)
 
 

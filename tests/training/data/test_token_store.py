@@ -168,8 +168,8 @@ def test_a_full_disk_is_named_and_leaves_nothing_that_is_mistaken_for_a_cache(
     assert trainee.end() == 2, trainee.errors
     *_, last = trainee.errors.strip().splitlines()
     assert last.startswith("error: cannot write tokens to ")
-    assert f"/{name}; expected: room for " in last
-    assert "MiB are free; remedy: make room, or name a folder on another disk" in last
+    assert f"/{name}; expected: free disk space for " in last
+    assert "MiB are free; remedy: free disk space, or set data.cache_folder" in last
     assert [path.suffix for path in (workshop / "cache").iterdir()] == [".lock"]
     store = open_tokens([str(workshop / "texts.jsonl")], tiny_tokenizer(), workshop / "cache")
     assert store.num_documents == 90

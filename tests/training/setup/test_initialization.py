@@ -256,7 +256,7 @@ def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:
 
 def test_a_start_that_is_not_possible_is_refused_before_anything_is_written(workshop: Path) -> None:
     settings = tiny_run(workshop, initialize={"attention_layer": 0})
-    with pytest.raises(ConfigError, match="other heads than layer 0 of the target"):
+    with pytest.raises(ConfigError, match="in number or size from those of layer 0"):
         train(settings)
     assert not settings.run_folder.exists()
 
@@ -268,7 +268,7 @@ def test_an_arm_whose_start_is_not_possible_is_refused_before_any_arm_trains(
     base.write_text(dump_settings(tiny_run(workshop, steps=2)))
     delta.write_text("initialize: {attention_layer: 0}")
     settings = StudySettings(base=base, config=(delta,), out=workshop / "out", num_prompts=2)
-    with pytest.raises(ConfigError, match="other heads than layer 0 of the target"):
+    with pytest.raises(ConfigError, match="in number or size from those of layer 0"):
         Study(settings)
     assert not (workshop / "out").exists()
 

@@ -81,11 +81,11 @@ def test_a_drafter_for_an_earlier_version_of_the_target_is_used_with_a_warning(
         (
             {"drafter": {"draft_vocab_size": 24, "experts": {"combine": "sum"}}},
             ConfigError,
-            r"another setting drafter\.experts\.combine; expected: sum; got: mixture",
+            r"different value of drafter\.experts\.combine; expected: sum; got: mixture",
         ),
         ({"drafter": {}}, ConfigError, r"drafter\.draft_vocab_size; expected: None; got: 24"),
         ({"start": "missing"}, CheckpointError, "cannot load a drafter from"),
-        ({"wide": True}, ConfigError, r"a target of another shape \(.*expected: .*48.*got: .*32"),
+        ({"wide": True}, ConfigError, r"of a different shape \(.*expected: .*48.*got: .*32"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_before_the_run_folder_is_touched(

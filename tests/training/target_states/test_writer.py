@@ -126,7 +126,7 @@ def test_a_shard_that_cannot_be_written_leaves_no_part_of_itself(
     writer = new_writer(offline_run(workshop), workshop / "features")
     with monkeypatch.context() as patched:
         patched.setattr(writer_module, "save_file", fill_the_disk)
-        with pytest.raises(CheckpointError, match=r"cannot write .*No space left.*make room"):
+        with pytest.raises(CheckpointError, match=r"cannot write .*No space left.*free disk space"):
             writer.write()
     left = {path.suffix for path in (workshop / "features").iterdir()}
     assert left == {".json", ".lock"}

@@ -1,4 +1,4 @@
-"""Output file of regeneration, locked by one run and continued after its last complete line."""
+"""Output file of generated records, locked while written, and continued after an interruption."""
 
 import json
 import os
@@ -36,17 +36,17 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
 
 
 class OutputFile:
-    """A JSONL file of records in the order of the data, each with its number there under `row`.
+    """A JSONL file of generated records, in ascending order of their numbers (key `row`).
 
-    Next to this file, another file whose name ends in `.settings` contains the settings of the
-    records, so that a later run with the same settings can continue the output file.
+    Next to this file, another file whose name ends in `.settings` contains the settings with which
+    the records were generated, so that a later run with the same settings can continue the file.
 
     Args:
         path: path of the file, which need not exist.
 
     Attributes:
         num_records: number of records in the file.
-        last_record: number in the data of the last record in the file, from 1; 0 if there is none.
+        last_record: number of the last record in the file, from 1; 0 if the file has no records.
 
     Raises:
         ConfigError: the name does not end in .jsonl, or the folder cannot be written to.
@@ -66,14 +66,14 @@ class OutputFile:
 
     @contextmanager
     def claim(self, fingerprint: Mapping[str, Any]) -> Iterator[None]:
-        """Lock the file and find its end.
+        """Lock the file, check its settings, and find its last complete record.
 
         Args:
             fingerprint: everything that determines the records, by name, as JSON values.
 
         Raises:
-            ConfigError: another process writes to the file, or the file was made with other
-                settings.
+            ConfigError: another process writes to the file, or the file was made with settings
+                other than `fingerprint`.
         """
         try:
             with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0):

@@ -28,8 +28,8 @@ class RegenerationSettings(Settings):
     """Settings of the regeneration.
 
     Attributes:
-        temperature: sampling temperature, 0 for greedy; the other sampling options are those of the
-            target's generation config.
+        temperature: sampling temperature, 0 for greedy decoding; the other sampling options are
+            those of the target's generation config.
         max_new_tokens: largest number of tokens in an answer.
         prompt_tokens: largest number of tokens of a text that are kept as its prompt.
         seed: random seed; the random numbers for an answer depend only on this seed, the record and
@@ -66,11 +66,12 @@ def fingerprint_fields(
 
 
 def target_fingerprint(decoder: SpeculativeDecoder, *, is_sampled: bool) -> dict[str, Any]:
-    """Return what determines the tokens that a decoder generates, apart from its arguments.
+    """Return everything that determines generated tokens, except for the arguments of the call.
 
     Args:
         decoder: decoder of the target, with its tokenizer.
-        is_sampled: whether tokens are sampled; greedy tokens do not depend on the drafter.
+        is_sampled: whether tokens are sampled. If they are not, the drafter is left out, because
+            greedy tokens do not depend on it.
     """
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     facts: dict[str, Any] = {
@@ -113,7 +114,7 @@ class RegenerationCounts:
         left_out: number of unusable records; after an interruption, records that were already
             left out may be counted again.
         answers: number of answers that the target generated.
-        cut: number of answers that reached the largest length without ending.
+        cut: number of answers that reached the largest length without an end token.
         tokens: total number of tokens of all answers.
         forwards: number of forward passes of the target after prefill.
     """
@@ -218,7 +219,7 @@ class Regenerator:
         opened = _OpenRecord(number, record.location, dialogue)
         try:
             opened.question = self._fitting(next(dialogue), opened)
-        except StopIteration as end:  # all answers are tool calls
+        except StopIteration as end:  # no answer is to be generated
             opened.result = end.value
         return opened
 
@@ -264,7 +265,7 @@ class Regenerator:
         if not question or len(question) + new > spec.max_position:
             raise RecordError(
                 f"a question of {record.location} does not fit into the target's context",
-                expected=f"1 to {spec.max_position - new} tokens and room for {new} new tokens",
+                expected=f"1 to {spec.max_position - new} tokens, followed by {new} new tokens",
                 got=len(question),
                 remedy="lower --max-new-tokens, or skip such records with --skip-bad-rows",
             )
@@ -290,7 +291,7 @@ def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) ->
 
 
 def random_seed(*parts: int) -> int:
-    """Return a random seed that is different for different `parts`."""
+    """Return a random seed that depends on all `parts` and their order."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 

@@ -12,7 +12,7 @@ from training.data.sources import Record, RecordError
 
 
 class Answer(NamedTuple):
-    """An answer of the target; `is_cut` if it reached the largest length without ending."""
+    """An answer of the target; `is_cut` if the answer reached the length limit before its end."""
 
     token_ids: list[int]
     text: str
@@ -26,16 +26,17 @@ Dialogue = Generator[list[int], Answer, dict[str, Any]]
 def dialogue_over(
     record: Record, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int
 ) -> Dialogue:
-    """Return the dialogue that regenerates a record in its original form.
+    """Return the dialogue that regenerates a record; the new record has the form of the old one.
 
-    A conversation keeps all turns except for the assistant's answers. Tool calls are also kept,
-    because turns with their results follow. A text keeps its beginning, and a record of token ids
+    In a conversation, only the assistant's answers are replaced. Tool calls are kept, because the
+    turns that follow contain their results. A text keeps its beginning, and a record of token ids
     keeps the tokens before the first response.
 
     Args:
         record: record to be regenerated.
         tokenizer: the target's tokenizer.
-        prompt_tokens: number of tokens of a text that are kept, but at most half of the text.
+        prompt_tokens: number of tokens kept at the beginning of a text, but at most half of its
+            tokens.
 
     Raises:
         RecordError: the record cannot be used.
