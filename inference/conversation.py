@@ -49,7 +49,7 @@ class Conversation:
 
     @contextmanager
     def turn(self, request: Request, **run: Any) -> Iterator[DecodeRun]:
-        """Decode a request, reusing cached tokens; afterwards, its own tokens stay cached.
+        """Yield a run that reuses the cached tokens; afterwards, the run's tokens are cached.
 
         Args:
             request: request whose prompt contains the whole dialogue so far.

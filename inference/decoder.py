@@ -43,7 +43,7 @@ from jakiro.utils.pretrained import local_tokenizer
 
 
 class SpeculativeDecoder:
-    """A lossless speculative decoder: fewer forward passes than the target without a drafter.
+    """A lossless speculative decoder: the target's output in fewer forward passes of the target.
 
     Greedy output equals the target's greedy output; sampled output has the target's processed
     distribution. The decoder stores no request state, so threads may share a decoder. The decoder
@@ -131,8 +131,8 @@ class SpeculativeDecoder:
 
         Raises:
             CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-            ConfigError: the drafter names no target, and none is given.
-            TargetMismatch: the drafter belongs to another target or tokenizer.
+            ConfigError: `target` is None, but the drafter does not name a target.
+            TargetMismatch: the drafter was made for another target or tokenizer.
         """
         parts = load_parts(drafter, target, tree, compiled=compiled, **load)
         return cls(parts.target, parts.drafter, parts.tokenizer, parts.tree, compiled=compiled)
@@ -262,7 +262,9 @@ class SpeculativeDecoder:
         """
         requests, _ = self._requests([prompt], temperature, seed, generation)
         if self.tokenizer is None:
-            raise PromptError("streaming text requires a tokenizer", remedy="pass tokenizer=")
+            raise PromptError(
+                "streaming text requires a tokenizer", remedy="pass tokenizer= to the decoder"
+            )
         return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
     def steps(

@@ -1,4 +1,4 @@
-"""Draft trees: candidate continuations of a root, and the distributions they were sampled from.
+"""Draft trees: candidate continuations of a root, and the distributions of sampled candidates.
 
 The root is the last emitted token, which the target has not read yet; it is not a node of the tree.
 Parents come before their children. Here is a tree of five nodes; the target continues with

@@ -59,7 +59,7 @@ def load_parts(
 
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-        ConfigError: the drafter names no target, and none is given.
+        ConfigError: `target` is None, but the drafter does not name a target.
         TargetMismatch: a trigram table or a small model was made with a tokenizer other than the
             target's, or the trained drafter of a pair belongs to another target.
     """

@@ -259,7 +259,7 @@ class AdaptiveDrafter(Drafter):
         self.request_counter: RequestCounter | None = RequestCounter()
 
     def reset(self) -> None:
-        """Discard what was learned from requests, and number them from 0 again."""
+        """Discard what was learned from requests, and number later requests from 0."""
         if self.request_counter is not None:
             self.request_counter.reset()
 

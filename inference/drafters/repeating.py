@@ -28,7 +28,7 @@ class RepeatSettings(Settings):
 
     num_nodes: int = Field(16, ge=1)  # largest number of candidates, including repetitions
     depth: int = Field(8, ge=1)  # largest number of tokens on a path, including repetitions
-    # paths are continued alike if their last tokens, and this number of tokens before, are equal
+    # number of tokens before the last one that two paths must share to be continued alike
     before: int = Field(1, ge=0)
     # siblings whose scores are below this share of the best sibling's score are left out
     prune: float = Field(0.1, ge=0, le=1)
@@ -108,7 +108,7 @@ class _Unrolled:
         return Candidates.of(nodes)._replace(origin=np.array(origin, np.int64))
 
     def _source(self, node: int, path: tuple[int, ...]) -> int | None:
-        """Return the node whose children continue a path to `node`; None if no node does."""
+        """Return the node whose children continue a path that ends in `node`, or None."""
         if node in self.children:
             return node
         end = self._end(path)

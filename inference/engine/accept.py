@@ -144,7 +144,7 @@ def _recursive_rejection(
         if not (is_distribution and draft_prob > 0):  # NaN is an error as well
             raise DraftError(
                 f"sampled candidate {node} has probability zero in the drafter's draft_probs",
-                expected="siblings sampled without replacement from draft_probs",
+                expected="a token id that was sampled without replacement from draft_probs",
                 got=tree.token_ids[node],
                 remedy="record the distribution that the drafter samples from",
             )

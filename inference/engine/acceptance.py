@@ -158,7 +158,7 @@ def _check_tokens(tree: SequenceTree, vocab: int) -> None:
             "the drafter proposed a token id outside the target's vocabulary",
             expected=f"ids from 0 to {vocab - 1}",
             got=wrong[0],
-            remedy="use a drafter with the target's own vocabulary",
+            remedy="use a drafter with the target's vocabulary",
         )
 
 
@@ -168,7 +168,7 @@ def _explain(result: AcceptResult) -> None:
         result.distribution.best(node)
     raise DraftError(
         "a sampled draft token has probability zero in the drafter's draft_probs",
-        expected="siblings sampled without replacement from draft_probs",
+        expected="token ids that were sampled without replacement from draft_probs",
         got=[result.tree.token_ids[node] for node in result.path],
         remedy="record the distribution that the drafter samples from",
     )

@@ -50,7 +50,7 @@ class DecodeStats:
         return [self.accepted[depth] / steps for depth in sorted(self.reached)]
 
     def acceptance_of(self, proposer: int) -> float | None:
-        """Return the accepted share of a proposer's candidates; None without candidates."""
+        """Return the accepted share of a proposer's candidates; None if it had no candidates."""
         proposed = self.proposed_by_proposer[proposer]
         return self.accepted_by_proposer[proposer] / proposed if proposed else None
 

@@ -127,10 +127,11 @@ def _origins(expanded: int, children: int, device: torch.device) -> Int[Tensor, 
 
 
 def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Tensor, "batch kept"]]:
-    """Return the indices of the `count` best candidates, ascending, and their ranks by score.
+    """Return the indices of the `count` best candidates in ascending order, and their ranks.
 
-    The parent of a kept candidate is kept as well: the parent comes earlier in the tree and never
-    has a lower score, so a stable sort ranks it first even if the scores are equal.
+    Candidates are ranked by score. The parent of a kept candidate is kept as well, because the
+    parent comes earlier in the tree and never has a lower score, so a stable sort ranks the parent
+    first even if the scores are equal.
     """
     ranked = score.sort(dim=1, descending=True, stable=True).indices[:, :count]
     kept = ranked.sort(dim=1)
@@ -249,7 +250,7 @@ class TreeBuilder:
         )
 
     def _sample(self, draft_probs: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
-        """Sample children without replacement, in order, by Gumbel-top-k."""
+        """Return children sampled without replacement by Gumbel-top-k, in the order of sampling."""
         noise = torch.empty(draft_probs.probs.shape, dtype=torch.float64)
         for own, generator in zip(noise, self.generators, strict=True):
             own.exponential_(generator=generator)
@@ -263,7 +264,10 @@ class TreeBuilder:
 
 
 def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens; if a distribution is not finite, with probability 0."""
+    """Return the most likely tokens and their log-probabilities.
+
+    If a distribution is not finite, all its log-probabilities are -inf.
+    """
     best, token_ids = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
     # NaN ranks first, so the first value is not finite if there is a NaN or no possible token.
     is_distribution = best[..., :1].isfinite()
@@ -272,5 +276,5 @@ def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _sparse(log_probs: Tensor) -> SparseDistribution:
     token_ids, best = _top(log_probs, DISTRIBUTION_SIZE)
-    # If all values are -inf, their softmax is NaN.
+    # If all values are -inf, their softmax is NaN, which is replaced by 0.
     return SparseDistribution(token_ids, best.softmax(dim=-1).nan_to_num(nan=0.0))

@@ -12,7 +12,7 @@ MAX_PASSES = 16  # largest number of drafter passes for one tree
 
 
 class TreeShape(Settings):
-    """The shape of a draft tree: its levels, its width, its size, and its kind of candidates."""
+    """The shape of a draft tree: number of levels, width, size, and kind of candidates."""
 
     autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number of drafter passes
     parallel_levels: int = Field(1, ge=0)  # number of further levels, predicted by the last pass

@@ -196,7 +196,7 @@ class CombinedSession(AdaptiveSession):
         return mixed_tree(self._pools, self._kept, tree)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Learn which candidates, including those that were not verified, match the emitted tokens."""
+        """Learn which candidates, even if they were not verified, match the emitted tokens."""
         if result.base_length != list(self.lengths) or not self._kept:
             return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, (pool, kept) in enumerate(zip(self._pools, self._kept, strict=True)):
