@@ -1,4 +1,4 @@
-"""Conversations: dialogues in which the target does not read earlier turns again."""
+"""Conversations: dialogues whose earlier turns are not processed again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,11 @@ from jakiro.errors import PromptError
 
 
 class Conversation:
-    """The caches of target and drafter between the turns of a dialogue.
+    """A dialogue that keeps the caches of target and drafter from turn to turn.
 
-    The prompt of each turn is complete. Its beginning, which the previous turns share, is not read
-    again. The output is the same as without a conversation. Threads must not share a conversation.
+    The prompt of each turn must contain the whole dialogue so far. The tokens at its start that are
+    already cached are not processed again. The output is the same as without a conversation.
+    Threads must not share a conversation.
 
     Example:
         with Conversation() as conversation:
@@ -37,22 +38,22 @@ class Conversation:
 
     @property
     def num_cached(self) -> int:
-        """The number of cached tokens, which are not read again at the start of a prompt."""
+        """The number of cached tokens; a prompt with the same first tokens reuses their entries."""
         return len(self._cached)
 
     def close(self) -> None:
-        """Free the caches; a later turn reads its whole prompt."""
+        """Free the caches; the next turn processes its whole prompt."""
         if self._context is not None:
             self._context.close()
         self._context, self._cached = None, []
 
     @contextmanager
     def turn(self, request: Request, **run: Any) -> Iterator[DecodeRun]:
-        """Decode a request with the cached tokens, and cache the tokens of the request.
+        """Yield a run that reuses the cached tokens; afterwards, the run's tokens are cached.
 
         Args:
-            request: request with a complete prompt.
-            **run: further arguments of `DecodeRun`.
+            request: request whose prompt contains the whole dialogue so far.
+            **run: other arguments of `DecodeRun`; `target` and `drafter` are required.
 
         Raises:
             PromptError: the conversation was started with another decoder.
@@ -77,7 +78,7 @@ class Conversation:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
 
     def _num_shared(self, prompt: list[int]) -> int:
-        """Return how many tokens at the start of the prompt are cached, without its last token."""
+        """Return how many tokens at the start of the prompt, without its last token, are cached."""
         pairs = zip(self._cached, prompt[:-1], strict=False)
         differing = (index for index, (cached, token) in enumerate(pairs) if cached != token)
         return next(differing, min(len(self._cached), len(prompt) - 1))

@@ -43,34 +43,35 @@ from jakiro.utils.pretrained import local_tokenizer
 
 
 class SpeculativeDecoder:
-    """Lossless speculative decoding: the output of the target alone, in fewer forward passes.
+    """A lossless speculative decoder: the target's output in fewer forward passes of the target.
 
     Greedy output equals the target's greedy output; sampled output has the target's processed
-    distribution. The decoder keeps no state of requests, so threads may share a decoder. It puts
-    the target into evaluation mode, and moves a trained drafter to the target's device and dtype.
+    distribution. The decoder stores no request state, so threads may share a decoder. The decoder
+    puts the target into evaluation mode, and moves a trained drafter to the target's device and
+    dtype.
 
     A decoder is also a decoding method of transformers:
     `target.generate(..., custom_generate=decoder)`.
 
     The caches of a request are allocated once, with room for its prompt, all its new tokens and one
-    tree. Each token takes `bytes_per_token`. The caches are freed when the request ends or its
-    stream is closed.
+    tree. Each token takes `bytes_per_token` bytes. The caches are freed when the request ends or
+    its stream is closed.
 
     Args:
         target: decoder-only Hugging Face causal LM, whose weights are never changed.
         drafter: drafter trained for the target, or any other `Drafter`, such as `AdedDrafter`,
             `LookupDrafter` or `SmallLMDrafter`; None for autoregressive decoding.
-        tokenizer: tokenizer for text prompts and text output; None for the tokenizer of the target
-            that the drafter names, if it is available locally.
+        tokenizer: tokenizer for text prompts and text output. None to load the tokenizer of the
+            target named in a trained drafter's config, if there is a local copy.
         tree: shape of a trained drafter's trees, or a plan with one shape for greedy decoding and
-            one for sampling; None for trees with the levels of the drafter's training. With "auto",
-            every decoding step uses the tree that is fastest on this machine, or no tree (see
-            `inference.autotune.online`).
+            one for sampling. None for trees with as many levels as the drafter was trained for.
+            With "auto", every decoding step uses the tree that is expected to be fastest on this
+            machine, or no tree (see `inference.autotune.online`).
         compiled: whether to compile decoding steps and the drafter with `torch.compile`; the first
             steps then take long.
 
     Raises:
-        TargetMismatch: the drafter or the tokenizer belongs to another target.
+        TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
         TargetNotSupported: the target cannot verify a tree.
         ConfigError: the drafter cannot draft trees of the given shape.
 
@@ -97,7 +98,7 @@ class SpeculativeDecoder:
         record = None
         if isinstance(drafter, JakiroDrafter):
             self.drafter = self._trained(drafter, tree, compiled)
-            # The recorded tau is valid for the trees of the evaluation only.
+            # The recorded tau was measured with the default trees, so it applies only to them.
             record = drafter.config.record if tree is None else None
         elif drafter is not None:
             _refuse_tree(tree)
@@ -115,29 +116,30 @@ class SpeculativeDecoder:
         compiled: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
-        """Load a drafter, and the target and tokenizer that it was trained for.
+        """Return a decoder with a loaded drafter, its target and the target's tokenizer.
 
         Args:
-            drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup` or
+            drafter: folder or hub name of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
                 `lm=MODEL` (a smaller model), which need no training, but require `target`; or two
                 drafters that share trees, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
-            target: folder or hub name of the target; None for the one in the drafter's config.
-            tree: as for the class; for two drafters, the trees of the trained one.
+            target: folder or hub name of the target; None for the target named in the drafter's
+                config.
+            tree: as for the class; for two drafters, the trees of the trained drafter.
             compiled: as for the class.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
         Raises:
-            CheckpointError: drafter or target cannot be loaded.
-            ConfigError: the drafter names no target, and none is given.
-            TargetMismatch: the drafter belongs to another target or tokenizer.
+            CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
+            ConfigError: `target` is None, but the drafter does not name a target.
+            TargetMismatch: the drafter was made for another target or tokenizer.
         """
         parts = load_parts(drafter, target, tree, compiled=compiled, **load)
         return cls(parts.target, parts.drafter, parts.tokenizer, parts.tree, compiled=compiled)
 
     @property
     def plan(self) -> TreePlan | None:
-        """The trees of a trained drafter; None for other drafters, or if trees vary by step."""
+        """The shapes of a trained drafter's trees; None for other drafters and with tree="auto"."""
         if isinstance(self.drafter, TrainedDrafter) and not isinstance(self.policy, AutoTree):
             return self.drafter.plan
         return None
@@ -165,19 +167,20 @@ class SpeculativeDecoder:
 
         Args:
             prompt: text, chat messages, or token ids.
-            temperature: 0 for greedy decoding, above 0 for sampling; None for the target's own
+            temperature: 0 for greedy decoding, above 0 for sampling; None to use the target's
                 generation config.
             seed: seed of all random numbers; the same seed gives the same output. None for a seed
                 from torch's generator. If the drafter learns from requests, or with `tree="auto"`,
-                the random numbers also depend on the number of earlier requests. The same requests
-                in the same order then give the same output after every `reset()`, except with
-                `tree="auto"`, which depends on measured times.
+                the random numbers also depend on the number of earlier requests. With a drafter
+                that learns, the same requests in the same order give the same output after every
+                `reset()`. With `tree="auto"`, their output may differ, because the trees depend on
+                measured times.
             log_probs: whether to return the new tokens' log-probabilities under the target's
                 processed distribution.
             streamer: streamer that gets the prompt's ids, then new tokens as they are emitted; None
                 to stream nothing.
-            conversation: conversation that the prompt continues; tokens of earlier turns are not
-                read again. None for a single prompt.
+            conversation: conversation that the prompt continues; cached tokens of earlier turns
+                are not processed again. None for a prompt without a conversation.
             **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...) and other
                 arguments of `target.generate()`, with the same defaults.
 
@@ -205,15 +208,18 @@ class SpeculativeDecoder:
     ) -> list[GenerateOutput]:
         """Return the continuations of several prompts, decoded together.
 
-        The output for each prompt is the same as in a batch of one. With an adaptive drafter, only
-        the distribution of the output is the same. Finished sequences leave the batch.
+        The output for each prompt is the same as in a batch of one with the same random numbers.
+        With an adaptive drafter, only the distribution of the output is the same. Finished
+        sequences are removed from the batch.
 
         Args:
-            prompts: texts, messages or lists of ids of any lengths; or a padded tensor.
+            prompts: prompts of any lengths, each of which is a text, chat messages or a list of
+                token ids; or a padded tensor of token ids.
             attention_mask: 1 for tokens and 0 for padding; None if there is no padding.
             temperature: as for `generate`.
-            seed: as for `generate`, with different random numbers for each prompt; or one seed for
-                each prompt, which gives the random numbers of a batch of one.
+            seed: a single seed or None, as for `generate`, with different random numbers for each
+                prompt; or a list with one seed for each prompt, so that each prompt gets the same
+                random numbers as in a batch of one.
             log_probs: as for `generate`.
             **generation: as for `generate`.
 
@@ -243,7 +249,7 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[str]:
-        """Yield the continuation's text as it is emitted; arguments as for `generate`.
+        """Yield the text of the continuation piece by piece, as tokens are emitted.
 
         Args:
             prompt: text, chat messages, or token ids.
@@ -256,7 +262,9 @@ class SpeculativeDecoder:
         """
         requests, _ = self._requests([prompt], temperature, seed, generation)
         if self.tokenizer is None:
-            raise PromptError("streaming text requires a tokenizer", remedy="pass tokenizer=")
+            raise PromptError(
+                "streaming text requires a tokenizer", remedy="pass tokenizer= to the decoder"
+            )
         return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
 
     def steps(
@@ -267,7 +275,7 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[DecodeStep]:
-        """Yield the decoding steps of a prompt; arguments as for `generate`.
+        """Yield the decoding steps that continue a prompt, each as soon as it is finished.
 
         Args:
             prompt: text, chat messages, or token ids.
@@ -292,8 +300,8 @@ class SpeculativeDecoder:
     ) -> Int[Tensor, "batch tokens"] | GenerateDecoderOnlyOutput:
         """Decode the prompts of `target.generate(..., custom_generate=decoder)`.
 
-        `generate()` does not pass its `streamer` argument on to a decoding method; instead, use
-        `custom_generate=functools.partial(decoder, streamer=streamer)`.
+        `generate()` does not pass its `streamer` argument on to a decoding method. To stream the
+        output, pass `custom_generate=functools.partial(decoder, streamer=streamer)`.
 
         Raises:
             PromptError: the config requests another decoding method, such as beam search.
@@ -321,13 +329,14 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> DecodeRun:
-        """Return a run over prompts; decoding begins when the run is iterated over.
+        """Return a run that decodes several prompts together.
 
-        Iteration yields the decoding steps. The counts and times up to now can be read at any time.
-        Arguments are as for `generate_batch`.
+        Decoding begins when the run is iterated over; iteration yields the decoding steps. The
+        run's `stats` can be read at any time, and contain the counts and times so far.
 
         Args:
-            prompts: texts, messages or lists of ids of any lengths.
+            prompts: prompts of any lengths, each of which is a text, chat messages or a list of
+                token ids.
             temperature: as for `generate`.
             seed: as for `generate`.
             **generation: as for `generate`.
@@ -339,8 +348,9 @@ class SpeculativeDecoder:
         """Discard what was learned from earlier requests about trees and texts.
 
         With an adaptive drafter, the same requests with the same seeds give the same tokens after
-        every reset, unless other requests are still being decoded. In that case the drafter learns
-        from those requests, and new requests are numbered after them.
+        every reset, unless other requests are being decoded during the reset. In that case, the
+        drafter still learns from those requests, and the numbering of requests, on which the random
+        numbers depend, does not start again from 0.
         """
         self.policy.reset()
         if isinstance(self.drafter, AdaptiveDrafter):

@@ -1,4 +1,4 @@
-"""Draft trees: candidate continuations of one root, with the distributions of sampled candidates.
+"""Draft trees: candidate continuations of a root, and the distributions of sampled candidates.
 
 The root is the last emitted token, which the target has not read yet; it is not a node of the tree.
 Parents come before their children. Here is a tree of five nodes; the target continues with
@@ -11,7 +11,7 @@ Parents come before their children. Here is a tree of five nodes; the target con
     |   `-- 3 ran
     `-- 1 dog              accepted path: 0, 2, 4; then the target's next token
 
-Five types describe a tree on its way from the drafter to the report:
+Five types describe a tree on its way from the drafter to acceptance, or to a benchmark report:
 
     TreeLevel --assemble--> DraftTree --to_host--> SequenceTree --accept--> path, next token
     Candidates --to_tree-------^                       `--> ExampleTree (report only)
@@ -19,7 +19,7 @@ Five types describe a tree on its way from the drafter to the report:
 A drafter that predicts distributions grows one `TreeLevel` per depth (`inference.trees.builder`); a
 drafter that looks up continuations returns `Candidates` (`inference.drafters.candidates`). Both are
 converted into a `DraftTree`, which holds the tensors of a whole batch on the device. Candidates are
-accepted there, or from one `SequenceTree` per sequence on the host.
+accepted on the device, or on the host from one `SequenceTree` per sequence.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class CandidateKind(IntEnum):
 
 @dataclass(frozen=True)
 class SparseDistribution:
-    """Draft distributions from which children are sampled, cut to the m most likely tokens.
+    """Draft distributions from which children are sampled, truncated to the m most likely tokens.
 
     Attributes:
         ids: token ids.
@@ -56,26 +56,28 @@ class SparseDistribution:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Trees of N candidates, one for each sequence of a batch; parents come before children."""
+    """The draft trees of a batch, one for each sequence; parents come before their children."""
 
     token_ids: Int[Tensor, "batch nodes"]
     parent: Int[Tensor, "batch nodes"]  # index of a node, or ROOT
     depth: Int[Tensor, "batch nodes"]  # at least 1
     score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
     kind: Int[Tensor, "batch nodes"]  # CandidateKind
-    rank: Int[Tensor, "batch nodes"]  # sampling order among siblings, or rank by score in the tree
+    # order of sampling among siblings for sampled candidates; rank by score in the tree for others
+    rank: Int[Tensor, "batch nodes"]
     proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that scored the candidate highest
     is_valid: Bool[Tensor, "batch nodes"]  # False for padding
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
     max_siblings: int  # largest number of candidates under one parent
     step_id: int = 0
-    # distributions below ROOT (index 0) and node n (index n + 1); zero where nothing was sampled
+    # distributions from which the children of ROOT (index 0) and of node n (index n + 1) were
+    # sampled; zeros if a node has no sampled children; None if the trees have no sampled candidates
     draft_probs: SparseDistribution | None = None
 
     @property
     def num_nodes(self) -> int:
-        """The number of candidates, padding included."""
+        """The number of candidates in each tree, including padding."""
         return self.token_ids.shape[1]
 
     @classmethod
@@ -103,7 +105,7 @@ class DraftTree:
         )
 
     def limited(self, last_position: int) -> "DraftTree":
-        """Return the trees without the candidates after a position.
+        """Return the trees without the candidates at positions after `last_position`.
 
         Whole levels are removed, independently of what was sampled, so that acceptance stays exact.
         """
@@ -113,9 +115,9 @@ class DraftTree:
     def to_host(
         self, extra: Int[Tensor, "batch any"] | None = None
     ) -> tuple[list["SequenceTree"], list[list[int]]]:
-        """Return each sequence's tree on the host, and each sequence's integers of `extra`.
+        """Return each sequence's tree on the host, and each sequence's row of `extra`.
 
-        This is the only copy from the device in a decoding step. It therefore includes any other
+        This is the only copy from the device in a decoding step, so `extra` must contain all other
         integers that the host needs.
 
         Args:
@@ -158,7 +160,7 @@ class SequenceTree:
     def build(
         cls, columns: list[list[int]], draft_probs: SparseDistribution | None, index: int
     ) -> "SequenceTree":
-        """Return the tree with its valid candidates sorted by parent and kind.
+        """Return the tree with its valid candidates grouped by parent and kind.
 
         Args:
             columns: token, parent, depth, kind, rank, proposer and validity of every node.

@@ -48,18 +48,20 @@ def load_parts(
     """Load the parts of a decoder: target, drafter, tokenizer and trees.
 
     Args:
-        drafter: folder or hub name of the drafter; or `aded`, `aded=TABLE`, `lookup`, `lm=MODEL`;
-            or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
-        target: folder or hub name of the target; None for the one in the drafter's config.
-        tree: trees of a trained drafter; None for trees with the levels of its training. In a pair,
-            the trained drafter gets them here, so the returned `tree` is None.
+        drafter: folder or hub name of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
+            `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
+        target: folder or hub name of the target; None for the target named in the drafter's config.
+        tree: tree shapes for a trained drafter; None for trees with as many levels as the drafter
+            was trained for. In a pair, the trained drafter already contains these shapes, so the
+            returned `tree` is None.
         compiled: whether to compile the trained drafter of a pair.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-        ConfigError: the drafter names no target, and none is given.
-        TargetMismatch: a trigram table or a small model does not have the target's tokenizer.
+        ConfigError: `target` is None, but the drafter does not name a target.
+        TargetMismatch: a trigram table or a small model was made with a tokenizer other than the
+            target's, or the trained drafter of a pair belongs to another target.
     """
     name = str(drafter)
     pair = PairName.parse(name)
@@ -83,10 +85,10 @@ def load_parts(
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Return the parts of a decoder for a loaded target; names and errors as for `load_parts`.
+    """Return the parts of a decoder for a loaded target; errors are those of `load_parts`.
 
     Args:
-        drafter: name of the drafter.
+        drafter: drafter in one of the forms that `load_parts` accepts.
         target: loaded target, on its final device.
         tokenizer: tokenizer of the target.
     """
@@ -114,9 +116,10 @@ def combined_drafter(
         first: trained drafter or small language model.
         second: training-free drafter.
         target: target of both drafters.
-        tokenizer: tokenizer of the target; None if it is unknown.
-        settings: settings of the division of a tree; None for the defaults.
-        tree: trees of a trained drafter; None for trees with the levels of its training.
+        tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
+        settings: settings for dividing trees between the drafters; None for the defaults.
+        tree: tree shapes for a trained drafter; None for trees with as many levels as the drafter
+            was trained for.
         compiled: whether to compile a trained drafter.
 
     Raises:
@@ -137,7 +140,7 @@ def combined_drafter(
 
 
 def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
-    """Return the parts with a second, training-free drafter that shares the trees."""
+    """Return the parts, whose drafter now shares its trees with a second, training-free one."""
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
     second = build_beside(pair.beside, target, tokenizer)

@@ -25,9 +25,10 @@ class GenerateOutput:
 
     sequences: Int[Tensor, "1 tokens"]  # prompt and continuation
     new_token_ids: list[int]
-    depths: list[int]  # depth of each new token in its draft tree; 0 for the target's own
+    depths: list[int]  # depth of each new token in its draft tree; 0 for bonus and recovered tokens
     text: str | None  # text of the continuation; None if there is no tokenizer
     stats: DecodeStats
+    # Each of these details is None if it was not requested.
     log_probs: list[float] | None = None  # of new tokens under the target's processed distribution
     scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each new token
     logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # raw logits of each new token
@@ -40,7 +41,7 @@ def outputs_of(
 
     Args:
         run: finished run.
-        steps: all decoding steps that it yielded.
+        steps: all decoding steps that the run yielded.
         texts: text of each request's new tokens; None if there is no tokenizer.
     """
     by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
@@ -86,8 +87,8 @@ def in_transformers_form(
         outputs: output of each prompt.
         input_ids: prompts with their original padding.
         pad_token_id: id of the token that fills up the shorter sequences.
-        as_dict: whether `return_dict_in_generate` was requested; scores after the end of a sequence
-            are 0.
+        as_dict: whether to return a `GenerateDecoderOnlyOutput`, as `generate()` does with
+            `return_dict_in_generate`; scores and logits after the end of a sequence are 0.
     """
     longest = max(len(output.new_token_ids) for output in outputs)
     new = input_ids.new_full((len(outputs), longest), pad_token_id)
@@ -107,7 +108,7 @@ def in_transformers_form(
 def _by_step(
     vectors: Sequence[tuple[Tensor, ...] | None],
 ) -> tuple[Float[Tensor, "batch vocab"], ...] | None:
-    """Return the vectors of all sequences for each new token."""
+    """For each new token, return the stacked vectors of all sequences; None if there are none."""
     given = [own for own in vectors if own is not None]
     if not given:
         return None

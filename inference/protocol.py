@@ -24,14 +24,14 @@ class Budget(NamedTuple):
 
 
 class EncodedMemory(NamedTuple):
-    """A drafter's tensors of verified tokens, such as keys and values; all of the same length."""
+    """A drafter's encoding of verified tokens; all tensors have an entry for every token."""
 
     tensors: tuple[Float[Tensor, "batch _ verified _"], ...]
     encoder_version: str
 
 
 class Committed(NamedTuple):
-    """Tokens that became final: verified tokens, whose cache entries exist, and the new root.
+    """Tokens that became final: verified tokens, which are in the target's cache, and a new root.
 
     The root of sequence b is at position `base_length[b]`, right after its `num_verified[b]`
     verified tokens. In `token_ids`, the verified tokens come first, followed by padding.
@@ -52,7 +52,8 @@ class VerifyResult:
     base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence, as far as they were emitted
     num_accepted: list[int]
-    next_token: list[int]  # last emitted token; a draft token if a sequence ended early
+    # last emitted token of each sequence; a drafted token if the sequence ended with that token
+    next_token: list[int]
     finished: list[bool]
     # (batch index, visited node) -> the target's processed distribution after that node
     target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
@@ -61,7 +62,7 @@ class VerifyResult:
 
 
 class RequestCounter:
-    """Numbers the requests that an adaptive drafter learns from, starting at 0; thread-safe.
+    """A thread-safe counter that numbers requests from 0, for drafters that learn from requests.
 
     Attributes:
         num_resets: number of times that the learned knowledge was discarded.
@@ -71,11 +72,12 @@ class RequestCounter:
         self.num_resets = 0
         self._next = 0
         self._active: WeakSet[RequestTicket] = WeakSet()
-        # The garbage collector may end a ticket at any time, even while `take` holds the lock.
+        # The lock is reentrant, because the garbage collector may end a ticket at any time, even
+        # while `take` holds the lock.
         self._lock = RLock()
 
     def take(self) -> "RequestTicket":
-        """Return a ticket whose number no other request gets before the next `reset`."""
+        """Return a ticket with the next number, which is unique until the numbers restart at 0."""
         with self._lock:
             ticket = RequestTicket(self, self._next)
             self._active.add(ticket)
@@ -83,7 +85,7 @@ class RequestCounter:
             return ticket
 
     def reset(self) -> None:
-        """Number requests from 0 again, after the learned knowledge was discarded.
+        """Restart the numbers at 0; must be called after the learned knowledge was discarded.
 
         If requests are still active, the numbers continue instead, because the drafter still learns
         from these requests.
@@ -100,7 +102,7 @@ class RequestCounter:
 
 
 class RequestTicket:
-    """The number of a request, or of a batch of requests, while a drafter learns from it.
+    """The number of a request, or of a batch of requests, that a drafter is learning from.
 
     Args:
         counter: counter that issued the ticket.
@@ -119,8 +121,9 @@ class RequestTicket:
 class DraftSession(ABC):
     """The drafting state of sequences that are decoded together.
 
-    When `propose` is called, the session has processed all verified tokens: the length of every
-    sequence in the session equals its number of cached tokens and the position of its root.
+    Before `propose` is called, all verified tokens must have been passed to `advance`. The length
+    of every sequence in the session is then the number of the sequence's tokens in the target's
+    cache, which is also the position of the sequence's root.
     """
 
     @property
@@ -130,7 +133,7 @@ class DraftSession(ABC):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether candidates are sampled, so that trees must not be changed afterwards."""
+        """Whether candidates are sampled; sampled candidates must not be filtered afterwards."""
         return False
 
     @abstractmethod
@@ -138,7 +141,7 @@ class DraftSession(ABC):
         """Process tokens that became final; repeating the last call has no effect.
 
         Raises:
-            ValueError: tokens between the end of the session and `committed` are missing.
+            ValueError: the committed tokens do not start where the session ends.
         """
 
     @abstractmethod
@@ -156,10 +159,10 @@ class DraftSession(ABC):
 
     @abstractmethod
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Use the sampling options of another request."""
+        """Prepare for another request, which may have different sampling options."""
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
@@ -186,13 +189,13 @@ class AdaptiveSession(DraftSession):
 
 
 class Drafter(ABC):
-    """Weights or tables that sessions share, without the state of any request.
+    """A source of draft trees: weights or tables that all sessions share, without request state.
 
     Attributes:
-        needs: optional fields that `Committed` must contain: {"memory"} or the empty set.
-        hidden_states: indices of the target's hidden states that the cache keeps for
+        needs: optional fields of `Committed` that sessions need: {"memory"} or the empty set.
+        hidden_states: indices of the target's hidden states that the target's cache keeps for
             `encode_memory`.
-        version: identifier of the memory encoder; memory of another encoder is rejected.
+        version: identifier of the memory encoder; sessions reject memory from other encoders.
         bytes_per_token: number of bytes that a session takes for each token of a sequence.
     """
 
@@ -217,14 +220,14 @@ class Drafter(ABC):
 
         Args:
             sampling: options by which tokens are selected.
-            capacity: number of tokens, the root and a tree included.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
 
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of tokens that the target has read.
+        """Return the encoded memory of tokens that the target has read.
 
         The engine calls this method only if `needs` contains "memory".
 
@@ -241,12 +244,14 @@ class Drafter(ABC):
 class AdaptiveDrafter(Drafter):
     """A drafter that learns from requests; its sessions are `AdaptiveSession`s.
 
-    The learned knowledge depends on the random numbers that accepted or rejected candidates.
-    Requests are therefore numbered, and each request has its own random numbers. If a request used
-    those of an earlier request, its output distribution would depend on the drafts.
+    What a drafter learns from a request depends on the random numbers of that request. If a later
+    request accepted and rejected candidates by the same random numbers, these candidates would
+    already depend on the numbers, and the output distribution would be wrong. Requests are
+    therefore numbered, and the random numbers of a request depend on its number.
 
     Attributes:
-        request_counter: counter of the requests; None if nothing is kept for later requests.
+        request_counter: counter that numbers the requests; None if nothing is learned for later
+            requests.
     """
 
     def __init__(self) -> None:
@@ -254,7 +259,7 @@ class AdaptiveDrafter(Drafter):
         self.request_counter: RequestCounter | None = RequestCounter()
 
     def reset(self) -> None:
-        """Discard what was learned from requests, and number them from 0 again."""
+        """Discard what was learned from requests, and number later requests from 0."""
         if self.request_counter is not None:
             self.request_counter.reset()
 

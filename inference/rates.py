@@ -10,11 +10,11 @@ Cells = tuple[NDArray[np.int64], ...]  # indices of cells along each axis of a g
 
 
 class FadingRates:
-    """Success rates of the cells of a grid; of fixed size, thread-safe.
+    """One success rate for each cell of a grid, learned in constant memory; thread-safe.
 
     Args:
         shape: shape of the grid.
-        memory: number of later trials of a cell after which a trial has the weight 1/e.
+        memory: number of later trials of the same cell after which a trial's weight is 1/e.
     """
 
     def __init__(self, shape: tuple[int, ...], memory: float) -> None:
@@ -26,7 +26,7 @@ class FadingRates:
     def add(
         self, successes: Float64[np.ndarray, "*shape"], trials: Float64[np.ndarray, "*shape"]
     ) -> None:
-        """Add trials, which reduce the weight of earlier trials of the same cells.
+        """Add new trials, and reduce the weight of earlier trials of the same cells.
 
         Args:
             successes: number of new successes of every cell.
@@ -49,8 +49,8 @@ class FadingRates:
         """Return estimates of the success rates of the given cells.
 
         Args:
-            cells: index into the grid.
-            prior: rates of cells without trials.
+            cells: indices of the cells along each axis of the grid.
+            prior: estimates for the given cells before any trials.
             doubt: number of trials that have the same weight as the prior.
         """
         with self._lock:

@@ -41,13 +41,13 @@ PREFIX_FREE = frozenset(
 
 @dataclass(frozen=True)
 class Sampling:
-    """Hugging Face logits processors, and whether tokens are sampled or greedy."""
+    """A request's sampling options: logits processors, sampling or greedy decoding, and seed."""
 
     processors: LogitsProcessorList
     do_sample: bool
     seed: int = 0
     batch_index: int = 0  # determines the random numbers, like the seed
-    request_index: int = 0  # number of the request if a drafter learns from requests, otherwise 0
+    request_index: int = 0  # number of the request if requests are learned from, otherwise 0
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -56,13 +56,13 @@ class Sampling:
 
     @property
     def is_prefix_free(self) -> bool:
-        """Whether no processor reads the tokens before the distribution that it processes."""
+        """Whether all processors are known to ignore the preceding tokens."""
         return all(type(processor) in PREFIX_FREE for processor in self.processors)
 
     def processed_probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return probabilities after prefix-free processors, in float32 or better.
+        """Return probabilities after the processors, in float32 or higher precision.
 
-        In greedy decoding, the probabilities are point masses.
+        All processors must be prefix-free. In greedy decoding, each distribution is a point mass.
         """
         no_prefix = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
         scores: Tensor = self.processors(no_prefix, widened(logits))  # type: ignore[arg-type]
@@ -75,11 +75,11 @@ class Sampling:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=-1, keepdim=True), 1.0)
 
     def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return draft distributions after the target's prefix-free processors, renormalized.
+        """Return draft distributions after the request's prefix-free processors, renormalized.
 
         In greedy decoding, `log_probs` are returned unchanged, because they only rank candidates.
-        Some processors reject distributions that are not finite. Every token of such a distribution
-        gets probability 0.
+        Some processors fail on distributions that are not finite. Therefore such distributions are
+        not processed, and all their tokens get probability 0.
         """
         warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
         if not self.do_sample or not warpers:
@@ -108,14 +108,14 @@ class Sampling:
             purpose: number of a stream of random numbers in the same step; 0 for acceptance.
         """
         key = ((self.seed * 1_000_003 + self.batch_index) * 1_000_003 + step_id) * 7 + purpose
-        if self.request_index:  # hashed, so that each seed, index and step has its own key
+        if self.request_index:  # hashed, so that every combination of numbers has a different key
             hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
 
 
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """Return a copy in float32 or better, which processors may overwrite."""
+    """Return a copy of logits in float32 or higher precision, which processors may overwrite."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
@@ -124,7 +124,8 @@ class ProcessedDistribution:
 
     Args:
         logits: raw target logits after the root (index 0) and after node n (index n + 1).
-        emitted: all tokens up to and including the root; more may be appended later.
+        emitted: all tokens up to and including the root; later, more tokens may be appended to
+            this list.
         tree: tree of the sequence.
         sampling: sampling options; in greedy decoding, each distribution is a point mass.
     """
@@ -143,7 +144,7 @@ class ProcessedDistribution:
         self.sampling = sampling
 
     def __call__(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the distribution of the token after `node` (or ROOT), in float32 or better.
+        """Return the distribution after `node` (or ROOT), in float32 or higher precision.
 
         Raises:
             NumericalError: logits are not finite, or processors leave no token.
@@ -184,7 +185,7 @@ def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int)
 
     Args:
         values: probabilities or processed logits; only the largest must be finite.
-        logits: the target's raw logits that they were computed from.
+        logits: the target's raw logits that the values were computed from.
         position: position of the token that the values are for.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Drafters, which all implement the protocol in `inference.protocol`."""
+"""Drafters; all of them implement `inference.protocol.Drafter`."""

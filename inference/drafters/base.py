@@ -1,4 +1,4 @@
-"""Base classes of drafters that read only tokens, and of drafters that wrap another drafter."""
+"""Base classes of drafters that read no hidden states, and of drafters that wrap another one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ Tokens = Int64[np.ndarray, " tokens"]
 
 
 class TokenProposer(ABC):
-    """Proposes continuations of one sequence; subclasses must override only `draft`.
+    """Proposes continuations of one sequence; only `draft` has to be overridden.
 
     Attributes:
         reads_logits: whether the session must call `read_logits`.
@@ -38,7 +38,7 @@ class TokenProposer(ABC):
     reads_logits: bool = False
 
     def begin(self) -> bool:
-        """Begin a new request; return whether the sequence must be read again from its start."""
+        """Begin a new request; return whether all tokens of the sequence must be read again."""
         return False
 
     def read(self, token_ids: Tokens, num_known: int) -> None:
@@ -69,7 +69,7 @@ class TokenProposer(ABC):
 
 
 class TokenDrafter(Drafter):
-    """A drafter that reads only tokens.
+    """A drafter that reads tokens, and optionally the target's logits, but no hidden states.
 
     Subclasses override `draft`, or `new_proposer` if they keep a state for each sequence.
 
@@ -134,7 +134,7 @@ class _Stateless(TokenProposer):
 
 
 class TokenSession(AdaptiveSession):
-    """Tokens of sequences that are decoded together, and one proposer for each sequence.
+    """A session that keeps the tokens of each sequence, and one proposer for each sequence.
 
     Args:
         proposers: proposer of each sequence.
@@ -169,8 +169,8 @@ class TokenSession(AdaptiveSession):
             raise ValueError(
                 f"the session ends at {self.lengths}, but the next tokens start at {starts}"
             )
-        # The context calls `reserve` only when the target's cache is full, and the capacity of
-        # that cache was rounded up.
+        # `Context` calls `reserve` only when the target's cache is full. The capacity of that
+        # cache was rounded up, so this buffer may be full earlier.
         self.reserve(max(committed.base_length))
         verified, roots = committed.token_ids.tolist(), committed.root[:, 0].tolist()
         for index, (start, end) in enumerate(zip(starts, committed.base_length, strict=True)):
@@ -203,7 +203,7 @@ class TokenSession(AdaptiveSession):
         return to_tree(self._proposed, base_length, self._step_id)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Pass the target's logits along each accepted path to proposers that read logits."""
+        """Pass the target's logits along the accepted paths to proposers that read logits."""
         if result.base_length != list(self.lengths) or not self._proposed:
             return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, proposed in enumerate(self._proposed):
@@ -332,7 +332,7 @@ class DelegatingDrafter(AdaptiveDrafter):
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of the wrapped drafter.
+        """Return the memory of tokens, encoded by the wrapped drafter.
 
         Args:
             output: output of the target's forward pass over the tokens.
@@ -341,7 +341,7 @@ class DelegatingDrafter(AdaptiveDrafter):
         return self.drafter.encode_memory(output, queries)
 
     def reset(self) -> None:
-        """Reset the wrapped drafter, if it learns from requests."""
+        """Reset the wrapped drafter if the wrapped drafter learns from requests."""
         if isinstance(self.drafter, AdaptiveDrafter):
             self.drafter.reset()
 
@@ -380,12 +380,12 @@ class DelegatingSession(AdaptiveSession):
         return self.session.propose(budget, generators)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Pass the result of a verification to the wrapped session, if that is adaptive."""
+        """Pass the result of a verification to the wrapped session if this session is adaptive."""
         if isinstance(self.session, AdaptiveSession):
             self.session.on_verified(result)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Pass a complete sequence to the wrapped session, if that is adaptive.
+        """Pass a complete sequence to the wrapped session if the wrapped session is adaptive.
 
         Args:
             index: batch index of the sequence.

@@ -22,12 +22,13 @@ class Candidates(NamedTuple):
     depths: Int64[np.ndarray, " nodes"]  # at least 1
     scores: Float64[np.ndarray, " nodes"]  # in (0, 1], never above the parent's score
     source: Int64[np.ndarray, " nodes"] | None = None  # proposer ids; None if all are 0
-    # the node of another tree from which each candidate was made; None if there is no such tree
+    # index of each candidate's node in the tree that these candidates were taken from; None if they
+    # were not taken from a tree
     origin: Int64[np.ndarray, " nodes"] | None = None
 
     @classmethod
     def none(cls) -> "Candidates":
-        """Return the tree without candidates."""
+        """Return a tree without candidates."""
         nothing = np.empty(0, np.int64)
         return cls(nothing, nothing, nothing, np.empty(0))
 
@@ -50,17 +51,18 @@ class Candidates(NamedTuple):
     @property
     def shares(self) -> Float64[np.ndarray, " nodes"]:
         """The ratio of each candidate's score to the score of its parent."""
-        # The index ROOT = -1 selects the last element, the appended score of the root.
+        # The parent index ROOT = -1 selects the last element, which is the score of the root.
         return np.asarray(self.scores / np.append(self.scores, 1.0)[self.parents])
 
     def best(self, count: int) -> "Candidates":
         """Return the tree of at most `count` candidates with the highest scores."""
         if len(self.scores) <= count:
             return self
-        # A parent comes before its children and never has a lower score, so a stable sort keeps
-        # the parent of every candidate that it keeps.
+        # A parent comes before its children and never has a lower score. Because the sort is
+        # stable, the parent of every kept candidate is therefore kept as well.
         kept = np.sort(np.argsort(-self.scores, kind="stable")[:count])
-        new_index = np.full(len(self.scores) + 1, ROOT)  # the index ROOT = -1 selects the last one
+        # The parent index ROOT = -1 selects the last element, which stays ROOT.
+        new_index = np.full(len(self.scores) + 1, ROOT)
         new_index[kept] = np.arange(len(kept))
         return Candidates(
             self.token_ids[kept],
@@ -75,7 +77,7 @@ class Candidates(NamedTuple):
 def to_tree(
     candidates: Sequence[Candidates], base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
-    """Return draft trees of the given candidates, which all become deterministic candidates.
+    """Return draft trees of the given candidates, all of which become deterministic candidates.
 
     Args:
         candidates: candidates of each sequence.

@@ -16,27 +16,33 @@ from inference.drafters.base import TokenDrafter
 from inference.drafters.candidates import Candidates
 from jakiro.utils.settings import Settings
 
-_LEAST_SCORE: Final = 1e-30  # replaces a 0 that rounding causes: the logarithm must be finite
+_LEAST_SCORE: Final = 1e-30  # replaces scores that were rounded to 0, which has no logarithm
 
 
 class LookupSettings(Settings):
-    """Selection and weighting of the matches, and size of the draft trees."""
+    """Settings for finding and weighting matches, and for the size of the draft trees.
+
+    A match is an earlier place in the text whose tokens equal the last tokens of the text.
+    """
 
     num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree
     depth: int = Field(8, ge=1)  # largest number of tokens on a path
-    shortest: int = Field(1, ge=1)  # smallest number of matching tokens
+    shortest: int = Field(1, ge=1)  # smallest number of equal tokens in a match
     longest: int = Field(8, ge=1)  # longer matches are treated as matches of this length
-    matches: int = Field(32, ge=1)  # largest number of merged matches; longest, then latest
-    growth: float = Field(2.0, ge=1)  # factor of a match's weight for each further matching token
-    recency: float = Field(0.9, gt=0, le=1)  # factor of a match's weight for each match before it
-    discount: float = Field(0.8, gt=0, le=1)  # factor of the score for each further drafted token
+    # largest number of matches to merge; the longest are preferred, then the latest
+    matches: int = Field(32, ge=1)
+    growth: float = Field(2.0, ge=1)  # factor of a match's weight for each additional equal token
+    # factor of a match's weight for each match that is longer, or as long and later
+    recency: float = Field(0.9, gt=0, le=1)
+    # factor of a candidate's score for each drafted token before it on its path
+    discount: float = Field(0.8, gt=0, le=1)
 
 
 class LookupDrafter(TokenDrafter):
-    """Drafts the text that followed earlier matches in the prompt and the output; stateless.
+    """Drafts the text that followed earlier occurrences of the last tokens; stateless.
 
     Args:
-        settings: settings of the matches; None for the defaults.
+        settings: settings for matches and trees; None for the defaults.
 
     Example:
         drafter = LookupDrafter(LookupSettings(num_nodes=24))
@@ -71,7 +77,7 @@ class LookupDrafter(TokenDrafter):
 class Matches(NamedTuple):
     """Earlier places in a text whose tokens equal the last tokens of the text."""
 
-    ends: Int64[np.ndarray, " matches"]  # position of each match's last token, ascending
+    ends: Int64[np.ndarray, " matches"]  # position of each match's last token
     lengths: Int64[np.ndarray, " matches"]  # number of matching tokens of each match
 
     def best(self, shortest: int, count: int) -> "Matches":
@@ -87,11 +93,11 @@ class Matches(NamedTuple):
 
 
 def find_matches(token_ids: Int64[np.ndarray, " tokens"], longest: int) -> Matches:
-    """Return all earlier places in a text that match its end.
+    """Return all earlier places in a text that match its end, in the order of the text.
 
     Args:
         token_ids: tokens of the text.
-        longest: number of tokens after which the comparison stops.
+        longest: largest number of tokens to compare at each place.
     """
     last = len(token_ids) - 1
     ends = np.flatnonzero(token_ids[:-1] == token_ids[last:])
@@ -111,7 +117,7 @@ def continuations(
 ) -> Int64[np.ndarray, "matches depth"]:
     """Return the tokens after each match, repeated when the end of the text is reached.
 
-    If p tokens follow a match, its continuation repeats these p tokens, so that repetitive text is
+    If only p tokens follow a match, these p tokens are repeated, so that repetitive text can be
     drafted to any depth.
 
     Args:
@@ -130,8 +136,8 @@ def merged(paths: Sequence[Sequence[int]], weights: Sequence[float], discount: f
     Args:
         paths: tokens of each continuation.
         weights: weight of each continuation. The score of a candidate is the total weight of the
-            continuations that contain the candidate, as a share of all weights.
-        discount: factor of the score for each further token.
+            continuations that contain the candidate, as a share of the sum of all weights.
+        discount: factor of a candidate's score for each token before it on its path.
     """
     node_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     depths: list[int] = []

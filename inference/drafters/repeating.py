@@ -1,4 +1,7 @@
-"""A drafter that continues repetitions in the deterministic trees of another drafter."""
+"""A drafter that continues repetitions in the deterministic trees of another drafter.
+
+The method follows graph-structured speculative decoding (arXiv 2407.16207).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,11 +24,11 @@ from jakiro.utils.settings import Settings
 
 
 class RepeatSettings(Settings):
-    """Conditions for a repetition, and size of the trees with repetitions."""
+    """Settings that define a repetition, and limits of the trees that include repetitions."""
 
-    num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree, with repetitions
-    depth: int = Field(8, ge=1)  # largest number of tokens on a path, with repetitions
-    # number of preceding tokens that must be equal in addition to the candidate's token
+    num_nodes: int = Field(16, ge=1)  # largest number of candidates, including repetitions
+    depth: int = Field(8, ge=1)  # largest number of tokens on a path, including repetitions
+    # number of tokens before the last one that two paths must share to be continued alike
     before: int = Field(1, ge=0)
     # siblings whose scores are below this share of the best sibling's score are left out
     prune: float = Field(0.1, ge=0, le=1)
@@ -34,10 +37,10 @@ class RepeatSettings(Settings):
 def with_repeats(
     tree: Candidates, settings: RepeatSettings, num_nodes: int, depth: int
 ) -> Candidates:
-    """Return a tree whose leaves are continued like earlier paths with the same last tokens.
+    """Return a tree whose leaves are continued like other paths with the same last tokens.
 
     If the path to a leaf ends with the same tokens as another path, the continuations of that path
-    are copied to the leaf. The published method merges equal nodes into a graph, so that their
+    are copied to the leaf. The published method merges such nodes into a graph, so that their
     continuation is drafted only once; here this graph is unrolled into its most likely paths. The
     candidates remain deterministic, so that acceptance is exact for any scores. The column `origin`
     of the result contains the node of `tree` from which each candidate was copied.
@@ -45,8 +48,8 @@ def with_repeats(
     Args:
         tree: drafted tree.
         settings: settings of the repetitions.
-        num_nodes: largest number of candidates; the limit in the settings applies as well.
-        depth: largest number of tokens on a path; the limit in the settings applies as well.
+        num_nodes: largest number of candidates; the settings may set a lower limit.
+        depth: largest number of tokens on a path; the settings may set a lower limit.
     """
     limit, longest = min(num_nodes, settings.num_nodes), min(depth, settings.depth)
     return _Unrolled(tree, settings).best(limit, longest)
@@ -120,7 +123,7 @@ class _Unrolled:
         return (child for child in siblings if self.shares[child] >= least)
 
     def _end(self, path: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return a path's last tokens, by which repetitions are found; None if it is too short."""
+        """Return the last tokens, by which repetitions are found; None if the path is too short."""
         count = self.settings.before + 1
         return path[-count:] if len(path) >= count else None
 
@@ -137,7 +140,7 @@ class _Unrolled:
 
 
 class RepeatingDrafter(DelegatingDrafter):
-    """Continues repetitions in the trees of another drafter.
+    """Drafts with another drafter, and continues repetitions in the trees of that drafter.
 
     Args:
         drafter: drafter of deterministic trees.
@@ -262,7 +265,7 @@ class RepeatingSession(DelegatingSession):
     def _repeated(
         self, tree: SequenceTree, scores: Sequence[float], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the valid candidates of a sequence's tree, with repetitions added."""
+        """Return the valid candidates of a sequence's tree, with repetitions."""
         nodes = sorted(node for siblings in tree.children.values() for node in siblings)
         new_index = {ROOT: ROOT, **{node: index for index, node in enumerate(nodes)}}
         drafted = Candidates(
@@ -310,5 +313,5 @@ def _refuse_sampled(session: DraftSession) -> None:
             "repetitions cannot be added to trees of sampled candidates",
             expected="a drafter whose trees are deterministic at every temperature",
             got="a drafter whose trees are sampled",
-            remedy="set sampled=False in the trees or in the SmallLMSettings of this drafter",
+            remedy="set sampled=False in the TreeShape or SmallLMSettings of this drafter",
         )

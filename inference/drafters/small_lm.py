@@ -1,4 +1,4 @@
-"""A drafter that is a small language model with its own cache."""
+"""A drafter that is a small language model, with a separate cache for this model."""
 
 from collections.abc import Sequence
 
@@ -20,13 +20,13 @@ from jakiro.utils.settings import Settings
 
 
 class SmallLMSettings(Settings):
-    """Size of the trees, and selection of their candidates."""
+    """Settings for the size of the trees and the selection of candidates."""
 
     depth: int = Field(3, ge=1, le=MAX_PASSES)  # number of the small model's passes for one tree
     children: int = Field(4, ge=1)  # number of candidates under each expanded node
     breadth: int = Field(3, ge=1)  # number of nodes expanded per level
     num_nodes: int | None = Field(None, ge=1)  # number of candidates to verify; None for all
-    sampled: bool = True  # whether candidates are sampled whenever tokens are sampled
+    sampled: bool = True  # whether to sample candidates for requests that sample tokens
 
     def shape(self, sampled: bool) -> TreeShape:
         """Return the shape of sampled or deterministic trees."""
@@ -119,7 +119,7 @@ class SmallLMDrafter(Drafter):
 
 
 class SmallLMSession(DraftSession):
-    """The small model's cache of sequences that are decoded together.
+    """Caches sequences for the small model, and proposes trees below the roots.
 
     Args:
         drafter: drafter of the session.
@@ -196,7 +196,7 @@ class SmallLMSession(DraftSession):
 
 
 def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
-    """Return the shape reduced to a budget, or None; a chain is shortened until it fits."""
+    """Return the shape reduced to a budget, or None; the depth is reduced until a chain fits."""
     depth = shape.depth if budget.depth is None else budget.depth
     return shape.within(Budget(budget.num_nodes, min(depth, budget.num_nodes)))
 
@@ -204,7 +204,7 @@ def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
 def check_same_tokenizer(
     own: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, name_or_path: str
 ) -> None:
-    """Raise an error if the token ids of a small model differ from the target's.
+    """Raise an error if a small model and the target have different token ids.
 
     Args:
         own: tokenizer of the small model.

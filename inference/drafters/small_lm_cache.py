@@ -1,4 +1,4 @@
-"""The cache of a small language model, and its passes over one tree."""
+"""The cache of a small language model, and the passes of this model over one tree."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from jakiro.target.cache import SlotCache
 
 
 class LMPass:
-    """A `JointPredictor` for one tree, which writes nodes to the slots after the root's slot.
+    """A `JointPredictor` for one tree; writes nodes to the cache slots after the root's slot.
 
     Args:
         model: small model.
@@ -73,7 +73,7 @@ class LMPass:
         return slots
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only these sequences; afterwards, only `accepted` may be called."""
+        """Keep only the sequences at these batch indices; then only `accepted` may be called."""
         self.lengths = [self.lengths[index] for index in indices]
         self.token_ids = self.token_ids[list(indices)]
         self.parents = self.parents[list(indices)]
@@ -211,7 +211,7 @@ class LMCache:
         self._tree = None
 
     def _read(self, ends: Sequence[int]) -> Float[Tensor, "batch 1 hidden"]:
-        """Read every sequence up to `ends`; return the feature of the last token of each."""
+        """Read every sequence up to `ends`; return the feature of each sequence's last token."""
         ends = [max(pair) for pair in zip(self._num_read, ends, strict=True)]
         spans = list(zip(self._tokens, self._num_read, ends, strict=True))
         width = max(end - start for _, start, end in spans)

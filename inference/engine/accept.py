@@ -1,8 +1,8 @@
-"""Lossless acceptance of one sequence's tree: the specification that the batched code follows.
+"""Lossless acceptance in the tree of one sequence; `accept_batched` implements the same rules.
 
-Each kind of candidate has its own rule. Both rules are exact, even if both kinds of candidates have
-the same parent. Here p is the target's processed distribution at the parent, and q is the draft
-distribution there:
+There is one rule for sampled candidates and one for deterministic candidates. Both rules are exact,
+even if candidates of both kinds have the same parent. Here p is the target's processed distribution
+after the parent, and q is the draft distribution there:
 
 - Sampled candidates are checked in the order of sampling, by recursive rejection sampling without
   replacement (arXiv 2402.14160; the idea of several candidates is from 2305.09781): accept c with
@@ -11,8 +11,8 @@ distribution there:
 - Deterministic candidates are treated as point masses: accept c with probability p(c); otherwise
   remove c from p and renormalize p.
 
-If all candidates are rejected, p is the residual distribution, from which the next token is
-sampled.
+After all candidates under a parent were rejected, p is the residual distribution, from which the
+next token is sampled.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class CandidateCheck(NamedTuple):
 
     Attributes:
         node: node of the candidate.
-        accept_prob: probability of accepting it.
+        accept_prob: probability of accepting the candidate.
         residual: residual distribution if the candidate is rejected.
     """
 
@@ -117,7 +117,7 @@ def accept_greedy_path(
 
 
 def draw(probs: Float[Tensor, " vocab"], uniform: float) -> int:
-    """Return a token sampled by inversion in float64.
+    """Return a token sampled by inversion of the cumulative distribution, in float64.
 
     Args:
         probs: probabilities of all tokens.
@@ -141,10 +141,10 @@ def _recursive_rejection(
     for node in siblings:
         is_token = ids == tree.token_ids[node]
         draft_prob = float((draft_probs * is_token).sum())
-        if not (is_distribution and draft_prob > 0):  # also an error if NaN
+        if not (is_distribution and draft_prob > 0):  # NaN is an error as well
             raise DraftError(
-                f"sampled candidate {node} has probability zero in its own draft_probs",
-                expected="siblings sampled without replacement from draft_probs",
+                f"sampled candidate {node} has probability zero in the drafter's draft_probs",
+                expected="a token id that was sampled without replacement from draft_probs",
                 got=tree.token_ids[node],
                 remedy="record the distribution that the drafter samples from",
             )
@@ -168,6 +168,6 @@ def _point_mass(tree: SequenceTree, parent: int, residual: Tensor) -> Iterator[C
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return weights / sum; `otherwise` if the sum is 0, an event of probability 0."""
+    """Return the normalized weights; `otherwise` if their sum is 0, which has probability 0."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise

@@ -23,7 +23,8 @@ class AcceptedPaths(NamedTuple):
 
     path: Int[Tensor, "batch depth"]  # accepted nodes, padded with ROOT
     next_token: Int[Tensor, " batch"]
-    # the distributions are finite, and every checked sampled candidate has a draft probability > 0
+    # whether the distributions at visited nodes are finite, and all checked sampled candidates have
+    # a draft probability above 0
     is_sound: Bool[Tensor, " batch"]
 
 
@@ -36,8 +37,8 @@ def accept_paths(
         tree: trees of all sequences.
         target_probs: function that returns the target's processed distributions after one node (or
             ROOT) of each sequence.
-        uniforms: random numbers in [0, 1), one more than there are nodes. They are used in the
-            order of the checks, and then for the next token.
+        uniforms: random numbers in [0, 1), for each sequence one more than there are nodes. They
+            are used in the order of the checks, and then for the next token.
     """
     descent = _Descent(tree, target_probs, uniforms)
     path = [descent.descend() for _ in range(tree.max_depth)]
@@ -78,7 +79,7 @@ class _DraftDistribution:
 
 
 class _Descent:
-    """The current node of each sequence, and the residual distribution there."""
+    """A descent from the roots: each sequence's current node and residual distribution."""
 
     def __init__(self, tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Tensor) -> None:
         self.tree = tree
@@ -100,7 +101,7 @@ class _Descent:
         return self.uniforms[self.every, self.num_used]
 
     def descend(self) -> Int[Tensor, " batch"]:
-        """Check the children of each sequence's node; return the accepted child or ROOT."""
+        """Check the children of each sequence's current node; return accepted children, or ROOT."""
         if self._is_over():
             return torch.full_like(self.at, ROOT)
         candidates = self.children[self.every, self.at + 1]
@@ -183,7 +184,7 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
 
 
 def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
-    """Return a token sampled from each distribution, as `accept.draw` does."""
+    """Return a token sampled from each distribution, by the same method as `accept.draw`."""
     cumulative = probs.double().cumsum(dim=-1)
     threshold = (uniform * cumulative[:, -1])[:, None]
     token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
@@ -193,6 +194,6 @@ def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return weights / sum; `otherwise` if the sum is 0, an event of probability 0."""
+    """Return the normalized weights; `otherwise` if their sum is 0, which has probability 0."""
     total = weights.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

@@ -1,4 +1,4 @@
-"""Acceptance of a batch of verified trees, with a single copy from the device."""
+"""Acceptance of a batch of verified trees, with a single copy from the device to the host."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,8 +20,8 @@ class AcceptResult(NamedTuple):
 
     tree: SequenceTree
     path: list[int]  # accepted nodes, from the first level down
-    next_token: int  # bonus or recovered token, from the target itself
-    distribution: ProcessedDistribution  # the target's, after each node
+    next_token: int  # bonus or recovered token, selected from the target's distribution
+    distribution: ProcessedDistribution  # the target's distribution after each node
 
     @property
     def visited(self) -> list[int]:
@@ -35,25 +35,26 @@ def accept_trees(
     sequences: Sequence[SequenceState],
     step_id: int,
 ) -> list[AcceptResult]:
-    """Return the outcome for each sequence's tree.
+    """Return the outcome of accepting and rejecting candidates in each sequence's tree.
 
     Args:
         tree: trees of all sequences.
         logits: the target's logits after the root and after each node.
         sequences: sequences being decoded.
-        step_id: number of the decoding step, on which the random numbers depend.
+        step_id: number of the decoding step; the random numbers depend on this number.
 
     Raises:
         NumericalError: a distribution of the target at a visited node is not finite.
-        DraftError: a candidate is outside the target's vocabulary, or has probability zero in its
-            own `draft_probs`.
+        DraftError: a candidate is outside the target's vocabulary, or has probability zero in the
+            drafter's `draft_probs`.
     """
     samplings = [state.request.sampling for state in sequences]
     if all(sampling.is_plain_greedy for sampling in samplings):
         return _greedily(tree, logits, sequences)
     first = samplings[0]
     alike = all(sampling.processors is first.processors for sampling in samplings)
-    # For a single sequence on the CPU, acceptance on the host is faster, because it stops early.
+    # For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
+    # distributions of visited nodes.
     is_wide = len(sequences) > 1 or logits.device.type != "cpu"
     if is_wide and first.do_sample and first.is_prefix_free and alike:
         return _together(tree, logits, sequences, step_id)
@@ -73,12 +74,13 @@ def _greedily(
 def _greedy(
     tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
 ) -> AcceptResult:
-    """Return the greedy outcome.
+    """Return the outcome of greedy decoding for one sequence.
 
     Args:
         tree: tree of the sequence.
         distribution: the target's distributions.
-        integers: each query's best token, then whether each query's best logit is finite.
+        integers: best token of each query, followed by 1 or 0 for each query: whether its best
+            logit is finite.
     """
     best_tokens, is_finite = integers[: len(integers) // 2], integers[len(integers) // 2 :]
     path, next_token = accept_greedy_path(tree, lambda node: best_tokens[node + 1])
@@ -117,7 +119,10 @@ def _together(
 def _one_by_one(
     tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
 ) -> list[AcceptResult]:
-    """Return the outcomes for processors that may read the path to a node."""
+    """Return the outcome of each sequence, computed separately; works with any processors.
+
+    Unlike in `_together`, the processors may read the tokens on the path to a node.
+    """
     trees, _ = tree.to_host()
     distributions = _distributions(trees, logits, sequences)
     pairs = zip(trees, distributions, strict=True)
@@ -153,7 +158,7 @@ def _check_tokens(tree: SequenceTree, vocab: int) -> None:
             "the drafter proposed a token id outside the target's vocabulary",
             expected=f"ids from 0 to {vocab - 1}",
             got=wrong[0],
-            remedy="use a drafter with the target's own vocabulary",
+            remedy="use a drafter with the target's vocabulary",
         )
 
 
@@ -162,8 +167,8 @@ def _explain(result: AcceptResult) -> None:
     for node in result.visited:
         result.distribution.best(node)
     raise DraftError(
-        "a sampled draft token has probability zero in the drafter's own `draft_probs`",
-        expected="siblings sampled without replacement from draft_probs",
+        "a sampled draft token has probability zero in the drafter's draft_probs",
+        expected="token ids that were sampled without replacement from draft_probs",
         got=[result.tree.token_ids[node] for node in result.path],
         remedy="record the distribution that the drafter samples from",
     )

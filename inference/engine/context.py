@@ -13,19 +13,19 @@ PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
 
 
 class Context:
-    """The target's cache and the drafter's session for a batch, and the lengths of the sequences.
+    """The state of a batch: the target's cache, the drafter's session, and the sequence lengths.
 
     All tokens of a sequence except the last are in the target's cache, and the last token is the
-    root of the next tree. The session may lag behind the cache, because it processes final tokens
-    only before it drafts, all of them together. Decoding without drafts therefore does not use the
-    session.
+    root of the next tree. The session may lag behind the cache, because final tokens are passed to
+    the session only when trees are about to be drafted. Steps without drafts therefore do not use
+    the session.
 
     Args:
         target: frozen target.
-        drafter: drafter of the session; None for no session.
+        drafter: drafter whose session is used; None to decode without drafts.
         sampling: options by which tokens are selected.
         batch: number of sequences.
-        capacity: number of tokens of the longest sequence, without drafts.
+        capacity: largest number of tokens of a sequence, without drafts.
     """
 
     # The caches are created in inference mode, because otherwise steps would be compiled twice.
@@ -51,12 +51,13 @@ class Context:
     def read(
         self, token_ids: Sequence[Sequence[int]], offset: int, count: int
     ) -> tuple[StepOutput, list[int]]:
-        """Read up to `count` tokens of each sequence, beginning `offset` tokens after the cache.
+        """Run the target over up to `count` tokens of each sequence.
 
         Args:
             token_ids: all tokens of each sequence.
-            offset: number of tokens after the cached tokens that were already read.
-            count: number of tokens to read of the longest sequence; shorter sequences are padded.
+            offset: number of tokens to skip after the `lengths` cached tokens of each sequence,
+                because earlier calls have already read them.
+            count: number of tokens to read from the longest sequence; shorter sequences are padded.
 
         Returns:
             The target's output, and the number of tokens read of each sequence.
@@ -65,7 +66,7 @@ class Context:
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
         padded = [[*ids, *[0] * (count - len(ids))] for ids in read]
-        # Padding goes to slots that the sequence writes later, so it is never visible.
+        # Padding is written to slots that the sequence overwrites before any token attends to them.
         step = self._chain(padded, starts)
         return self.target.forward(step, self.cache), [len(ids) for ids in read]
 
@@ -75,7 +76,7 @@ class Context:
         budget: Budget,
         generators: Sequence[torch.Generator],
     ) -> DraftTree:
-        """Return trees below the last token of each sequence; all other tokens are cached.
+        """Return trees below the last token of each sequence; all other tokens must be cached.
 
         Args:
             token_ids: all tokens of each sequence.
@@ -109,7 +110,7 @@ class Context:
             self.session.rollback(length)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, given in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self.cache.select_sequences(indices)
         self.lengths = [self.lengths[index] for index in indices]
         if self.session is not None:
@@ -117,7 +118,7 @@ class Context:
 
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of `capacity` tokens; a cache that grows at least doubles."""
+        """Make room for sequences of `capacity` tokens; if a cache grows, it at least doubles."""
         needed = capacity + self._margin
         if needed > self.cache.capacity:
             room = max(needed, 2 * self.cache.capacity)
@@ -126,19 +127,19 @@ class Context:
                 self.session.reserve(room)
 
     def close(self) -> None:
-        """Free cache and session."""
+        """Free the cache and the session."""
         if self.session is not None:
             self.session.close()
         del self.cache, self.session
 
     def _chain(self, token_ids: list[list[int]], starts: Sequence[int]) -> StepInput:
-        """Return the target step over consecutive tokens of each sequence."""
+        """Return the input of a target step over consecutive tokens of each sequence."""
         device = self.target.device
         ids, lengths = torch.tensor(token_ids, device=device), torch.tensor(starts, device=device)
         slots = lengths[:, None] + torch.arange(ids.shape[1], device=device)
         end, limit = max(starts) + ids.shape[1], self.target.spec.max_position
         positions = slots
-        if end > min(limit, self.cache.capacity):  # only padding exceeds the end
+        if end > min(limit, self.cache.capacity):  # only padding can exceed these limits
             positions = slots.clamp(max=limit - 1)
             slots = slots.clamp(max=self.cache.capacity - 1)
         return StepInput(
@@ -152,7 +153,7 @@ class Context:
     def _committed(
         self, token_ids: Sequence[list[int]], starts: Sequence[int], ends: Sequence[int]
     ) -> Committed:
-        """Return the cached tokens from `starts` to `ends`, with their memory."""
+        """Return the cached tokens from `starts` to `ends`, with the drafter's memory of them."""
         assert self.drafter is not None
         spans = list(zip(token_ids, starts, ends, strict=True))
         width = max(end - start for _, start, end in spans)
@@ -176,7 +177,7 @@ class Context:
         if all(list(slots) == list(range(start, start + len(slots))) for start, slots in pairs):
             return
         width = max(map(len, sources))
-        # Padding moves a slot onto itself.
+        # Padding copies a slot onto itself.
         padded = [[*slots, *[start] * (width - len(slots))] for start, slots in pairs]
         final = [
             [*range(start, start + len(slots)), *[start] * (width - len(slots))]

@@ -12,7 +12,7 @@ from inference.sampling import widened
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The details to return."""
+    """The optional details to return for each emitted token."""
 
     log_probs: bool = False
     scores: bool = False
@@ -20,7 +20,7 @@ class OutputOptions:
 
 
 def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
-    """Return the requested details, or None if there are none.
+    """Return which details are requested, or None if no details are requested.
 
     Args:
         config: generation config, which may request scores and logits.
@@ -34,7 +34,7 @@ def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | No
 class TokenDetails:
     """Details of the tokens of one decoding step; a detail that was not requested is empty."""
 
-    log_probs: list[float]  # under the target's processed distribution
+    log_probs: list[float]  # of each token, under the target's processed distribution
     scores: list[Float[Tensor, " vocab"]]  # processed logits
     logits: list[Float[Tensor, " vocab"]]  # raw logits of the target
 

@@ -35,7 +35,7 @@ class DecodeStep:
 
 
 class DecodeRun:
-    """Requests that are decoded together; iteration advances all of them by a decoding step.
+    """Requests that are decoded together; each iteration is one decoding step for all of them.
 
     Args:
         target: frozen target.
@@ -43,8 +43,8 @@ class DecodeRun:
         requests: one request or several requests.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
             as the drafter allows.
-        context: context of an earlier chat turn, which remains open at the end of the run; None for
-            a new context. It can be passed only with a single request.
+        context: context of an earlier chat turn, for a run with a single request. The context
+            remains open at the end of the run. None for a new context.
         record: details to return for each token; None to return none.
     """
 
@@ -79,7 +79,7 @@ class DecodeRun:
 
     @property
     def stats(self) -> DecodeStats:
-        """The counts of all requests, and the seconds of the run."""
+        """The summed counts of all requests, and the times of the run in seconds."""
         total = DecodeStats.pooled(state.stats for state in self.sequences)
         total.seconds.update(self.seconds)
         return total
@@ -201,7 +201,7 @@ class DecodeRun:
         return steps
 
     def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
-        """Append tokens one by one until the request is complete."""
+        """Append accepted tokens and the next token, one by one, until the request is complete."""
         tree, stats = result.tree, state.stats
         drafted = [(tree.token_ids[n], tree.depth[n], tree.proposer_id[n]) for n in result.path]
         emitted: list[int] = []

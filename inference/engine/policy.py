@@ -1,4 +1,4 @@
-"""Policies that decide before each decoding step whether and how much to draft."""
+"""Policies, which decide before each decoding step whether and how much to draft."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from inference.sampling import Sampling
 
 @runtime_checkable
 class StepPolicy(Protocol):
-    """The policy of one run."""
+    """The draft policy of one run."""
 
     def next_budget(self) -> Budget | None:
         """Return the limits of the next trees, or None for a step without drafts."""
@@ -31,11 +31,11 @@ class StepPolicy(Protocol):
 
 @runtime_checkable
 class DraftPolicy(Protocol):
-    """The policy of a decoder, shared by all its runs."""
+    """The draft policy of a decoder, shared by all runs of this decoder."""
 
     @property
     def request_counter(self) -> RequestCounter | None:
-        """The counter of runs that later runs learn from; None if nothing is learned."""
+        """The counter that numbers the requests to learn from; None if nothing is learned."""
         ...
 
     def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:

@@ -22,8 +22,8 @@ HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
 class StopRule:
     """Decides after each token whether a sequence is complete.
 
-    Limits of length and time, and end-of-sequence tokens, are checked on the host; any other
-    criterion is called with the tokens so far.
+    Limits of length and time, and end-of-sequence tokens, are checked on the host, without calling
+    the criteria. Any other criterion is called with the tokens so far.
 
     Args:
         criteria: stopping criteria, as prepared by `generate()`.
@@ -70,7 +70,7 @@ class Request:
     token_ids: list[int]  # the prompt, without padding
     sampling: Sampling
     stop: StopRule
-    max_length: int  # including the prompt
+    max_length: int  # largest number of tokens, including the prompt
     ticket: RequestTicket | None = None  # None if nothing is learned from the request
 
 

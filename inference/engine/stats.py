@@ -1,4 +1,4 @@
-"""Statistics of decoding, such as tau."""
+"""Statistics of decoding, such as tau, which is the mean acceptance length."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DecodeStats:
-    """Counts and seconds of one request, or of several requests together.
+    """Counts and times of one request, or of several requests together.
 
     The first token comes from prefill and is not included in any rate. `seconds` has the keys
     prefill, draft, verify, commit and total.
@@ -19,7 +19,7 @@ class DecodeStats:
     accepted: Counter[int] = field(default_factory=Counter)  # depth -> number of emitted drafts
     reached: Counter[int] = field(
         default_factory=Counter
-    )  # depth -> number of steps with candidates
+    )  # depth -> number of steps that checked candidates there
     proposed_by_proposer: Counter[int] = field(default_factory=Counter)
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -30,7 +30,7 @@ class DecodeStats:
 
     @property
     def decoded(self) -> int:
-        """The number of tokens after those from prefill."""
+        """The number of emitted tokens, excluding those from prefill."""
         return self.emitted - self.prefilled
 
     @property
@@ -40,7 +40,7 @@ class DecodeStats:
 
     @property
     def conditional_acceptance_rate(self) -> list[float]:
-        """For each depth, the share of the steps with candidates there that accepted one."""
+        """For each depth, the acceptance rate of the steps that checked candidates there."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
 
     @property
@@ -50,13 +50,13 @@ class DecodeStats:
         return [self.accepted[depth] / steps for depth in sorted(self.reached)]
 
     def acceptance_of(self, proposer: int) -> float | None:
-        """Return the accepted share of a proposer's candidates; None if there were none."""
+        """Return the accepted share of a proposer's candidates; None if it had no candidates."""
         proposed = self.proposed_by_proposer[proposer]
         return self.accepted_by_proposer[proposer] / proposed if proposed else None
 
     @property
     def tokens_per_second(self) -> float:
-        """The number of tokens per second, without prefill."""
+        """The number of tokens per second, excluding prefill."""
         decoding = self.seconds["total"] - self.seconds["prefill"]
         return self.decoded / decoding if decoding > 0 else 0.0
 

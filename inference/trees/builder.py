@@ -25,7 +25,7 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribut
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
-DISTRIBUTION_SIZE = 256  # children are sampled from this number of most likely tokens
+DISTRIBUTION_SIZE = 256  # number of most likely tokens from which children are sampled
 
 
 class TreeLevel(NamedTuple):
@@ -65,14 +65,14 @@ class TreeLevel(NamedTuple):
 def assemble(
     levels: list[TreeLevel], shape: TreeShape, base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
-    """Return the tree of all levels; parents come before their children.
+    """Return the trees that consist of the given levels; parents come before their children.
 
     A sampled tree contains all candidates. A deterministic tree contains the `shape.num_nodes`
     candidates with the highest scores.
 
     Args:
         levels: the candidates of each depth, from 1.
-        shape: shape of the tree.
+        shape: shape of the trees.
         base_length: positions of the roots.
         step_id: number of the decoding step.
     """
@@ -127,10 +127,11 @@ def _origins(expanded: int, children: int, device: torch.device) -> Int[Tensor, 
 
 
 def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Tensor, "batch kept"]]:
-    """Return the indices of the `count` best candidates, ascending, and their ranks by score.
+    """Return the indices of the `count` best candidates in ascending order, and their ranks.
 
-    The parent of a kept candidate is kept as well: the parent comes earlier in the tree and never
-    has a lower score, so a stable sort ranks it first even if the scores are equal.
+    Candidates are ranked by score. The parent of a kept candidate is kept as well, because the
+    parent comes earlier in the tree and never has a lower score, so a stable sort ranks the parent
+    first even if the scores are equal.
     """
     ranked = score.sort(dim=1, descending=True, stable=True).indices[:, :count]
     kept = ranked.sort(dim=1)
@@ -138,7 +139,7 @@ def _best(score: Tensor, count: int) -> tuple[Int[Tensor, "batch kept"], Int[Ten
 
 
 def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "batch 3 kept"]:
-    """Return the fields of the kept candidates, with parents as indices among them."""
+    """Return the fields of the kept candidates, with parents as indices among these candidates."""
     new_index = torch.zeros_like(fields[:, 0])
     ascending = torch.arange(order.shape[1], device=order.device).expand_as(order)
     new_index.scatter_(1, order, ascending)
@@ -149,7 +150,7 @@ def _reordered(fields: Int[Tensor, "batch 3 n"], order: Tensor) -> Int[Tensor, "
 
 
 def _recorded(levels: list[TreeLevel], num_nodes: int) -> SparseDistribution:
-    """Return the draft distributions below ROOT and all nodes; zero where nothing was sampled."""
+    """Return the draft distributions below ROOT and all nodes; zeros for nodes without children."""
     first = levels[0].draft_probs
     assert first is not None
     shape = (first.ids.shape[0], num_nodes + 1, first.ids.shape[2])
@@ -164,7 +165,7 @@ def _recorded(levels: list[TreeLevel], num_nodes: int) -> SparseDistribution:
 
 @runtime_checkable
 class JointPredictor(Protocol):
-    """A source of draft distributions: a drafter's pass over one tree, or a table in a test."""
+    """A source of draft distributions: a drafter's passes over a tree, or a table in a test."""
 
     def joint(self, depth: int, frontier: TreeLevel | None) -> Float[Tensor, "batch f comp vocab"]:
         """Return `log(w_e p_e(t))` for every token t below each node of the frontier.
@@ -182,7 +183,7 @@ class JointPredictor(Protocol):
 class TreeBuilder:
     """Builds the trees of one decoding step.
 
-    If a draft distribution is not finite, no candidates grow from it.
+    If a draft distribution is not finite, no candidates are taken from this distribution.
 
     Args:
         shape: shape of the trees.
@@ -249,7 +250,7 @@ class TreeBuilder:
         )
 
     def _sample(self, draft_probs: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
-        """Sample children without replacement by Gumbel-top-k, which also gives their order."""
+        """Return children sampled without replacement by Gumbel-top-k, in the order of sampling."""
         noise = torch.empty(draft_probs.probs.shape, dtype=torch.float64)
         for own, generator in zip(noise, self.generators, strict=True):
             own.exponential_(generator=generator)
@@ -263,7 +264,10 @@ class TreeBuilder:
 
 
 def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens; if a distribution is not finite, they get probability 0."""
+    """Return the most likely tokens and their log-probabilities.
+
+    If a distribution is not finite, all its log-probabilities are -inf.
+    """
     best, token_ids = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
     # NaN ranks first, so the first value is not finite if there is a NaN or no possible token.
     is_distribution = best[..., :1].isfinite()
@@ -272,5 +276,5 @@ def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _sparse(log_probs: Tensor) -> SparseDistribution:
     token_ids, best = _top(log_probs, DISTRIBUTION_SIZE)
-    # If all values are -inf, their softmax is NaN.
+    # If all values are -inf, their softmax is NaN, which is replaced by 0.
     return SparseDistribution(token_ids, best.softmax(dim=-1).nan_to_num(nan=0.0))

@@ -12,7 +12,7 @@ MAX_PASSES = 16  # largest number of drafter passes for one tree
 
 
 class TreeShape(Settings):
-    """The options by which a draft tree grows."""
+    """The shape of a draft tree: number of levels, width, size, and kind of candidates."""
 
     autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number of drafter passes
     parallel_levels: int = Field(1, ge=0)  # number of further levels, predicted by the last pass
@@ -63,11 +63,11 @@ def _cut(shape: TreeShape, budget: Budget) -> TreeShape | None:
 
 
 def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
-    """Return the widest sampled shape of this depth that fits; None if not even a chain fits.
+    """Return the widest sampled shape of this depth that has at most `num_nodes` nodes, or None.
 
     The width of a shape is the smaller of `children` and `breadth`. In a tree of 60 nodes, far more
-    candidates are accepted if each level has 5 expanded nodes with 4 children than if it has 3
-    with 6.
+    candidates are accepted if each level has 5 expanded nodes with 4 children than if each level
+    has 3 expanded nodes with 6 children. If not even a chain fits, the result is None.
     """
     sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
     shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]
@@ -94,7 +94,7 @@ class TreePlan(Settings):
         return self.greedy, self.sampling
 
     def shape(self, sampling: Sampling) -> TreeShape:
-        """Return the shape of a request's trees."""
+        """Return the shape of the trees for a request's sampling options."""
         return self.sampling if sampling.do_sample else self.greedy
 
     @classmethod

@@ -16,7 +16,7 @@ from jakiro.utils.settings import Settings
 
 
 class AdedSettings(Settings):
-    """Learning and search of the trigrams."""
+    """Settings for learning trigrams and for searching the table."""
 
     num_nodes: int = Field(24, ge=1)  # largest number of candidates in a tree
     depth: int = Field(8, ge=1)  # largest number of tokens on a path
@@ -27,14 +27,16 @@ class AdedSettings(Settings):
     # Weight that a trigram gains at each occurrence; the paper uses 0.04.
     step: float = Field(0.1, ge=0, le=1e6)
     max_weight: float = Field(3.0, gt=0, le=1e6)  # largest weight of a trigram
-    # Number of last tokens whose trigrams are learned at every decoding step.
+    # Number of most recent tokens whose trigrams are learned, again, at every decoding step.
     window: int = Field(16, ge=3)
-    decay: float = Field(1.0, gt=0, le=1)  # factor of a bigram's weights at each occurrence
-    # Number of most likely tokens to learn from each target distribution, at most `successors`.
+    # Factor by which a bigram's weights are multiplied each time the bigram is learned.
+    decay: float = Field(1.0, gt=0, le=1)
+    # Number of most likely tokens to learn from each distribution of the target, at most
+    # `successors`; 0 to learn nothing from distributions.
     distribution_tokens: int = Field(0, ge=0)
-    # Weight that a token of probability 1 gains from a target distribution.
+    # Weight that a token gains from a distribution of the target, per unit of its probability.
     distribution_step: float = Field(0.04, gt=0, le=1e6)
-    # Whether each request starts without what was learned from earlier requests.
+    # Whether to discard what was learned from earlier requests at the start of each request.
     reset_per_request: bool = False
 
 
@@ -56,14 +58,14 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
     ) -> None:
         self.settings = settings or AdedSettings()
         super().__init__("aded", self.settings.num_nodes, self.settings.depth)
-        # The index is narrowed once here, and not again for the table of every request.
+        # Surplus successors are removed once here, instead of for the table of every request.
         self.index = None if index is None else index.narrowed(self.settings.successors)
         self.table = self._new_table()
         if self.settings.reset_per_request:
             self.request_counter = None
 
     def new_proposer(self) -> "TrigramProposer":
-        """Return a proposer with the shared table; with a new one if `reset_per_request` is set."""
+        """Return a proposer with the shared table, or a new table if `reset_per_request` is set."""
         table = self._new_table() if self.settings.reset_per_request else self.table
         return TrigramProposer(table, self.settings)
 
@@ -99,7 +101,7 @@ class TrigramProposer(TokenProposer):
         return self.settings.reset_per_request
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
-        """Learn the trigrams that end in a new token, and those of the last `window` tokens.
+        """Learn the trigrams that end with a new token, and those of the last `window` tokens.
 
         Args:
             token_ids: all tokens of the sequence.
@@ -115,7 +117,7 @@ class TrigramProposer(TokenProposer):
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the continuations that a search of the table visits most.
+        """Return the continuations that a search of the table visits most often.
 
         Args:
             token_ids: all tokens of the sequence.

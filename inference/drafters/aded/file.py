@@ -28,7 +28,7 @@ CHUNK: Final = 1 << 20  # number of trigrams that are counted at once
 
 
 class TrigramCounter:
-    """Counts of trigrams, which are exact if there are at most `max_trigrams` different ones.
+    """Counts trigrams; counts are exact if at most `max_trigrams` different trigrams occur.
 
     Args:
         max_trigrams: largest number of different trigrams; when there are more, the rarest ones
@@ -59,7 +59,7 @@ class TrigramCounter:
         """Return the most frequent bigrams and their most frequent successors.
 
         Weights are relative frequencies among all successors of a bigram. Of bigrams or tokens with
-        the same frequency, those with smaller ids come first.
+        the same frequency, those with smaller ids are preferred.
 
         Args:
             max_bigrams: largest number of bigrams.
@@ -95,7 +95,7 @@ class TrigramCounter:
         self._keys, self._counts = keys, counts
 
 
-_RECORD: Final = "trigrams"  # key of the file's metadata
+_RECORD: Final = "trigrams"  # key of the record in the file's metadata
 
 # Exceptions raised by a damaged file, or by a file with types that numpy does not support.
 _DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
@@ -116,7 +116,7 @@ def save_trigrams(
     """Store an index atomically as a safetensors file.
 
     Args:
-        index: index, for example from `TrigramTable.frozen()`.
+        index: index to store, for example from `TrigramTable.frozen()`.
         path: path of the file.
         tokenizer: tokenizer that produced the tokens of the trigrams.
         num_tokens: number of tokens in the corpus; 0 if it is unknown.
@@ -128,9 +128,9 @@ def save_trigrams(
     if fault := _fault(index.keys, *index.rows, size):
         raise CheckpointError(
             f"cannot store these trigrams in {path}",
-            expected=f"tokens from 0 to {size - 1} with positive weights, and bigrams in order",
+            expected=f"token ids from 0 to {size - 1}, positive weights, and sorted bigrams",
             got=fault,
-            remedy="pass the tokenizer with which the corpus was counted",
+            remedy="pass the tokenizer with which the trigrams were counted",
         )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
@@ -143,7 +143,7 @@ def save_trigrams(
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the largest id + 1; `len(tokenizer)` is smaller if there are gaps between the ids."""
+    """Return the largest token id + 1, which exceeds `len(tokenizer)` if ids have gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
@@ -155,12 +155,12 @@ def load_trigrams(
     Args:
         path: path of the file.
         tokenizer: tokenizer of the target.
-        vocab_size: size of the target's vocabulary; larger token ids, which only the tokenizer
-            has, are left out. None to keep all tokens.
+        vocab_size: size of the target's vocabulary. The tokenizer may have larger token ids;
+            trigrams with such ids are left out. None to keep all trigrams.
 
     Raises:
         CheckpointError: the file is missing or damaged, or is not a file of trigrams.
-        TargetMismatch: the trigrams were counted with another tokenizer.
+        TargetMismatch: the trigrams were counted with a tokenizer other than the target's.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -171,10 +171,10 @@ def load_trigrams(
     got = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(
-            f"the trigrams in {path} were counted with another tokenizer",
-            expected=f"a tokenizer with {record.vocab_size} tokens and the hash in the file",
-            got=f"{len(tokenizer)} tokens and another hash",
-            remedy="count the corpus with the target's tokenizer, by `jakiro aded build`",
+            f"the trigrams in {path} were counted with a tokenizer other than the target's",
+            expected=f"a tokenizer with {record.vocab_size} tokens and the hash stored in the file",
+            got=f"{len(tokenizer)} tokens and a different hash",
+            remedy="build the file again with the target's tokenizer, by `jakiro aded build`",
         )
     if fault := _fault(keys, ids, weights, record.vocab_size):
         raise _damaged(path, fault)
@@ -190,14 +190,14 @@ def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
     """Return a description of the first fault in the arrays of an index, or None."""
     kinds = [(array.dtype, array.ndim) for array in (keys, ids, weights)]
     if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
-        return "arrays of other types or dimensions than those of an index"
+        return "arrays whose types or numbers of dimensions are not those of an index"
     if ids.shape != weights.shape or len(ids) != len(keys):
-        return "arrays whose sizes do not fit together"
+        return "arrays whose sizes do not match"
     tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
     if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < NO_SUCCESSOR:
         return "tokens outside the vocabulary of the tokenizer"
     if (np.diff(keys) <= 0).any():
-        return "bigrams out of order"
+        return "bigrams that are not in ascending order"
     is_missing = weights == 0
     if not np.isfinite(weights).all() or (weights < 0).any():
         return "weights that are negative or not finite"

@@ -8,7 +8,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from jakiro.errors import ConfigError
 
-TOKEN_BITS: Final = 21
+TOKEN_BITS: Final = 21  # number of bits of a token id in a packed bigram or trigram
 MAX_VOCABULARY: Final = 1 << TOKEN_BITS  # three tokens fit into 63 bits
 NO_SUCCESSOR: Final = -1
 
@@ -33,7 +33,7 @@ class Successors(NamedTuple):
 
 @runtime_checkable
 class Trigrams(Protocol):
-    """A source of weights of the tokens that follow each pair of tokens."""
+    """A source of the tokens that follow each pair of tokens, with their weights."""
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
         """Return the tokens that follow a pair of tokens, and the weights of these successors.
@@ -95,8 +95,8 @@ class TrigramIndex:
         """Return the index with only the heaviest successors of each bigram.
 
         Of successors with the same weight, the first ones are kept. Rows that are short enough do
-        not change. Call this method once before many lookups, because one pass over the index
-        replaces a sort at every lookup.
+        not change. Call this method once before many lookups, because successors then need not be
+        sorted at every lookup.
 
         Args:
             num_successors: largest number of successors of a bigram.
@@ -112,7 +112,7 @@ class TrigramIndex:
         return TrigramIndex(self.keys, rows)
 
     def within(self, vocab_size: int) -> "TrigramIndex":
-        """Return the index without the tokens from `vocab_size` on, which the target lacks."""
+        """Return the index without token ids of at least `vocab_size`, which the target lacks."""
         tokens = np.maximum(self.keys >> TOKEN_BITS, self.keys & (MAX_VOCABULARY - 1))
         is_successor = (self.rows.weights > 0) & (self.rows.ids < vocab_size)
         is_kept = (tokens < vocab_size) & is_successor.any(axis=1)
@@ -129,7 +129,7 @@ class TrigramIndex:
         )
 
     def items(self) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
-        """Yield every bigram with its successors' weights, the heaviest successor first."""
+        """Yield every bigram with the weight of each successor, the heaviest successor first."""
         for key, ids, weights in zip(self.keys.tolist(), *self.rows, strict=True):
             order = [at for at in np.argsort(-weights, kind="stable") if weights[at] > 0]
             yield unpacked(key), {int(ids[at]): float(weights[at]) for at in order}

@@ -3,9 +3,9 @@
 The paper's Monte Carlo tree search visits the child that maximizes
 `Q + (c1 + ln((N + c2 + 1) / c2)) p sqrt(N) / (1 + n)`. Here Q, p and n are the value, the prior
 probability and the number of visits of the child, and N is the number of visits of its parent. In
-the limit of many visits, the children's shares have a closed form (arXiv 2007.12509, section 3.2).
-The search computes the shares directly, so that it needs no random numbers and looks up only nodes
-that become candidates.
+the limit of many visits, there is a closed form for each child's share of the visits (arXiv
+2007.12509, section 3.2). This search computes the shares directly, so that it needs no random
+numbers and looks up only nodes that become candidates.
 """
 
 from heapq import heappop, heappush
@@ -23,11 +23,11 @@ _NEWTON_STEPS: Final = 4  # enough for shares with errors of about one percent
 
 
 class SearchSettings(Settings):
-    """Number of visits of a search, and weight of its exploration."""
+    """Settings for the number of visits of a search, and for the weight of exploration."""
 
-    visits: float = Field(150.0, gt=1, le=1e9)  # total number of visits
+    visits: float = Field(150.0, gt=1, le=1e9)  # total number of visits in one search
     exploration: float = Field(32.0, gt=0, le=1e9)  # c1
-    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits until exploration grows
+    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits before exploration grows
 
 
 def search(
@@ -42,7 +42,7 @@ def search(
 
     Args:
         trigrams: weights of the tokens that follow each pair of tokens.
-        first: last token but one.
+        first: second-to-last token.
         second: last token.
         num_nodes: largest number of candidates to return.
         depth: largest number of tokens on a path.
@@ -73,9 +73,9 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
     """Return the visits of a node's children, which add up to the visits of the node minus 1.
 
     Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)` visits, where w_c is its weight and C is
-    the factor of p / (1 + n) in the rule at the top of this module. The sum of the visits
-    determines `level`. Both p and the value Q of a child equal its weight; nodes further below do
-    not change Q.
+    the factor of p / (1 + n) in the formula at the top of this module. The condition that the
+    visits have the right sum determines `level`. Both p and Q of a child equal its weight, and
+    deeper nodes do not change Q.
 
     Args:
         visits: number of visits of the node.
@@ -87,9 +87,9 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
         return [0.0] * len(weights)
     growth = settings.exploration_growth
     factor = (settings.exploration + log((visits + growth + 1.0) / growth)) * sqrt(visits)
-    # The sum of the visits is a falling, convex function of `level`. Initially, the heaviest child
-    # alone would get all visits, so this level is not above the solution, and Newton's method
-    # approaches the solution from below without passing it.
+    # The sum of the visits is a falling, convex function of `level`. At the initial level, the
+    # heaviest child alone gets all visits, so this level is not above the solution, and Newton's
+    # method approaches the solution from below without passing it.
     level = max(weights) * (1.0 + factor / (total + 1.0))
     for _ in range(_NEWTON_STEPS if len(weights) > 1 else 0):
         excess, slope = -total, 0.0

@@ -1,7 +1,7 @@
 """An adaptive table of trigrams in bounded memory, organized like a set-associative cache.
 
-The hash of a bigram selects a set of slots. If this set is full, the bigram in it that was learned
-longest ago is evicted.
+The hash of a bigram selects a set of slots. If this set is full, a new bigram replaces the least
+recently learned bigram of the set.
 """
 
 from threading import Lock
@@ -28,7 +28,7 @@ class BigramSlots:
     """Assigns slots to bigrams, and evicts the oldest bigrams; not thread-safe.
 
     Args:
-        max_bigrams: number of slots.
+        max_bigrams: number of slots, which is rounded down to whole sets.
     """
 
     def __init__(self, max_bigrams: int) -> None:
@@ -59,7 +59,7 @@ class BigramSlots:
         return self._keys[is_taken] - 1, self._learned_at[is_taken]
 
     def find_one(self, bigram: int) -> int | None:
-        """Return the slot of a single bigram, or None; this is faster than `find`."""
+        """Return the slot of a bigram, or None; for a single bigram, this is faster than `find`."""
         here = ((bigram * _GOLDEN & _64_BITS) >> 32) % len(self._keys)
         keys = self._keys[here].tolist()
         return here * self._ways + keys.index(bigram + 1) if bigram + 1 in keys else None
@@ -74,9 +74,10 @@ class BigramSlots:
     def claim(
         self, bigrams: Int64[np.ndarray, " n"], found: Int64[np.ndarray, " n"]
     ) -> Int64[np.ndarray, " n"]:
-        """Return the slots of the given bigrams, after new bigrams have been assigned slots.
+        """Assign slots to the bigrams that have no slot, and return the slots of all bigrams.
 
-        The slot is -1 for bigrams that get no slot, because too many of them share a set.
+        If too many of the bigrams share a set, some of them are left without a slot; their slot in
+        the result is -1.
 
         Args:
             bigrams: different bigrams.
@@ -96,7 +97,7 @@ class BigramSlots:
         self._keys.fill(0)
 
     def _insert(self, bigrams: Int64[np.ndarray, " n"]) -> None:
-        """Assign new bigrams to free slots, or to the slots that were learned longest ago."""
+        """Assign new bigrams to free slots, or to the slots that were updated longest ago."""
         sets = self._sets(bigrams)
         order = np.argsort(sets, kind="stable")
         sets, bigrams = sets[order], bigrams[order]
@@ -136,7 +137,7 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, " given"],
         amounts: Float32[np.ndarray, " given"],
     ) -> "Met":
-        """Return the distinct trigrams with the total weight that each gains.
+        """Return the distinct trigrams, each with the total weight that it gains.
 
         Args:
             bigrams: packed bigrams, at least one.
@@ -176,20 +177,20 @@ class Met(NamedTuple):
 
 
 def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Successors:
-    """Return the successors with the weights that occurring trigrams add.
+    """Return the successors of bigrams after trigrams have occurred and gained weight.
 
-    If a bigram has too many successors, those that occurred now are kept first.
+    If a bigram has too many successors, those that occurred now are preferred to the others.
 
     Args:
         before: current successors of the bigrams.
         met: trigrams that occurred.
         max_weight: largest weight.
-        decay: factor of the current weights.
+        decay: factor of the current weights, applied before new weight is added.
     """
     count = before.ids.shape[1]
     known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
     is_same = before.ids[met.row] == met.successors[:, None]
-    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # much faster than on two axes
+    again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # faster than `nonzero` on two axes
     was_known = met.row[again], at
     weights = met.amounts.copy()
     weights[again] += known[was_known]
@@ -233,7 +234,7 @@ def _rows(keys: Int64[np.ndarray, "rows successors"]) -> Successors:
 
 
 def _is_first(values: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Return a mask of the values that differ from the previous one; they must be ascending."""
+    """Return a mask of the first occurrence of each value; values must be in ascending order."""
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
     return is_first
@@ -242,17 +243,17 @@ def _is_first(values: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
 class TrigramTable:
     """An adaptive table `M[(a, b)] -> {c: weight}` on top of an immutable index; thread-safe.
 
-    When a bigram is first learned, its successors are copied from the index. From then on, it is
-    looked up in this table; after its eviction, it is looked up in the index again. Memory is
-    allocated once: 16 bytes for each bigram and 8 bytes for each of its successors.
+    When a bigram is first learned, its successors are copied from the index. From then on, the
+    bigram is looked up in this table; after its eviction, it is looked up in the index again.
+    Memory is allocated once: 16 bytes for each bigram and 8 bytes for each of its successors.
 
     Args:
         max_bigrams: largest number of learned bigrams.
-        num_successors: largest number of successors of each bigram; the latest and heaviest are
-            kept.
+        num_successors: largest number of successors of each bigram; the latest are kept first, then
+            the heaviest.
         max_weight: largest weight.
         decay: factor by which a bigram's weights are multiplied each time the bigram is learned.
-        below: index of the trigrams that are known from the beginning; None to start empty.
+        below: underlying index of trigrams that are known from the beginning; None to start empty.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class TrigramTable:
 
     @property
     def num_bytes(self) -> int:
-        """The constant size in bytes of all arrays except those of the index below."""
+        """The constant size in bytes of all arrays except those of the underlying index."""
         return self._slots.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
@@ -345,16 +346,16 @@ class TrigramTable:
             self.add(each, successors.ravel(), amounts.ravel())
 
     def clear(self) -> None:
-        """Discard everything except the index below."""
+        """Discard everything except the underlying index."""
         with self._lock:
             self._slots.clear()
 
     def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
-        """Return the current content of the table, including the index below, as an index.
+        """Return the current content of the table and of the underlying index as one index.
 
         Args:
-            max_bigrams: largest number of bigrams, of which the latest learned are kept; None for
-                all bigrams.
+            max_bigrams: largest number of bigrams, of which the most recently learned are kept;
+                None to keep all bigrams.
         """
         with self._lock:
             keys, learned_at = self._slots.taken()
@@ -394,7 +395,7 @@ class TrigramTable:
         return Successors(ids, weights)
 
     def _padded(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        """Return successors from the index below, padded to the width of this table."""
+        """Return successors from the underlying index, padded to the width of this table."""
         assert self.below is not None
         found = self.below.lookup(bigrams)
         padded = Successors.none(len(bigrams), self.num_successors)

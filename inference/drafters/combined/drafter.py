@@ -1,8 +1,9 @@
-"""Two drafters under one budget of nodes: a model's tree, with continuations found in the text.
+"""A combination of two drafters in one tree: a model, and a training-free drafter.
 
-Sampled candidates of the model are tried first, by recursive rejection sampling. Then their
-deterministic siblings are tried as point masses on the residual distribution. The number of sampled
-nodes is fixed before sampling, so that acceptance stays exact.
+Both drafters share one budget of nodes. The model's sampled candidates are checked first, by
+recursive rejection sampling. Then their deterministic siblings are checked as point masses on the
+residual distribution. The number of sampled nodes is fixed before sampling, so that acceptance
+stays exact.
 """
 
 from jaxtyping import Int
@@ -21,14 +22,15 @@ from jakiro.target.adapter import StepOutput
 
 
 class CombinedDrafter(AdaptiveDrafter):
-    """Drafts with a model and from the text; thread-safe.
+    """Drafts shared trees with a model and a training-free drafter; thread-safe.
 
-    The proposer ids of candidates are those of the first drafter, and one more id for candidates
-    that only the second drafter proposes.
+    The proposer ids of candidates are those of the first drafter, plus one id for candidates that
+    only the second drafter proposes.
 
     Args:
         first: trained drafter or small language model.
-        second: drafter that continues the root and some of the first drafter's candidates.
+        second: training-free drafter that continues the root and some of the first drafter's
+            candidates.
         settings: division of a tree between the two drafters; None for the defaults.
     """
 
@@ -44,7 +46,7 @@ class CombinedDrafter(AdaptiveDrafter):
         self.needs = first.needs
         self.hidden_states = first.hidden_states
         self.version = first.version
-        # The second drafter may be shared, and then its request counter is shared as well.
+        # If other decoders also use the second drafter, they share its request counter.
         self._shared_counter = request_counter_of(second)
         self.counter = self._shared_counter or RequestCounter()
         self.request_counter = self.counter
@@ -84,9 +86,9 @@ class CombinedDrafter(AdaptiveDrafter):
         )
 
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
-        """Return the statistics for one way of sampling.
+        """Return the statistics for greedy decoding or sampling with trees of one shape.
 
-        A reset of a shared second drafter resets these statistics as well.
+        If the second drafter was reset separately, these statistics are discarded first.
 
         Args:
             do_sample: whether tokens are sampled.
@@ -99,7 +101,7 @@ class CombinedDrafter(AdaptiveDrafter):
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of the first drafter.
+        """Return the memory of tokens, encoded by the first drafter.
 
         Args:
             output: output of the target's forward pass over the tokens.

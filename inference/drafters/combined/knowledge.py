@@ -1,7 +1,8 @@
 """Online statistics on the accuracy of two drafters that share trees.
 
 A candidate is *right* if its path from the root equals the tokens that are emitted next. The
-candidates of the second drafter, which continues the text, are called *guesses*.
+candidates of the second, training-free drafter are called *guesses*. The two drafters are also
+called the first and the second *source* of candidates.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +19,14 @@ from inference.rates import Cells, FadingRates
 from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
-DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, in decoding steps
+DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, as a number of decoding steps
 MEMORY = 256.0  # number of later trees after which an observation has the weight 1/e
 
 
 class SampledNodes:
     """Acceptance rates of every node of sampled trees, learned online; thread-safe.
 
-    The nodes of a smaller tree are among those of a larger one.
+    The nodes of smaller trees share the rates of the corresponding nodes of the largest tree.
 
     Args:
         shape: shape of the largest tree.
@@ -63,9 +64,9 @@ def sampled_budget(
     budget: Budget,
     gains: Sequence[Sequence[float]],
 ) -> int:
-    """Return how many nodes of a budget to sample; the others are for deterministic candidates.
+    """Return how many nodes of a budget to sample; the rest is for deterministic candidates.
 
-    The number does not depend on the nodes that are then sampled, so that acceptance stays exact.
+    The number does not depend on the tokens that are then sampled, so that acceptance stays exact.
 
     Args:
         sampled: acceptance rates of sampled nodes.
@@ -91,7 +92,7 @@ def _cuts(shape: TreeShape, budget: Budget) -> Mapping[int, TreeShape]:
 
 
 def tree_cells(tree: SequenceTree) -> Cells:
-    """Return each node's level, its parent's index among the expanded nodes, and its rank."""
+    """Return the cell of each node: level, index of its parent among the expanded nodes, rank."""
     expanded: dict[int, dict[int, int]] = {}  # depth -> parent -> index among the expanded nodes
     indices = []
     for parent, depth in zip(tree.parent, tree.depth, strict=True):
@@ -118,24 +119,24 @@ MATCH, GAIN = range(2)
 
 
 class CombinedSettings(Settings):
-    """Division of a tree between two drafters, and speed of learning their reliability."""
+    """Settings for dividing a tree between two drafters, and for learning how reliable they are."""
 
     # Largest number of candidates in a tree; None for the number of the first drafter.
     num_nodes: int | None = Field(None, ge=1)
-    # Number of the first drafter's candidates that the second drafter continues.
+    # Largest number of the first drafter's candidates that the second drafter continues.
     grafts: int = Field(3, ge=0)
     graft_nodes: int = Field(3, ge=1)  # largest number of candidates in each such continuation
     trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
-    doubt: float = Field(8.0, gt=0)  # number of observations with the weight of the initial rates
+    doubt: float = Field(8.0, gt=0)  # weight of the initial rates, as a number of observations
     # Number of later observations after which an observation has the weight 1/e.
     memory: float = Field(256.0, ge=1)
 
 
 class Knowledge:
-    """Statistics about two sources of candidates, of fixed size; thread-safe.
+    """Statistics on two sources of candidates, in constant memory; thread-safe.
 
     Args:
-        settings: trust in the second source, and speed of learning.
+        settings: trust in the second source, weight of the initial rates, and speed of forgetting.
         shape: shape of the first source's largest trees.
     """
 
@@ -213,7 +214,7 @@ def _learn(
     outcomes: Iterable[tuple[int, bool]],
     source: int | None = None,
 ) -> None:
-    """Add outcomes of candidates to a calibration; `source` replaces their own sources."""
+    """Add outcomes of candidates to a calibration; if given, `source` replaces all sources."""
     found = list(outcomes)
     if not found:
         return

@@ -1,4 +1,4 @@
-"""The candidates of two sources in one tree of a sequence, and the calibration of scores."""
+"""The candidates of two sources in one tree of a sequence, and the calibration of their scores."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,17 +9,17 @@ from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
 from inference.rates import Cells, FadingRates
 
-# Edges of the bins of a candidate's conditional probability, according to its source.
+# Edges of the bins for the conditional probability that a source gives to its candidate.
 EDGES = np.array([0.01, 0.03, 0.06, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.92])
-DEPTHS = 3  # candidates at this depth and deeper have common rates
+DEPTHS = 3  # candidates at this depth and all greater depths share rates
 
 
 class Calibration:
-    """Acceptance rates by source, depth and score, learned online; fixed size, thread-safe.
+    """Acceptance rates by source, depth and score, learned online; thread-safe.
 
     A candidate is right if its path equals the emitted tokens. A rate is the probability that a
-    candidate is right if its parent is right. Without observations, this is the candidate's score,
-    multiplied by the trust in its source.
+    candidate is right if its parent is right. Without observations, the rate is the candidate's
+    score, multiplied by the trust in its source.
 
     Args:
         trust: factor of each source's scores.
@@ -82,13 +82,13 @@ def _cells(
     return sources, np.minimum(depths, DEPTHS) - 1, np.searchsorted(EDGES, scores)
 
 
-FIRST, SECOND, BOTH = range(3)  # sources that have a candidate
+FIRST, SECOND, BOTH = range(3)  # sources that propose a candidate
 
 
 class CandidatePool:
-    """A growing tree: candidates of a first source, with grafted candidates of a second.
+    """A growing tree: candidates of a first source, with grafted candidates of a second source.
 
-    Only this package uses this class; `kept` returns the `Candidates` that are verified.
+    The class is internal to this package; `kept` returns the `Candidates` to verify.
 
     Args:
         first: tree of the first source, whose nodes keep their indices.
@@ -135,7 +135,7 @@ class CandidatePool:
         return nodes
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the nodes along a path of tokens from the root, as far as they exist."""
+        """Return the nodes along a path of tokens from the root, as far as the tree contains it."""
         nodes: list[int] = []
         at = ROOT
         for token in token_ids:
@@ -165,7 +165,7 @@ class CandidatePool:
         return values
 
     def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Yield each candidate whose parent proved right, and whether it proved right as well.
+        """Yield each candidate whose parent proved right, and whether the candidate proved right.
 
         Args:
             emitted: tokens that followed the root.
@@ -193,9 +193,10 @@ class CandidatePool:
         Args:
             values: probabilities of the paths, which become the scores.
             nodes: nodes to keep, in ascending order; their parents must be among them.
-            second_id: proposer id of candidates that the first source does not have.
+            second_id: proposer id of candidates that the first source does not propose.
         """
-        new_index = np.full(len(self.token_ids) + 1, ROOT)  # the parent ROOT = -1 selects the last
+        # The parent index ROOT = -1 selects the last element, which stays ROOT.
+        new_index = np.full(len(self.token_ids) + 1, ROOT)
         new_index[nodes] = np.arange(len(nodes))
         proposers = np.full(len(self.token_ids), second_id)
         proposers[: self.num_first] = self.first.proposer_id
@@ -211,19 +212,22 @@ class CandidatePool:
     def best(
         self, values: Float64[np.ndarray, " nodes"], count: int, among: Bool[np.ndarray, " nodes"]
     ) -> Int64[np.ndarray, " kept"]:
-        """Return the nodes with the highest values, ascending; their parents are among them.
+        """Return the nodes with the highest values, in ascending order of their indices.
+
+        The parents of these nodes are also returned if `among` includes them.
 
         Args:
             values: value of every node.
             count: largest number of nodes.
             among: mask of the nodes to choose from.
         """
-        # A parent comes before its children and never has a lower value, so a stable sort keeps it.
+        # A parent comes before its children and never has a lower value, so a stable sort ranks it
+        # before them.
         order = np.argsort(-values, kind="stable")
         return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
 
     def _join(self, parent: int, token: int, depth: int, share: float) -> int:
-        """Return the node of a token below a parent; a missing node is added."""
+        """Return the node of a token below a parent, and add the node if it does not exist yet."""
         node = self.node_of.get((parent, token))
         if node is not None:
             if self.sources[node] == FIRST:

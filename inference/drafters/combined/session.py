@@ -121,14 +121,14 @@ KnowledgeOf = Callable[[bool, TreeShape], Knowledge]
 
 
 class CombinedSession(AdaptiveSession):
-    """The sessions of both drafters for the same sequences.
+    """A session that combines one session of each drafter, both for the same sequences.
 
     Args:
         first: session of the first drafter, which is a trained drafter or a small language model.
-        second: session of the second drafter, which continues the text.
+        second: session of the second, training-free drafter.
         settings: division of a tree between the two drafters.
         sampling: options by which tokens are selected.
-        knowledge_of: function that returns the statistics for a way of sampling and its trees.
+        knowledge_of: function that returns the statistics to use (see `KnowledgeOf`).
         second_id: proposer id of candidates that only the second drafter proposes.
         max_depth: length of the longest path in a tree.
     """
@@ -196,7 +196,7 @@ class CombinedSession(AdaptiveSession):
         return mixed_tree(self._pools, self._kept, tree)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Learn which candidates, verified or not, equal the emitted tokens."""
+        """Learn which candidates, even if they were not verified, match the emitted tokens."""
         if result.base_length != list(self.lengths) or not self._kept:
             return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, (pool, kept) in enumerate(zip(self._pools, self._kept, strict=True)):
@@ -252,7 +252,7 @@ class CombinedSession(AdaptiveSession):
     def _share(self, limit: Budget) -> Budget:
         """Return the budget of the first drafter.
 
-        Without sampled candidates, this is the whole budget, because the best deterministic
+        If candidates are not sampled, the first drafter gets the whole budget, because the best
         candidates of both drafters are selected later.
         """
         if not self.is_sampled:
@@ -286,7 +286,7 @@ class CombinedSession(AdaptiveSession):
         return pool.kept(values, nodes, self.second_id)
 
     def _anchors(self, pool: CandidatePool, depth: int) -> list[int]:
-        """Return the most likely candidates that only the first drafter proposes."""
+        """Return the nodes to graft onto: likely ones that only the first drafter proposes."""
         values = pool.values(self.knowledge.candidates)
         nodes = [
             node

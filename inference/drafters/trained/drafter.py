@@ -1,4 +1,4 @@
-"""The engine's drafter for a trained `JakiroDrafter` and its target."""
+"""The adapter through which the decode engine drafts with a trained `JakiroDrafter` model."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from jakiro.target.tail import TargetTail
 
 
 class TrainedDrafter(Drafter):
-    """Drafts with a `JakiroDrafter`; contains only weights and is thread-safe.
+    """Drafts with a trained `JakiroDrafter` model; has no request state and is thread-safe.
 
     Args:
         drafter: trained model.
@@ -47,7 +47,7 @@ class TrainedDrafter(Drafter):
                 "the tree has more parallel levels than the drafter",
                 expected=f"at most {trained}",
                 got=asked,
-                remedy="lower parallel_levels of the tree, or train a drafter with more levels",
+                remedy="lower parallel_levels, or train a drafter with more parallel levels",
             )
         self.model = drafter
         self.target = target
@@ -69,7 +69,7 @@ class TrainedDrafter(Drafter):
         *,
         compiled: bool = False,
     ) -> "TrainedDrafter":
-        """Check a trained model, move it to the target's device and dtype, and return its drafter.
+        """Return a drafter for a trained model, after moving it to the target's device and dtype.
 
         Args:
             drafter: trained model.
@@ -120,7 +120,7 @@ class TrainedDrafter(Drafter):
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of tokens that the target has read.
+        """Return the encoded memory of tokens that the target has read.
 
         Args:
             output: output of the target's forward pass over the tokens.
@@ -142,7 +142,7 @@ class TrainedDrafter(Drafter):
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
-    """Return trees with the numbers of levels that the drafter was trained for."""
+    """Return tree shapes with the numbers of levels that the drafter was trained for."""
     schedule = drafter.config.settings.schedule.model_dump()
     defaults = TreePlan()
     return TreePlan(
@@ -152,7 +152,7 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
 
 
 class TrainedSession(DraftSession):
-    """The trained drafter's cache of verified tokens; proposes trees below the roots.
+    """Caches verified tokens for a trained drafter, and proposes trees below the roots.
 
     The slot of a verified token is its position. While drafting, the expanded nodes of a tree are
     written to the slots after the root's slot; the next tree overwrites these slots.
@@ -222,7 +222,7 @@ class TrainedSession(DraftSession):
         return builder.build(self.start_tree(shape), base_length, self.step_id)
 
     def start_tree(self, shape: TreeShape | None = None) -> TreePass:
-        """Return the predictor of trees below the roots; `shape` defaults to the session's."""
+        """Return the predictor of trees of a shape, which is by default the session's shape."""
         assert self.root is not None, "advance before propose"
         return TreePass(
             self.cache,
@@ -261,7 +261,7 @@ class TrainedSession(DraftSession):
         return torch.tensor(self.lengths, device=self.drafter.target.device)
 
     def _positions(self, committed: Committed) -> Int[Tensor, "batch verified"]:
-        """Return the positions of committed tokens, and the last slot for padding."""
+        """Return the positions of committed tokens; the position of padding is the last slot."""
         count = committed.token_ids.shape[1]
         device = committed.token_ids.device
         offsets = torch.arange(count, device=device)

@@ -16,7 +16,7 @@ from moa.trunk import TrunkInputs
 
 
 class KVBuffer:
-    """Slots that keep several tensors, such as keys and values, for each token of a session.
+    """A buffer of several tensors, such as keys and values, with one slot for each token.
 
     Args:
         batch: number of sequences.
@@ -44,17 +44,17 @@ class KVBuffer:
         kept: Sequence[Float[Tensor, "batch _ tokens _"]],
         slots: Int[Tensor, "batch tokens"],
     ) -> None:
-        """Store tokens.
+        """Store the entries of tokens.
 
         Args:
-            kept: the tensors to keep for these tokens.
+            kept: entries of the tokens, for each kept tensor.
             slots: slots of the tokens.
         """
         for buffer, new in zip(self._tensors, kept, strict=True):
             write_kv(buffer, new, slots)
 
     def prefix(self, count: int) -> tuple[Float[Tensor, "batch _ slots _"], ...]:
-        """Return the first `count` slots, rounded up to whole buckets, without copying."""
+        """Return views of the first `count` slots, where `count` is rounded up to whole buckets."""
         count = min(bucketed(count), self.capacity)
         return tuple(buffer[:, :, :count] for buffer in self._tensors)
 
@@ -124,9 +124,9 @@ class TreeTrunkInputs:
 
     Args:
         model: trained drafter, whose trunk determines the inputs.
-        kept: tensors kept for verified tokens, in the slots of their positions.
+        kept: tensors kept for verified tokens; the slot of a token is its position.
         lengths: number of verified tokens of each sequence.
-        highest: largest of the `lengths`, known on the host.
+        highest: largest of the `lengths`, as a number on the host.
     """
 
     def __init__(
@@ -185,6 +185,7 @@ class DrafterCache:
     """All caches of a session, which contain verified tokens followed by tree nodes.
 
     The slot of a verified token is its position.
+
     Args:
         model: trained drafter.
         tail: last layers of the target, which process the drafter's output; None if the drafter

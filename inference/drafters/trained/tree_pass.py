@@ -15,8 +15,8 @@ class TreePass:
     """A `JointPredictor` for one tree.
 
     Each trunk pass reads the expanded nodes of one depth, beginning with the root, and predicts the
-    candidates of the next depth. The last pass also predicts the parallel levels: for candidates
-    below deeper nodes, the prediction at the ancestor that the last pass read is used.
+    candidates of the next depth. The last pass also predicts the parallel levels. For candidates
+    below nodes that no pass reads, the prediction at their ancestor in the last pass is used.
 
     Args:
         cache: cache of the session; expanded nodes are written after the root's slot.
@@ -24,7 +24,7 @@ class TreePass:
         num_passes: number of trunk passes.
         root: last emitted token of each sequence.
         lengths: number of verified tokens of each sequence, which is the position of its root.
-        highest: largest of the `lengths`, known on the host.
+        highest: largest of the `lengths`, as a number on the host.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TreePass:
         self.output: ExpertsOutput | None = None
         self.positions = root[:, :0]  # of the expanded nodes
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
-        # for each expanded node, the query of the last pass that is its ancestor
+        # for each expanded node, the index of its ancestor among the queries of the last pass
         self.ancestor = torch.zeros_like(root)
 
     def joint(
@@ -54,7 +54,7 @@ class TreePass:
     ) -> Float[Tensor, "batch f components vocab"]:
         """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier.
 
-        Here p_e is the draft distribution of expert e, and w_e its weight.
+        Here p_e is the draft distribution of expert e, and w_e is the weight of this expert.
 
         Args:
             depth: depth of the candidates, from 1.
@@ -73,8 +73,8 @@ class TreePass:
         """Return the log-probabilities of the next level from a pass of the trunk."""
         output = self.output = self._run_drafter(depth, frontier)
         self.log_weights = output.log_weights
-        # The last pass predicts its parallel levels at once, so that the head's weights are read
-        # only once.
+        # The last pass predicts all its levels at once, so that the head's weights are read from
+        # memory only once.
         levels = output.features.shape[2] if depth == self.num_passes else 1
         self.level_log_probs = self.head.log_probs(output.features[:, :, :levels])
         return self.level_log_probs[:, :, 0]

@@ -131,7 +131,7 @@ def test_neither_accepts_by_invalid_draft_probs(where: str, wrong: float) -> Non
     for uniform in (0.0, 0.5, 0.999):
         uniforms = torch.full((1, tree.num_nodes + 1), uniform, dtype=torch.float64)
         assert not bool(accept_paths(tree, lambda nodes: target_probs, uniforms).is_sound)
-        with pytest.raises(DraftError, match="probability zero in its own draft_probs"):
+        with pytest.raises(DraftError, match="probability zero in the drafter's draft_probs"):
             accept_path(
                 tree.sequence_tree(), lambda node: target_probs[0], lambda p, u=uniform: u < p
             )

@@ -245,7 +245,7 @@ def test_duplicate_siblings_among_sampled_candidates_are_caught() -> None:
         first = tree.token_ids[:, :1].expand(-1, 2)
         return replace(tree, token_ids=torch.cat((first, tree.token_ids[:, 2:]), dim=1))
 
-    with pytest.raises(ValueError, match="probability zero in its own draft_probs"):
+    with pytest.raises(ValueError, match="probability zero in the drafter's draft_probs"):
         two_step_error(TABLES, ONE_LEVEL, no_processors(), duplicated)
 
 

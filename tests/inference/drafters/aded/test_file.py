@@ -55,7 +55,7 @@ def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
     save_trigrams(_index(), tmp_path / "table", tiny_tokenizer())
     foreign = tiny_tokenizer()
     foreign.add_tokens(["<new>"])
-    with pytest.raises(TargetMismatch, match=r"counted with another tokenizer.*jakiro aded build"):
+    with pytest.raises(TargetMismatch, match=r"counted with a tokenizer other.*jakiro aded build"):
         load_trigrams(tmp_path / "table", foreign)
 
 
@@ -74,7 +74,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 def _unusable(fault: str) -> TrigramIndex:
     keys, (ids, weights) = _index().keys.copy(), (one.copy() for one in _index().rows)
     match fault:
-        case "bigrams out of order":
+        case "not in ascending order":
             keys = keys[::-1].copy()
         case "outside the vocabulary":
             ids[0, 0] = 300
@@ -82,9 +82,9 @@ def _unusable(fault: str) -> TrigramIndex:
             weights[0, 0] = np.nan
         case "gaps":
             weights[:, 0], weights[:, 1] = 0.0, 1.0
-        case "do not fit together":
+        case "sizes do not match":
             keys = keys[:-1]
-        case "other types or dimensions":
+        case "types or numbers of dimensions":
             weights = weights.astype(np.float64)
     index = TrigramIndex.empty()
     index.keys, index.rows = keys, Successors(ids, weights)
@@ -94,12 +94,12 @@ def _unusable(fault: str) -> TrigramIndex:
 @pytest.mark.parametrize(
     "fault",
     [
-        "bigrams out of order",
+        "not in ascending order",
         "outside the vocabulary",
         "negative or not finite",
         "gaps",
-        "do not fit together",
-        "other types or dimensions",
+        "sizes do not match",
+        "types or numbers of dimensions",
     ],
 )
 def test_arrays_that_cannot_be_used_are_refused(fault: str, tmp_path: Path) -> None:
