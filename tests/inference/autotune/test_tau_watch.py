@@ -19,37 +19,38 @@ def _decoder(
 
 
 def _decode(decoder: SpeculativeDecoder, count: int) -> None:
+    """Decode `count` prompts together, in about 10 steps each."""
     prompts = [[1, 2, 3 + number] for number in range(count)]
-    decoder.generate_batch(prompts, max_new_tokens=100, temperature=0.0, seed=0)
+    decoder.generate_batch(prompts, max_new_tokens=10, temperature=0.0, seed=0)
 
 
 def test_a_tau_far_below_the_evaluation_causes_one_warning_with_both_figures(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     decoder = _decoder(tau=3.21)
-    _decode(decoder, 2)
+    _decode(decoder, 20)
     assert not caplog.records  # too few decoding steps
     for _ in range(2):
-        _decode(decoder, 6)
+        _decode(decoder, 50)
     (record,) = caplog.records
     assert "expected 3.21" in record.getMessage()
     assert "chat template" in record.getMessage()
 
 
 def test_a_tau_as_evaluated_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    _decode(_decoder(tau=1.01), 5)
+    _decode(_decoder(tau=1.01), 50)
     assert not caplog.records
 
 
 def test_a_temperature_that_was_not_evaluated_causes_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _decode(_decoder(tau=3.0, temperature=0.5), 5)
+    _decode(_decoder(tau=3.0, temperature=0.5), 50)
     assert not caplog.records
 
 
 def test_other_trees_than_the_evaluated_trees_cause_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _decode(_decoder(tau=3.0, tree=TreeShape(num_nodes=1)), 6)
+    _decode(_decoder(tau=3.0, tree=TreeShape(num_nodes=1)), 50)
     assert not caplog.records

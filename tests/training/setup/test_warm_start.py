@@ -81,7 +81,7 @@ def test_a_drafter_for_an_earlier_version_of_the_target_is_used_with_a_warning(
         (
             {"drafter": {"draft_vocab_size": 24, "experts": {"combine": "sum"}}},
             ConfigError,
-            r"another setting drafter\.experts\.combine; expected: sum; got: mixture",
+            r"a different value of drafter\.experts\.combine; expected: sum; got: mixture",
         ),
         ({"drafter": {}}, ConfigError, r"drafter\.draft_vocab_size; expected: None; got: 24"),
         ({"start": "missing"}, CheckpointError, "cannot load a drafter from"),
