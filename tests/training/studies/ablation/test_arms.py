@@ -37,7 +37,7 @@ def base(workshop: Path) -> Path:
     path = workshop / "base.yaml"
     trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     drafter = {"trunk": trunk, "experts": {"intermediate_size": 256}}
-    settings = tiny_run(workshop, steps=2, drafter=drafter)
+    settings = tiny_run(workshop, steps=2, drafter=drafter, evaluation={"num_prompts": 0})
     path.write_text(dump_settings(settings))
     return path
 
@@ -48,7 +48,21 @@ def _delta(folder: Path, text: str, name: str = "delta") -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+# One of each mechanism trains in `make test`. Of the others, the sizes are tested below, and their
+# losses, anchors and starts in tests/training/loss and tests/training/setup.
+QUICK = {
+    *("anchors-off", "curriculum", "memory-hidden"),
+    *("tail-1", "token-loss-reverse-kl", "trunk-feedback"),
+}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem)
+        for path in ABLATIONS
+    ],
+)
 def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, base: Path) -> None:
     arms = read_arms(base, [path])
     inputs = prepare(arms[0].settings)
