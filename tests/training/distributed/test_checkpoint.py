@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,12 @@ from jakiro.errors import CheckpointError
 from training.config import TrainSettings
 from training.train import train
 
+SHORT: dict[str, Any] = {
+    "steps": 4,
+    "checkpoint": {"every": 2},
+    "evaluation": {"num_prompts": 0},
+}
+
 
 def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
     return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
@@ -23,16 +30,16 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     kind = {"kind": optimizer}
-    whole = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "whole"))
+    whole = tiny_run(workshop, **SHORT, optimizer=kind, run_folder=str(workshop / "whole"))
     train(whole)
-    halved = tiny_run(workshop, optimizer=kind, run_folder=str(workshop / "halved"))
+    halved = tiny_run(workshop, **SHORT, optimizer=kind, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
+        interrupt_after(patched, step=2)
         with pytest.raises(PowerCutError):
             train(halved)
     assert not (halved.run_folder / "drafter").exists()
     with (halved.run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "loss": 0.0}\n{"step": 7, "lo')  # lines of lost steps
+        file.write('{"step": 3, "loss": 0.0}\n{"step": 4, "lo')  # lines of lost steps
     train(halved)
     assert curve(whole) == curve(halved)
     for name, part in weights(whole).items():
@@ -42,14 +49,14 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
 def test_an_incomplete_checkpoint_is_never_used(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny_run(workshop, run_folder=str(workshop / "whole"))
+    whole = tiny_run(workshop, **SHORT, run_folder=str(workshop / "whole"))
     train(whole)
-    halved = tiny_run(workshop, run_folder=str(workshop / "halved"))
+    halved = tiny_run(workshop, **SHORT, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
+        interrupt_after(patched, step=2)
         with pytest.raises(PowerCutError):
             train(halved)
-    good = halved.run_folder / "checkpoints" / "step-00000005"
+    good = halved.run_folder / "checkpoints" / "step-00000002"
     partial = good.with_name(".partial")
     shutil.copytree(good, partial)
     (partial / "state.json").unlink()
@@ -58,19 +65,19 @@ def test_an_incomplete_checkpoint_is_never_used(
 
 
 def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tiny_run(workshop)
+    settings = tiny_run(workshop, **SHORT)
     with monkeypatch.context() as patched:
-        interrupt_after(patched, step=5)
+        interrupt_after(patched, step=2)
         with pytest.raises(PowerCutError):
             train(settings)
     for path in (settings.run_folder / "checkpoints").rglob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000005; .*remove that"):
+    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000002; .*remove that"):
         train(settings)
 
 
 def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:
-    settings = tiny_run(workshop, checkpoint={"every": 2, "keep": 2})
+    settings = tiny_run(workshop, **SHORT | {"steps": 3, "checkpoint": {"every": 1, "keep": 2}})
     train(settings)
     kept = sorted(path.name for path in (settings.run_folder / "checkpoints").iterdir())
-    assert kept == ["step-00000008", "step-00000010"]
+    assert kept == ["step-00000002", "step-00000003"]
