@@ -18,7 +18,7 @@ from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
 from jakiro.target.cache import StateSource
 
 BEYOND_THE_WINDOW = 2 * WINDOW + 5
-NEW_TOKENS = 2 * WINDOW
+NEW_TOKENS = WINDOW + 4
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
