@@ -102,7 +102,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHATML
-    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
+    # Ten percent of the tokens end a text, so that the blocks take few steps.
+    ends = [*range(270, 300)]
+    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512, eos_token_id=ends)
     target_path, drafter_path = folder / "target", folder / "drafter"
     model.save_pretrained(target_path)
     tokenizer.save_pretrained(target_path)

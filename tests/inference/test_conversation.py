@@ -38,9 +38,9 @@ def test_turns_equal_fresh_starts(decoder: SpeculativeDecoder) -> None:
     prompt = [1, 2, 3]
     accepted = 0
     with Conversation() as conversation:
-        for turn in range(4):
-            got = decoder.generate(prompt, max_new_tokens=12, conversation=conversation)
-            fresh = decoder.generate(prompt, max_new_tokens=12)
+        for turn in range(3):
+            got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
+            fresh = decoder.generate(prompt, max_new_tokens=9)
             assert got.new_token_ids == fresh.new_token_ids
             assert got.depths == fresh.depths
             accepted += got.stats.accepted.total()
@@ -53,9 +53,9 @@ def test_a_turn_reads_only_what_is_new(
 ) -> None:
     counts = next(read)
     with Conversation() as conversation:
-        first = decoder.generate([1] * 40, max_new_tokens=12, conversation=conversation)
+        first = decoder.generate([1] * 40, max_new_tokens=9, conversation=conversation)
         assert counts[0] == 40
-        assert conversation.num_cached == 40 + 11  # all but the last token
+        assert conversation.num_cached == 40 + 8  # all but the last token
         counts.clear()
         longer = [1] * 40 + [*first.new_token_ids, 7, 8]
         decoder.generate(longer, max_new_tokens=5, conversation=conversation)
@@ -64,7 +64,7 @@ def test_a_turn_reads_only_what_is_new(
 
 def test_a_changed_history_is_read_again_from_the_change_on(decoder: SpeculativeDecoder) -> None:
     with Conversation() as conversation:
-        decoder.generate([1, 2, 3, 4, 5], max_new_tokens=9, conversation=conversation)
+        decoder.generate([1, 2, 3, 4, 5], max_new_tokens=6, conversation=conversation)
         for prompt in ([1, 2, 9, 9], [1, 2], [7], [1, 2, 3, 4, 5]):
             got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
             assert got.new_token_ids == decoder.generate(prompt, max_new_tokens=9).new_token_ids
@@ -75,7 +75,7 @@ def test_turns_may_sample_differently_and_outgrow_the_first_ones_room(
 ) -> None:
     with Conversation() as conversation:
         decoder.generate([1, 2], max_new_tokens=3, conversation=conversation)
-        arguments = {"max_new_tokens": 90, "temperature": 0.7, "seed": 4}
+        arguments = {"max_new_tokens": 40, "temperature": 0.7, "seed": 4}
         got = decoder.generate([1, 2, 5], conversation=conversation, **arguments)
         assert got.new_token_ids == decoder.generate([1, 2, 5], **arguments).new_token_ids
 
@@ -96,9 +96,9 @@ def test_a_turn_that_failed_leaves_a_usable_conversation(
         with monkeypatch.context() as patch:
             patch.setattr(TargetAdapter, "logits", _broken_after(4))
             with pytest.raises(RuntimeError, match="broken"):
-                decoder.generate([1, 2, 3], max_new_tokens=30, conversation=conversation)
-        got = decoder.generate([1, 2, 3], max_new_tokens=30, conversation=conversation)
-        assert got.new_token_ids == decoder.generate([1, 2, 3], max_new_tokens=30).new_token_ids
+                decoder.generate([1, 2, 3], max_new_tokens=16, conversation=conversation)
+        got = decoder.generate([1, 2, 3], max_new_tokens=16, conversation=conversation)
+        assert got.new_token_ids == decoder.generate([1, 2, 3], max_new_tokens=16).new_token_ids
 
 
 def _broken_after(calls: int) -> object:

@@ -27,7 +27,7 @@ from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 PROMPT = [1, 2, 1, 2, 1]
-SAMPLING = {"temperature": 1.5, "top_k": 3, "max_new_tokens": 3}
+SAMPLING = {"temperature": 1.5, "top_k": 3, "max_new_tokens": 2}
 
 
 def _teach(decoder: SpeculativeDecoder, seed: int) -> None:
@@ -42,7 +42,9 @@ def _teach_across_a_reset(decoder: SpeculativeDecoder, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "teach", [_teach, pytest.param(_teach_across_a_reset, marks=pytest.mark.slow)]
+    "teach",
+    # The quick twin of the other: test_a_ticket_ends_with_its_run_or_with_the_last_reference.
+    [_teach, pytest.param(_teach_across_a_reset, marks=pytest.mark.slow)],
 )
 def test_a_second_request_with_the_same_seed_has_the_target_distribution(
     teach: Callable[[SpeculativeDecoder, int], None],
@@ -50,17 +52,17 @@ def test_a_second_request_with_the_same_seed_has_the_target_distribution(
     model = tiny_llama(vocab=23, num_hidden_layers=1)
     decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(num_nodes=6)))
     counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(160):
+    for seed in range(100):
         decoder.reset()
         teach(decoder, seed)
         second = decoder.generate(PROMPT, seed=seed, **SAMPLING)
-        counts[tuple(second.new_token_ids[:2])] += 1
+        counts[tuple(second.new_token_ids)] += 1
     probs = probs_of_continuations(model, PROMPT, 2, temperature=1.5, top_k=3)
     assert p_value(counts, probs) > LEAST_P_VALUE
 
 
 def _two_of_each(decoder: SpeculativeDecoder) -> list[list[int]]:
-    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 8}
     return [decoder.generate(PROMPT, **arguments).new_token_ids for _ in range(2)]
 
 
@@ -83,7 +85,7 @@ def test_drafters_that_learn_nothing_give_a_seed_the_same_tokens() -> None:
 def test_a_chat_turn_learns_alone_where_requests_do() -> None:
     model = tiny_llama(vocab=23)
     decoder = SpeculativeDecoder(model, AdedDrafter(AdedSettings(reset_per_request=True)))
-    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 8}
     with Conversation() as conversation:
         first, second = (
             decoder.generate(PROMPT, conversation=conversation, **arguments) for _ in range(2)
@@ -185,7 +187,7 @@ def test_a_reset_of_a_shared_drafter_resets_combined_drafters_too() -> None:
     trained = tiny_drafter(TargetAdapter(model))
     both = SpeculativeDecoder(model, combined_drafter(trained, aded, model))
     alone = SpeculativeDecoder(model, aded)
-    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 24}
+    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
     first = both.generate(PROMPT, **arguments)
     alone.reset()
     again = both.generate(PROMPT, **arguments)

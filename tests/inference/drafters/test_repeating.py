@@ -113,12 +113,12 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         greedy = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
-        expected.append(model.generate(ids, max_new_tokens=30, **greedy)[0].tolist())
-        output = decoder.generate(prompt, max_new_tokens=30)
+        expected.append(model.generate(ids, max_new_tokens=14, **greedy)[0].tolist())
+        output = decoder.generate(prompt, max_new_tokens=14)
         assert output.sequences[0].tolist() == expected[-1]
         accepted += output.stats.accepted_by_proposer
     assert accepted.total() > 0
-    together = decoder.generate_batch(PROMPTS, max_new_tokens=30)
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=14)
     assert [output.sequences[0].tolist() for output in together] == expected
 
 

@@ -31,10 +31,10 @@ def _decoder(model: LlamaForCausalLM, name: str = "deterministic") -> Speculativ
 )
 def test_every_row_of_a_ragged_batch_equals_its_prompt_alone(config: dict[str, float]) -> None:
     decoder = _decoder(tiny_llama(vocab=11))
-    together = decoder.generate_batch(PROMPTS, max_new_tokens=25, **config)
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=14, **config)
     assert sum(output.stats.accepted.total() for output in together) > 0
     for prompt, output in zip(PROMPTS, together, strict=True):
-        alone = decoder.generate(prompt, max_new_tokens=25, **config)
+        alone = decoder.generate(prompt, max_new_tokens=14, **config)
         assert output.new_token_ids == alone.new_token_ids
         assert output.depths == alone.depths
         assert output.stats.tau == alone.stats.tau
@@ -43,7 +43,7 @@ def test_every_row_of_a_ragged_batch_equals_its_prompt_alone(config: dict[str, f
 @pytest.mark.parametrize("name", TREES)
 def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> None:
     decoder = _decoder(tiny_llama(vocab=11), name)
-    arguments = {"max_new_tokens": 20, "temperature": 0.7, "seed": 3}
+    arguments = {"max_new_tokens": 10, "temperature": 0.7, "seed": 3}
     together = decoder.generate_batch([PROMPTS[1], PROMPTS[0], PROMPTS[1]], **arguments)
     assert together[0].new_token_ids == decoder.generate(PROMPTS[1], **arguments).new_token_ids
     assert together[2].new_token_ids != together[0].new_token_ids  # each row draws for itself
@@ -52,7 +52,7 @@ def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> 
 @pytest.mark.parametrize("name", TREES)
 def test_a_row_with_a_seed_of_its_own_draws_what_it_draws_alone(name: str) -> None:
     decoder = _decoder(tiny_llama(vocab=11), name)
-    arguments = {"max_new_tokens": 20, "temperature": 0.7}
+    arguments = {"max_new_tokens": 10, "temperature": 0.7}
     together = decoder.generate_batch(PROMPTS, seed=[5, 3, 5, 4], **arguments)
     for prompt, seed, output in zip(PROMPTS, (5, 3, 5, 4), together, strict=True):
         alone = decoder.generate(prompt, seed=seed, **arguments)
@@ -71,9 +71,9 @@ def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Context, "select_sequences", noted)
     decoder = _decoder(tiny_llama(vocab=11))
-    alone = [decoder.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
+    alone = [decoder.generate(prompt, max_new_tokens=16) for prompt in PROMPTS]
     eos = alone[0].new_token_ids[4]
-    together = decoder.generate_batch(PROMPTS, max_new_tokens=30, eos_token_id=eos)
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=16, eos_token_id=eos)
     for before, output in zip(alone, together, strict=True):
         full = before.new_token_ids
         assert output.new_token_ids == (full[: full.index(eos) + 1] if eos in full else full)
@@ -96,10 +96,10 @@ def test_prompts_read_in_chunks_give_the_same_tokens(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = _decoder(tiny_llama(vocab=11))
-    whole = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    whole = decoder.generate_batch(PROMPTS, max_new_tokens=8)
     monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
     monkeypatch.setattr("inference.engine.loop.PREFILL_CHUNK", chunk)
-    chunked = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    chunked = decoder.generate_batch(PROMPTS, max_new_tokens=8)
     assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
     assert [one.depths for one in chunked] == [one.depths for one in whole]
 

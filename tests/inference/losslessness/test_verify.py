@@ -31,7 +31,7 @@ from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
 from jakiro.target.adapter import TargetAdapter
 
-SETTINGS = VerifySettings(max_new_tokens=12, samples=60, sample_length=3)
+SETTINGS = VerifySettings(max_new_tokens=12, samples=50, sample_length=3)
 SHAPES = {
     "deterministic": TreeShape(children=3, breadth=2, num_nodes=7),
     "sampled": TreeShape(children=2, breadth=1, sampled=True),
@@ -61,7 +61,7 @@ def test_a_correct_decoder_passes_every_check(shape: TreeShape) -> None:
     assert tuple(heard) == report.checks
     greedy, sequences, ranks, support = report.checks
     assert (greedy.prompts, greedy.tokens, greedy.differences) == (2, 24, ())
-    assert (sequences.counted, ranks.counted, support.tokens) == (60, 120, 180)
+    assert (sequences.counted, ranks.counted, support.tokens) == (50, 100, 150)
     assert sequences.cells > 3
     assert sequences.drafted > 20
 
@@ -94,7 +94,7 @@ def test_a_deterministic_tree_that_is_declared_as_sampled_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TreeBuilder, "_sample", _take_best)
-    settings = SETTINGS.model_copy(update={"samples": 120})
+    settings = SETTINGS.model_copy(update={"samples": 100})
     checks = check_sampled(_decoder(SHAPES["sampled"]), [1, 2], settings, 1, THRESHOLD)
     assert "sequence distribution" in _failed(checks)
 
@@ -104,7 +104,7 @@ def test_trees_that_are_verified_against_another_distribution_are_caught(
 ) -> None:
     def sharpened(features: Tensor) -> Tensor:
         logits = correct(features)
-        return logits * (4.0 if logits.shape[-2] > 1 else 1.0)  # trees, but not prompts
+        return logits * (8.0 if logits.shape[-2] > 1 else 1.0)  # trees, but not prompts
 
     decoder = _decoder(SHAPES["deterministic"])
     correct = decoder.target.logits
@@ -121,7 +121,7 @@ class _ForgettingTopK(SpeculativeDecoder):
 
 
 def test_tokens_that_the_processors_exclude_are_caught() -> None:
-    settings = SETTINGS.model_copy(update={"top_k": 5, "samples": 50})
+    settings = SETTINGS.model_copy(update={"top_k": 3, "samples": 20})
     decoder = _decoder(kind=_ForgettingTopK)
     checks = check_sampled(decoder, [1, 2], settings, 1, THRESHOLD)
     assert checks[2].impossible > 0
@@ -216,7 +216,7 @@ def _sampled(
     """Sample exactly, but after the first token take the likeliest token with a small rate."""
     generator = torch.Generator().manual_seed(settings.seed)
     sequences: list[Tokens] = [()] * settings.samples
-    for position in range(4):
+    for position in range(settings.sample_length or 0):
         distributions = dict(reference.distributions(sorted(set(sequences))))
         for index, sequence in enumerate(sequences):
             probs = distributions[sequence]
@@ -233,7 +233,7 @@ def test_a_bias_of_five_percent_is_caught_and_exact_sampling_passes(
     bias: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = _decoder(vocab=61)
-    settings = VerifySettings(samples=2000, sample_length=4, temperature=2.0)
+    settings = VerifySettings(samples=1500, sample_length=3, temperature=2.0)
     reference = Reference(decoder.target.model, [1, 2], settings.sampling)
     samples = _sampled(reference, settings, bias)
     monkeypatch.setattr("inference.losslessness.sampled.sample_continuations", lambda *_: samples)
@@ -282,7 +282,7 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others() -> None:
     decoder = _decoder()
     sampled = [
         sample_continuations(
-            decoder, [1, 2], SETTINGS.model_copy(update={"samples": 8, "seed": seed})
+            decoder, [1, 2], SETTINGS.model_copy(update={"samples": 4, "seed": seed})
         )
         for seed in (0, 0, 1)
     ]

@@ -25,7 +25,11 @@ def config(tmp_path: Path) -> Path:
     tiny_llama(vocab=300, eos_token_id=0).save_pretrained(tmp_path / "target")
     tiny_tokenizer(texts=TEXTS).save_pretrained(tmp_path / "target")
     write_jsonl(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
-    changes = {"steps": 2, "engine": {"device": "cpu"}, "evaluation": {"num_prompts": 1}}
+    changes = {
+        "steps": 2,
+        "engine": {"device": "cpu"},
+        "evaluation": {"num_prompts": 1, "max_new_tokens": 2},
+    }
     file = tmp_path / "run.yaml"
     file.write_text(dump_settings(tiny_run(tmp_path, **changes)))
     return file

@@ -18,6 +18,7 @@ from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
 from jakiro.target.cache import StateSource
 
 BEYOND_THE_WINDOW = 2 * WINDOW + 5
+NEW_TOKENS = WINDOW + 4
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -52,10 +53,14 @@ def _assert_greedy_tokens_equal_generate(model: Any) -> None:
     layers = tuple(layer for layer, width in enumerate(widths) if width == widths[0])
     drafter = tiny_drafter(target, tiny_settings(layers=layers))
     shape = TreeShape(children=4, breadth=3, num_nodes=12)
-    output = SpeculativeDecoder(model, drafter, tree=shape).generate([3, 4, 5], max_new_tokens=30)
+    decoder = SpeculativeDecoder(model, drafter, tree=shape)
+    output = decoder.generate([3, 4, 5], max_new_tokens=NEW_TOKENS)
     ids = torch.tensor([[3, 4, 5]])
-    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 30}
-    assert output.sequences.tolist() == model.generate(input_ids=ids, **arguments).tolist()
+    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    assert (
+        output.sequences.tolist()
+        == model.generate(input_ids=ids, max_new_tokens=NEW_TOKENS, **arguments).tolist()
+    )
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from helpers.training import tiny_run
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
+from training.distributed.launch import launch as launch_here
 from training.distributed.processes import free_port
 from training.evaluation.metrics import read_metrics
 from training.train import train
@@ -126,6 +128,7 @@ def test_the_demo_configuration_trains_under_the_launcher_on_one_process(worksho
         "data.sequence_length": 48,
         "data.validation_size": 2,
         "evaluation.num_prompts": 1,
+        "evaluation.max_new_tokens": 4,
         "optimizer.warmup_steps": 1,
         "steps": 2,
         "run_folder": workshop / "demo",
@@ -144,20 +147,26 @@ signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
 print("waiting", flush=True)
 time.sleep(60)
 """
-LAUNCHING = """
-import sys
-from pathlib import Path
-from training.config import TrainSettings
-from training.distributed.launch import launch
-settings = TrainSettings.model_validate({"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}})
-sys.exit(launch([sys.executable, "-c", sys.argv[1]], settings))
-"""
 
 
+def _launch_waiting(output: int) -> None:
+    """Launch a process that waits, with the output to a file descriptor."""
+    os.dup2(output, 1)
+    settings = TrainSettings.model_validate(
+        {"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}}
+    )
+    sys.exit(launch_here([sys.executable, "-c", WAITING], settings))
+
+
+# Forked, because everything is imported here already; no other thread of this process holds a lock.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_request_to_terminate_reaches_the_launched_process() -> None:
-    words = [sys.executable, "-c", LAUNCHING, WAITING]
-    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout is not None
-        assert started.stdout.readline() == "waiting\n"
-        started.terminate()
-        assert started.wait(timeout=30) == 7
+    readable, writable = os.pipe()
+    started = get_context("fork").Process(target=_launch_waiting, args=(writable,))
+    started.start()
+    os.close(writable)
+    with os.fdopen(readable) as lines:
+        assert lines.readline() == "waiting\n"
+    started.terminate()
+    started.join(timeout=30)
+    assert started.exitcode == 7

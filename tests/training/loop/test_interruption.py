@@ -20,10 +20,11 @@ pytestmark = pytest.mark.distributed
 
 # Checkpoints at odd steps, evaluations that keep the best drafter, and a few steps more.
 RUN: dict[str, Any] = {
-    "steps": 16,
+    "steps": 8,
     "checkpoint": {"every": 3},
     "evaluation": {"every": 4, "num_prompts": 1, "max_new_tokens": 4},
 }
+LONG = RUN | {"steps": 16}
 
 # Paths that exist only while a checkpoint or a drafter is written or removed.
 WRITTEN = (
@@ -38,8 +39,20 @@ WRITTEN = (
 @pytest.fixture(scope="module")
 def whole(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     """Return the settings of a finished, uninterrupted run."""
-    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("whole") / "workshop")
-    settings = tiny_run(folder, **RUN)
+    return finished_run(_workshop, tmp_path_factory, RUN)
+
+
+@pytest.fixture(scope="module")
+def long(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """Return the settings of a finished, uninterrupted run of more steps."""
+    return finished_run(_workshop, tmp_path_factory, LONG)
+
+
+def finished_run(
+    workshop: Path, tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]
+) -> TrainSettings:
+    folder = shutil.copytree(workshop, tmp_path_factory.mktemp("whole") / "workshop")
+    settings = tiny_run(folder, **changes)
     train_in_processes(settings, folder)
     return settings
 
@@ -86,7 +99,7 @@ def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
     workshop: Path, whole: TrainSettings
 ) -> None:
     settings = tiny_run(workshop, **RUN)
-    for line in (2, 8, 13):
+    for line in (2, 6, 9):
         assert kill(settings, workshop, reaches(settings, line)), line
     train_in_processes(settings, workshop)
     assert_same(whole, settings)
@@ -94,7 +107,7 @@ def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
 
 @pytest.mark.faults
 def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
-    workshop: Path, whole: TrainSettings
+    workshop: Path, long: TrainSettings
 ) -> None:
     """Kill ten runs at a random step, and ten while a checkpoint or a drafter is written."""
     generator = random.Random(0)
@@ -102,13 +115,13 @@ def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
     points += [(generator.randint(1, 14), name) for name in WRITTEN * 2]
     num_killed = 0
     for number, (line, name) in enumerate(points):
-        settings = tiny_run(workshop, **RUN, run_folder=str(workshop / f"run-{number}"))
+        settings = tiny_run(workshop, **LONG, run_folder=str(workshop / f"run-{number}"))
         is_time = reaches(settings, line) if name is None else writes(settings, name, line)
         is_killed = kill(settings, workshop, is_time)
         assert is_killed or name is not None
         num_killed += is_killed
         train_in_processes(settings, workshop)
-        assert_same(whole, settings)
+        assert_same(long, settings)
     assert num_killed >= 14  # some paths exist too briefly to be noticed
 
 
@@ -119,12 +132,15 @@ def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
 def test_a_run_goes_on_with_another_number_of_processes(
     workshop: Path, engine: dict[str, Any]
 ) -> None:
-    changes = RUN | {"batch": {"micro_batch_size": 1}, "steps": 8, "engine": engine}
+    changes: dict[str, Any] = {
+        **{"steps": 5, "checkpoint": {"every": 2}, "evaluation": {"num_prompts": 0}},
+        **{"batch": {"micro_batch_size": 1}, "engine": engine},
+    }
     alone = tiny_run(workshop, **changes, run_folder=str(workshop / "alone"))
     train_in_processes(alone, workshop)
     settings = tiny_run(workshop, **changes)
     first, second = start_training(settings, workshop, num_processes=2)
-    assert first.kill_when(reaches(settings, 5))
+    assert first.kill_when(reaches(settings, 4))
     second.kill_when(lambda: True)
     train_in_processes(settings, workshop)
     is_exact = engine.get("dtype") is None

@@ -17,11 +17,13 @@ from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
 from training.train import train
 
+EACH_STEP: dict[str, Any] = {"every": 1, "num_prompts": 1, "max_new_tokens": 2}
+
 
 def test_a_run_that_starts_again_keeps_its_best_drafter(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_run(workshop, evaluation={"every": 2}, checkpoint={"every": None})
+    settings = tiny_run(workshop, steps=4, evaluation=EACH_STEP, checkpoint={"every": None})
     taus = [1.2, 1.9, 1.5, 1.0]
 
     def measure(_: Any) -> float:
@@ -33,10 +35,10 @@ def test_a_run_that_starts_again_keeps_its_best_drafter(
         patched.setattr("training.loop.export.mean_tau", measure)
         with pytest.raises(PowerCutError):
             train(settings)
-    assert _best(settings)["step"] == 4
+    assert _best(settings)["step"] == 2
     monkeypatch.setattr("training.loop.export.mean_tau", lambda _: 1.6)
     train(settings)
-    assert _best(settings)["step"] == 4
+    assert _best(settings)["step"] == 2
 
 
 def test_the_best_drafter_records_the_progress_of_the_run_when_it_was_kept(
@@ -44,7 +46,7 @@ def test_the_best_drafter_records_the_progress_of_the_run_when_it_was_kept(
 ) -> None:
     changes: dict[str, Any] = {
         "steps": 4,
-        "evaluation": {"every": 2},
+        "evaluation": EACH_STEP | {"every": 2},
         "checkpoint": {"every": None},
     }
     settings = tiny_run(workshop, **changes, log_every=3, run_folder=str(workshop / "seldom"))

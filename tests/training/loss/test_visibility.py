@@ -1,6 +1,7 @@
 """No trunk sees unverified states when it drafts, nor anything of another document."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -92,16 +93,23 @@ CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[...,
 }
 
 
+@cache
+def _unchanged(settings: DrafterSettings) -> tuple[TinyTraining, Batch, TargetView, Tensor]:
+    """Return a drafter, a batch, the target's outputs, and what is drafted from them."""
+    tiny = tiny_training(settings)
+    batch = batch_for(settings, [10, 11], [24])
+    view = tiny.view(batch)
+    return tiny, batch, view, drafted(tiny, view, batch)
+
+
 @pytest.mark.parametrize("index", [2, 5, 12, 20])
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
     name: str, index: int
 ) -> None:
     settings, change, reaches = CASES[name]
-    tiny = tiny_training(settings)
-    batch = batch_for(settings, [10, 11], [24])
-    view = tiny.view(batch)
-    before, after = drafted(tiny, view, batch), drafted(tiny, change(view, index), batch)
+    tiny, batch, view, before = _unchanged(settings)
+    after = drafted(tiny, change(view, index), batch)
     got = (before != after).flatten(start_dim=3).any(dim=-1)  # exactly: not a bit may differ
     has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
     assert torch.equal(got & has_loss, reaches(batch, index) & has_loss)
@@ -179,7 +187,16 @@ ISOLATED = {
 }
 
 
-@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The feedback of the one and the experts of the other are in the quick ones.
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in {"feedback, mixture", "hidden"}
+        else name
+        for name in ISOLATED
+    ],
+)
 def test_documents_of_a_sequence_are_drafted_and_scored_as_if_alone(name: str) -> None:
     assert_isolated(ISOLATED[name])
 

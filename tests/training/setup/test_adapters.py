@@ -49,7 +49,20 @@ def outputs(tiny: Any, drafter: JakiroDrafter, batch: Batch) -> list[Tensor]:
     return [part for output in samples for part in (output.features, output.log_weights)]
 
 
-@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())
+# At least one of each layer that can have adapters in `make test`.
+QUICK = {
+    *("E2-mixture-P2", "E2-sum-P1", "kv-subset-projected", "hidden-projected", "tail-1"),
+    *("draft-vocabulary", "feedback-fused", "hybrid-mixture-P2"),
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, marks=() if name in QUICK else pytest.mark.slow, id=name)
+        for name, settings in VARIANTS.items()
+    ],
+)
 def test_a_merged_drafter_computes_what_training_computes(settings: DrafterSettings) -> None:
     tiny, batch = tiny_training(settings), batch_for(settings, (9, 11), (20,))
     names = tiny.drafter.state_dict().keys()
@@ -104,16 +117,17 @@ def test_a_layer_that_the_drafter_does_not_have_is_refused_by_name() -> None:
 
 @BUILDS_A_PEFT_MODEL
 def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
-    workshop: Path,
+    trained_workshop: Path,
 ) -> None:
-    base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")
+    base = trained_workshop / "run" / "drafter"
     changes: dict[str, Any] = {
+        "evaluation": {"num_prompts": 0},
         "lora": {"rank": 4, "alpha": 8},
         "initialize": {"drafter": str(base)},
         "drafter": {"experts": {"intermediate_size": 32}},
-        "run_folder": str(workshop / "adapted"),
+        "run_folder": str(trained_workshop / "adapted"),
     }
-    settings = tiny_run(workshop, steps=6, checkpoint={"every": 3}, **changes)
+    settings = tiny_run(trained_workshop, steps=4, checkpoint={"every": 2}, **changes)
     folder = train(settings)
     trained = JakiroDrafter.from_pretrained(folder).state_dict()
     before = JakiroDrafter.from_pretrained(base)
@@ -124,9 +138,9 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
     again = merged(found.base_model.model).state_dict()
     torch.testing.assert_close(again, trained, rtol=0, atol=1e-6)
     assert SpeculativeDecoder.from_pretrained(folder).generate("def", max_new_tokens=4).text
-    # As if the run had stopped after step 3.
+    # As if the run had stopped after step 2.
     whole = [line for line in read_metrics(settings.run_folder) if "loss" in line]
-    for lost in ("drafter", "checkpoints/step-00000006"):
+    for lost in ("drafter", "checkpoints/step-00000004"):
         shutil.rmtree(settings.run_folder / lost)
     resumed = train(settings)
     losses = [line for line in read_metrics(settings.run_folder) if "loss" in line]
@@ -136,17 +150,20 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
 
 
 def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_right_names(
-    workshop: Path,
+    trained_workshop: Path,
 ) -> None:
-    base = shutil.move(train(tiny_run(workshop, steps=2)), workshop / "base")
+    base = trained_workshop / "run" / "drafter"
     changes: dict[str, Any] = {
+        "evaluation": {"num_prompts": 0},
         "initialize": {"drafter": str(base)},
-        "run_folder": str(workshop / "adapted"),
+        "run_folder": str(trained_workshop / "adapted"),
         "steps": 2,
     }
     with pytest.raises(ConfigError, match="got: level_down"):
-        train(tiny_run(workshop, lora={"rank": 4, "targets": ["level_down"]}, **changes))
-    assert train(tiny_run(workshop, lora={"rank": 4, "targets": ["down"]}, **changes)).is_dir()
+        train(tiny_run(trained_workshop, lora={"rank": 4, "targets": ["level_down"]}, **changes))
+    assert train(
+        tiny_run(trained_workshop, lora={"rank": 4, "targets": ["down"]}, **changes)
+    ).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -174,10 +191,10 @@ def test_a_target_with_adapters_of_its_own_is_trained_for_and_decodes(workshop: 
     shuffled(adapted)
     before = {name: part.clone() for name, part in adapted.state_dict().items()}
     tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
-    settings = tiny_run(workshop, steps=20)
+    settings = tiny_run(workshop, steps=10, evaluation={"num_prompts": 0})
     drafter = JakiroDrafter.from_pretrained(train(settings, model=adapted, tokenizer=tokenizer))
     losses = [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]
-    assert sum(losses[-5:]) < sum(losses[:5])
+    assert sum(losses[-4:]) < sum(losses[:4])
     assert all(torch.equal(before[name], part) for name, part in adapted.state_dict().items())
     text = "def add_one(first"
     output = SpeculativeDecoder(adapted, drafter, tokenizer).generate(text, max_new_tokens=8)

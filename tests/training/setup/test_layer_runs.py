@@ -72,22 +72,26 @@ def _loss_at_the_start(target: TargetAdapter, folder: Path, fit_tokens: int) -> 
     return float(tiny.loss(unseen).total.detach())
 
 
+# One of each mechanism in `make test`; the others have several of them, or those of Llama.
+QUICK_FAMILIES = [
+    "llama, wide heads",
+    "qwen2",  # biases
+    "gemma3",  # norms of heads, after attention and after the feed-forward part
+    "olmo2",  # no norm before attention
+    "starcoder2",  # another feed-forward part
+    "cohere",  # both parts beside each other
+]
+SLOW_FAMILIES = [
+    *("llama, tied", "ministral", "qwen3", "granite", "glm4", "gpt_oss"),
+    "mixtral",  # experts in the target
+]
+
+
 @pytest.mark.parametrize(
     "family",
     [
-        "llama, tied",
-        "llama, wide heads",
-        "ministral",
-        "qwen2",  # biases
-        "qwen3",  # norms of heads
-        "gemma3",  # norms after attention and after the feed-forward part
-        "olmo2",  # no norm before attention
-        "mixtral",  # experts in the target
-        "granite",
-        "glm4",
-        "starcoder2",  # another feed-forward part
-        "cohere",  # both parts beside each other
-        "gpt_oss",
+        *QUICK_FAMILIES,
+        *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW_FAMILIES),
     ],
 )
 def test_in_any_family_a_fitted_drafter_is_nearer_than_with_attention_alone(
@@ -161,7 +165,7 @@ def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: 
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_processes_start_with_the_weights_of_one(
     zero_stage: int, workshop: Path, alone: TrainSettings
 ) -> None:

@@ -16,12 +16,20 @@ from jakiro.errors import CheckpointError, ConfigError, JakiroError
 from training.evaluation.metrics import read_metrics
 from training.train import train
 
+UNEVALUATED = {"num_prompts": 0}
+
+
+@pytest.fixture(scope="module")
+def _start(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("start") / "workshop")
+    drafter = {"draft_vocab_size": 24}
+    return train(tiny_run(folder, steps=2, drafter=drafter, evaluation=UNEVALUATED))
+
 
 @pytest.fixture
-def start(workshop: Path) -> Path:
+def start(workshop: Path, _start: Path) -> Path:
     """Return the folder of a drafter with a draft vocabulary, after two optimizer steps."""
-    settings = tiny_run(workshop, steps=2, drafter={"draft_vocab_size": 24})
-    return Path(shutil.move(train(settings), workshop / "start"))
+    return shutil.copytree(_start, workshop / "start")
 
 
 def warm(workshop: Path, start: Path | str, **changes: Any) -> Any:
@@ -33,7 +41,7 @@ def warm(workshop: Path, start: Path | str, **changes: Any) -> Any:
         workshop,
         initialize={"drafter": str(start)},
         run_folder=folder,
-        **{"steps": 1, "optimizer": still, **changes},
+        **{"steps": 1, "optimizer": still, "evaluation": UNEVALUATED, **changes},
     )
 
 
@@ -81,7 +89,7 @@ def test_a_drafter_for_an_earlier_version_of_the_target_is_used_with_a_warning(
         (
             {"drafter": {"draft_vocab_size": 24, "experts": {"combine": "sum"}}},
             ConfigError,
-            r"different value of drafter\.experts\.combine; expected: sum; got: mixture",
+            r"a different value of drafter\.experts\.combine; expected: sum; got: mixture",
         ),
         ({"drafter": {}}, ConfigError, r"drafter\.draft_vocab_size; expected: None; got: 24"),
         ({"start": "missing"}, CheckpointError, "cannot load a drafter from"),

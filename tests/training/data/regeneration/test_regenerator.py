@@ -66,7 +66,7 @@ def regenerator(
     target: LlamaForCausalLM, is_drafting: bool = False, **settings: Any
 ) -> Regenerator:
     drafter = tiny_drafter(TargetAdapter(target)) if is_drafting else None
-    values = {"max_new_tokens": 12, "prompt_tokens": 8, "batch_size": 4} | settings
+    values = {"max_new_tokens": 6, "prompt_tokens": 8, "batch_size": 4} | settings
     decoder = SpeculativeDecoder(target, drafter, TOKENIZER)
     return Regenerator(decoder, RegenerationSettings(**values))
 
@@ -91,7 +91,7 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
             inputs = TOKENIZER.apply_chat_template(
                 record["messages"][:index], add_generation_prompt=True, return_tensors="pt"
             )
-            output = target.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0)
+            output = target.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
             new = output[0, inputs["input_ids"].shape[1] :]
             expected = TOKENIZER.decode(new, skip_special_tokens=True)
             assert record["messages"][index]["role"] == "assistant"
