@@ -90,6 +90,13 @@ def make_document(
     )
 
 
+def with_figures(document: ComparisonDocument, index: int, **changes: object) -> ComparisonDocument:
+    """Return the document with other figures of the method at an index."""
+    methods = list(document.methods)
+    methods[index] = methods[index].model_copy(update=changes)
+    return document.model_copy(update={"methods": tuple(methods)})
+
+
 def make_environment() -> Environment:
     """Return a synthetic environment."""
     return Environment(
