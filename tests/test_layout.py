@@ -11,7 +11,6 @@ MOST_AT_THE_TOP = 8
 
 # Modules with a single importer and no test file of their name. The list only shrinks.
 UNTESTED_PARTS = {
-    "inference.benchmark.diff.side",
     "inference.benchmark.example_trees",
     "inference.benchmark.harness",
     "inference.drafters.combined.session",
@@ -31,7 +30,6 @@ UNTESTED_PARTS = {
     "training.planning.simulation",
     "training.planning.zero_memory",
     "training.setup.layer_start",
-    "training.studies.ablation.contrasts",
     "training.studies.ablation.evaluation",
 }
 
