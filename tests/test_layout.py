@@ -14,7 +14,6 @@ UNTESTED_PARTS = {
     "inference.engine.accept",
     "inference.losslessness.check",
     "inference.losslessness.sampled",
-    "jakiro.demo.pipeline",
     "training.planning.parts",
     "training.planning.simulation",
     "training.planning.zero_memory",
