@@ -11,31 +11,12 @@ MOST_AT_THE_TOP = 8
 
 # Modules with a single importer and no test file of their name. The list only shrinks.
 UNTESTED_PARTS = {
-    "inference.benchmark.diff.side",
-    "inference.benchmark.example_trees",
-    "inference.benchmark.harness",
-    "inference.benchmark.report.canvas",
-    "inference.benchmark.report.plots",
-    "inference.benchmark.report.tree_picture",
-    "inference.benchmark.report.verdict",
-    "inference.drafters.combined.session",
-    "inference.drafters.small_lm_cache",
     "inference.engine.accept",
     "inference.losslessness.check",
     "inference.losslessness.sampled",
-    "inference.profiling.efficiency",
-    "inference.profiling.overhead",
-    "jakiro.demo.drafting",
-    "jakiro.demo.pipeline",
-    "jakiro.demo.target",
-    "training.data.regeneration.rows",
-    "training.data.token_writer",
-    "training.loop.export",
     "training.planning.parts",
     "training.planning.simulation",
     "training.planning.zero_memory",
-    "training.setup.layer_start",
-    "training.studies.ablation.contrasts",
     "training.studies.ablation.evaluation",
 }
 

@@ -1,9 +1,11 @@
 """Synthetic documents of a comparison with plausible figures."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
+
+import numpy as np
 
 from inference.benchmark.document import (
     CategoryFigures,
@@ -87,6 +89,81 @@ def make_document(
         baseline=methods[0],
         methods=tuple(figures),
         trees=tuple(trees),
+    )
+
+
+def with_figures(document: ComparisonDocument, index: int, **changes: object) -> ComparisonDocument:
+    """Return the document with other figures of the method at an index."""
+    methods = list(document.methods)
+    methods[index] = methods[index].model_copy(update=changes)
+    return document.model_copy(update={"methods": tuple(methods)})
+
+
+def noisy_document(
+    seed: int,
+    slowness: Mapping[str, float] | None = None,
+    *,
+    noise: float = 0.03,
+    hardness: float = 0.3,
+    prompts: int = 40,
+    first: int = 0,
+    methods: tuple[str, ...] = ("autoregressive", "drafter=mine"),
+    batch: int = 1,
+    order: int = 0,
+) -> ComparisonDocument:
+    """Return a document whose figures are those of its samples.
+
+    Args:
+        seed: seed of the noise; the hardness of prompts does not depend on it.
+        slowness: factors of the methods' seconds.
+        noise: spread of the seconds of each sample.
+        hardness: spread of the seconds that prompts take.
+        prompts: number of prompts.
+        first: number of the first prompt.
+        methods: names; drafting methods take half as many forwards as the first method.
+        batch: number of prompts decoded together, which share their seconds, noise included.
+        order: seed of the grouping of prompts.
+    """
+    source = np.random.default_rng(seed)
+    hard = np.random.default_rng(1234).lognormal(0, hardness, 1000)[first : first + prompts]
+    ranks = np.random.default_rng(order).permutation(prompts) if batch > 1 else np.arange(prompts)
+    group = ranks // batch
+    together = group[:, None] == group
+    hard = together @ hard / together.sum(axis=1)
+    document = make_document(methods=methods, prompts=prompts)
+    measured = []
+    for one in document.methods:
+        noises = source.lognormal(0, noise, prompts)[group]
+        seconds = hard * noises * (slowness or {}).get(one.name, 1.0)
+        drafts = one.name != methods[0]
+        samples = [
+            _noisy_sample(first + at, int(group[at]), drafts=drafts, seconds=float(seconds[at]))
+            for at in range(prompts)
+        ]
+        measured.append(with_samples(one, samples))
+    base = measured[0].tokens_per_second
+    return document.model_copy(
+        update={
+            "settings": document.settings.model_copy(update={"batch_size": batch}),
+            "methods": tuple(
+                one.model_copy(update={"speedup": one.tokens_per_second / base}) for one in measured
+            ),
+        }
+    )
+
+
+def with_samples(figures: MethodFigures, samples: Sequence[SampleRecord]) -> MethodFigures:
+    """Return a method's figures as they follow from its samples, which have two chat turns."""
+    tokens = sum(one.tokens for one in samples)
+    forwards = sum(one.target_forwards for one in samples)
+    return figures.model_copy(
+        update={
+            "samples": tuple(samples),
+            "tokens": tokens,
+            "target_forwards": forwards,
+            "tau": (tokens - 2 * len(samples)) / forwards,
+            "tokens_per_second": tokens / sum(one.seconds for one in samples),
+        }
     )
 
 
@@ -258,3 +335,19 @@ def _seconds(total: float, drafts: bool) -> Seconds:
     shares = (0.08, 0.22, 0.58, 0.05, 0.07) if drafts else (0.06, 0.0, 0.88, 0.0, 0.06)
     prefill, draft, verify, commit, other = (total * share for share in shares)
     return Seconds(prefill=prefill, draft=draft, verify=verify, commit=commit, other=other)
+
+
+def _noisy_sample(prompt: int, group: int, *, drafts: bool, seconds: float) -> SampleRecord:
+    forwards = 40 + prompt % 7 if drafts else 100
+    return SampleRecord(
+        prompt=f"{prompt:08x}",
+        category="all",
+        repeat=0,
+        group=group,
+        tokens=102,
+        decoded=100,
+        target_forwards=forwards,
+        turns=2,
+        seconds=seconds,
+        seconds_to_first_token=0.01,
+    )

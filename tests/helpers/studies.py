@@ -97,6 +97,19 @@ def made_up_arm(name: str, **changes: object) -> ArmFacts:
     return ArmFacts(name, settings, 1_234_567, (1000, 1001, 1002), (0.5, 0.6, 0.7))
 
 
+# The arms of a 2 x 2 comparison of experts and contrastive loss.
+FOUR_CELLS = (
+    made_up_arm("base"),
+    made_up_arm("contrast-off", objective={"contrast_weight": 0.0}),
+    made_up_arm("experts-off", drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}}),
+    made_up_arm(
+        "both-off",
+        drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}},
+        objective={"contrast_weight": 0.0},
+    ),
+)
+
+
 def _autoregressive(seeds: int, prompts: int) -> Rate:
     return Rate(np.full((seeds, prompts), 50.0), np.full((seeds, prompts), 50.0))
 

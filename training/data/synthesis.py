@@ -20,7 +20,12 @@ from jakiro.errors import ConfigError, DataError
 from jakiro.utils.settings import Settings
 from training.data.chat import CUT, Chat, Message
 from training.data.regeneration.output_file import OutputFile
-from training.data.regeneration.regenerator import ends_of, random_seed, target_fingerprint
+from training.data.regeneration.regenerator import (
+    ends_of,
+    random_seed,
+    target_fingerprint,
+    version_of,
+)
 from training.data.rendering import render_question, render_user_opening
 
 KEY_TOKENS = 8  # number of first tokens in which a record must differ from all other records
@@ -345,7 +350,8 @@ class Synthesizer:
     def _fingerprint(self) -> dict[str, Any]:
         """Return everything that determines the records."""
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
-        return target_fingerprint(self._decoder, is_sampled=True) | chosen
+        drafter = {"drafter": version_of(self._decoder.drafter)}
+        return target_fingerprint(self._decoder) | chosen | drafter
 
 
 def repeats(token_ids: Sequence[int]) -> bool:

@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.commands import exit_code
-from helpers.models import tiny_drafter, tiny_llama
+from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.stats import interval, median_interval
-from inference.profiling.forwards import Recorder, Stopwatch, watched
-from inference.profiling.oracle import OracleDrafter
-from inference.profiling.subject import start
-from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import TargetAdapter, chain_step
-from jakiro.target.cache import TargetState
 
 HEADLINES = {
     "plain_vs_transformers": 1.05,
@@ -67,40 +60,6 @@ def test_quick_run_of_the_engine_measures_everything(
     assert all(map(math.isfinite, _numbers(document)))
     assert document["environment"]["bytes_per_cached_token"] == 3 * 2 * 2 * 8 * 4
     assert document["details"]["oracle_efficiency"]["tau"] == 4
-
-
-@pytest.mark.parametrize(("num_right", "num_nodes"), [(3, 8), (1, 2), (2, 7)])
-def test_an_oracle_has_as_many_accepted_drafts_as_requested(num_right: int, num_nodes: int) -> None:
-    target = TargetAdapter(tiny_llama())
-    prompts = [[1, 2, 3], [4, 5]]
-    known = [start(target, None, [ids], 40).finish().token_ids for ids in prompts]
-    oracle = OracleDrafter(known, 61, target.device, num_right, num_nodes)
-    count = 5 * (num_right + 1) + 1
-    run = start(target, oracle, prompts, count).finish()
-    assert run.stats.tau == num_right + 1
-    for one, ids, all_ids in zip(run.sequences, prompts, known, strict=True):
-        assert one.token_ids == all_ids[: len(ids) + count]
-
-
-def test_nested_forwards_are_watched_once_and_can_be_replayed() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = tiny_drafter(target)
-    cache = target.new_cache(1, 4)
-    recorder, stopwatch = Recorder(), Stopwatch()
-    for around in (recorder, stopwatch):
-        with watched(target, drafter, around), torch.inference_mode():
-            output = target.forward(chain_step(torch.tensor([[1, 2]]), 0), cache)
-            logits = target.logits(output.features)
-            _encode(drafter, drafter.state_sources.read(cache, torch.tensor([[0, 1]])))
-    assert set(stopwatch.seconds) == {"target", "logits", "memory"}
-    assert len(recorder.calls) == 3
-    with torch.inference_mode():
-        assert torch.equal(recorder.calls[1](), logits)
-    assert "logits" not in vars(target)
-
-
-def _encode(drafter: JakiroDrafter, state: TargetState) -> None:
-    drafter.encode_memory(state, torch.tensor([[0, 1]]))
 
 
 def test_an_interval_holds_its_value_and_narrows_with_more_items() -> None:

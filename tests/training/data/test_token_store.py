@@ -10,7 +10,6 @@ from helpers.training import CHAT_TEMPLATE, TEXTS, tiny_run, write_jsonl
 
 from jakiro.errors import ConfigError, DataError
 from training.data import token_store
-from training.data.counts import ReadCounts
 from training.data.token_store import TokenStore, open_tokens
 
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
@@ -80,21 +79,6 @@ def test_an_interrupted_reading_leaves_no_cache_that_is_used(
     assert not list((tmp_path / "cache").glob(".*.partial"))
 
 
-def test_documents_without_a_second_token_are_dropped_and_counted(tmp_path: Path) -> None:
-    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}, {"text": TEXTS[0]}])
-    store = open_in(tmp_path, data)
-    assert store.num_documents == 1
-    assert store.counts == ReadCounts(
-        rows=2,
-        skipped=0,
-        dropped=1,
-        documents=1,
-        tokens=len(store.token_ids),
-        responses=len(store.token_ids),
-        highest_id=int(store.token_ids.max()),
-    )
-
-
 def test_unusable_records_end_the_reading_or_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,12 +131,6 @@ def test_the_fingerprint_names_the_folder_in_the_cache(tmp_path: Path) -> None:
     store = open_tokens([str(data)], tiny_tokenizer(CHAT_TEMPLATE), tmp_path / "cache")
     (home,) = (path.parent for path in (tmp_path / "cache").glob("*/sizes.json"))
     assert store.fingerprint.startswith(home.name)
-
-
-def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
-    data = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}])
-    with pytest.raises(DataError, match="nothing to learn from"):
-        open_in(tmp_path, data)
 
 
 @pytest.mark.parametrize(

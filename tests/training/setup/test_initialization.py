@@ -2,113 +2,27 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import tiny_run
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoModelForCausalLM
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.settings import dump_settings
-from moa.trunk import Trunk
 from training.setup.initialization import check_initialization, initialize
-from training.setup.layer_start import start_from
 from training.setup.target_layer import read_attention, rotation_of
 from training.studies.ablation.study import Study, StudySettings
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
 SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama, grouped heads": {},
-    "llama, one head for each query head": {},
-    "llama, one head for all": {},
-    "llama, wide heads": {},
-    "mistral": {},
-    "mixtral": {"rms_norm_eps": 1e-6},
-    "gemma": {},  # norms add 1 to their weight
-    "gemma2": {"query_pre_attn_scalar": 3, "attn_logit_softcapping": None},  # scores divided by it
-    "granite": {"attention_multiplier": 0.2},  # scores multiplied by it
-    "cohere": {"layer_norm_eps": 1e-6},  # pairs that are rotated stand side by side
-}
-
-
-def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> AttentionShape:
-    """Return the shape of a trunk with a layer's own heads."""
-    shape = target.spec.head_shapes[layer]
-    return AttentionShape(
-        num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=base
-    )
-
-
-def _base_of(model: PreTrainedModel) -> float:
-    return float(model.config.rope_parameters["rope_theta"])
-
-
-def _with_random_norms(model: PreTrainedModel) -> PreTrainedModel:
-    for name, weight in model.named_parameters():
-        if "norm" in name:
-            nn.init.uniform_(weight, 0.3, 1.7)
-    return model
-
-
-def _own_attention(model: Any, layer: int, stream: Tensor, positions: Tensor) -> Tensor:
-    """Return the output of the layer's norm and attention, computed by the model's own code."""
-    count = stream.shape[1]
-    mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-    block = model.model.layers[layer]
-    added = block.self_attn(
-        hidden_states=block.input_layernorm(stream),
-        position_embeddings=model.model.rotary_emb(stream, positions),
-        attention_mask=mask,
-    )[0]
-    return added * getattr(block, "residual_multiplier", 1.0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family: str) -> None:
-    model = _with_random_norms(tiny_family(family, **FAMILIES[family]))
-    target = TargetAdapter(model)
-    settings = _trunk_for(target, layer=1, base=_base_of(model))
-    attention = read_attention(target, 1, settings)
-    assert attention.has_same_base
-    trunk = Trunk(hidden=32, **settings.model_dump())
-    start_from(trunk, attention)
-    stream = torch.randn(2, 9, 32)
-    stream -= stream.mean(dim=-1, keepdim=True)  # as layer norms do, unlike RMS norms
-    positions = torch.arange(5, 14)[None].expand(2, -1)
-    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
-    expected = stream + _own_attention(model, 1, stream, positions)
-    got = trunk.self_attention(stream, positions, mask)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    # If memory is the stream itself, cross-attention is the same layer.
-    kv = trunk.cross_attention.kv(stream, positions)
-    got = trunk.cross_attention(stream, positions, kv, mask)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
-    model = _with_random_norms(tiny_llama())
-    target = TargetAdapter(model)
-    trunk = tiny_drafter(target, tiny_settings()).trunk
-    start_from(trunk, read_attention(target, -2, SHAPE))
-    layer = model.model.layers[1]
-    parts = [getattr(layer.self_attn, name).weight for name in ("q_proj", "k_proj", "v_proj")]
-    own, cross = trunk.self_attention, trunk.cross_attention
-    assert torch.equal(own.project.weight, torch.cat(parts))
-    assert torch.equal(cross.query.weight, parts[0])
-    assert torch.equal(cross.key_value.weight, torch.cat(parts[1:]))
-    for part in (own, cross):
-        assert torch.equal(part.output.weight, layer.self_attn.o_proj.weight)
-        assert torch.equal(part.norm.weight, layer.input_layernorm.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 from helpers.families import tiny_family
-from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.layers import HEADS, layer_settings, outputs_of_layers
+from helpers.models import tiny_drafter, tiny_llama
 from helpers.training import random_batch, tiny_run
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch.nn.functional import pad
 
-from jakiro.config import DrafterSettings
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 from training.setup.initialization import is_fitted
-from training.setup.layer_fit import LayerFit, fit_layer
-from training.setup.layer_start import scale_to_features, start_as_layer, start_from
+from training.setup.layer_fit import fit_layer
+from training.setup.layer_start import scale_to_features
 from training.setup.target_layer import (
     LayerAttention,
     LayerFeedForward,
@@ -29,66 +29,14 @@ from training.setup.target_layer import (
 )
 from training.train import train
 
-HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
 TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
-
-
-def _settings(
-    kind: str, num_experts: int, width: int, tail_layers: int = 0, **trunk: Any
-) -> DrafterSettings:
-    settings = tiny_settings(
-        num_experts=num_experts,
-        combine="sum" if tail_layers else "mixture",
-        parallel_levels=0,
-        trunk={"kind": kind, **HEADS, **trunk},
-        tail_layers=tail_layers,
-    )
-    return settings.model_copy(
-        update={"experts": settings.experts.model_copy(update={"intermediate_size": width})}
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "width", "tail_layers"), [("feedback", 48, 0), ("hybrid", 64, 0), ("hybrid", 64, 1)]
-)
-@torch.no_grad()
-def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
-    kind: str, width: int, tail_layers: int
-) -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    drafter = tiny_drafter(target, _settings(kind, 1, width, tail_layers))
-    layer = -1 - tail_layers
-    attention = read_attention(target, layer, target.spec.attention)
-    feed_forward = read_feed_forward(target, layer)
-    assert feed_forward is not None
-    start_from(drafter.trunk, attention)
-    # With one scale for all channels the result is exact; otherwise norms are approximate.
-    zeros = (torch.zeros(32, 64), torch.zeros(32), None)
-    fit = LayerFit(torch.full((32,), 0.4), 0.4, *zeros, torch.rand(48), 1.0, 9)
-    assert scale_to_features(drafter, attention, feed_forward, fit) == 48
-    ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
-    states = model.model(ids, output_hidden_states=True).hidden_states
-    outputs = _outputs_of_the_layers(model, ids)
-    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
-    stream = drafter.trunk.self_attention(0.4 * states[layer - 1], positions, mask)
-    features = drafter.experts(stream).mean_feature
-    torch.testing.assert_close(features, 0.4 * outputs[layer], atol=1e-4, rtol=1e-4)
-
-
-def _outputs_of_the_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Return the output of each layer, that of the last before the final norm."""
-    seen: dict[str, torch.Tensor] = {}
-    with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
-        states = model.model(ids, output_hidden_states=True).hidden_states
-    return [*states[1:-1], seen["output"]]
 
 
 @torch.no_grad()
 def test_the_fit_is_least_squares_over_all_tokens_but_the_first_of_a_document() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
-    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    drafter = tiny_drafter(target, layer_settings("feedback", 2, 20))
     batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
     feed_forward = read_feed_forward(target, -1)
     fit = fit_layer(drafter, target, -1, feed_forward, batches)
@@ -109,7 +57,7 @@ def test_the_fit_is_least_squares_over_all_tokens_but_the_first_of_a_document() 
 @torch.no_grad()
 def test_fused_states_are_fitted_beside_features_and_encoded_like_features() -> None:
     target = TargetAdapter(tiny_llama())
-    settings = _settings("feedback", 1, 20, tail_layers=1, fusion_layers=(1, 2))
+    settings = layer_settings("feedback", 1, 20, tail_layers=1, fusion_layers=(1, 2))
     drafter = tiny_drafter(target, settings)
     batches = [random_batch((24,), seed=seed) for seed in range(12)]
     fit = fit_layer(drafter, target, -2, None, batches)
@@ -154,7 +102,7 @@ def _by_hand(
             for number in range(int(documents.max()) + 1):
                 ids = token_ids[documents == number][None]
                 states = target.model.model(ids, output_hidden_states=True).hidden_states
-                outputs, features = _outputs_of_the_layers(target.model, ids), states[-1]
+                outputs, features = outputs_of_layers(target.model, ids), states[-1]
                 embeddings = target.embed(ids)[:, 1:]
                 read = drafter.trunk.feature_input.normed(embeddings, features[:, :-1])
                 goals = (states[layer - 1], outputs[layer], features)
@@ -167,7 +115,7 @@ def _by_hand(
 @torch.no_grad()
 def test_tokens_and_features_of_different_size_are_fitted_alike() -> None:
     target = TargetAdapter(tiny_llama())
-    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    drafter = tiny_drafter(target, layer_settings("feedback", 2, 20))
     batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
     before = fit_layer(drafter, target, -1, None, batches)
     drafter.trunk.feature_input.token_norm.weight.fill_(0.02)
@@ -182,7 +130,7 @@ def test_hidden_states_that_are_not_finite_are_refused() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     torch.nn.init.constant_(model.model.embed_tokens.weight[50:], float("nan"))
-    drafter = tiny_drafter(target, _settings("feedback", 2, 20))
+    drafter = tiny_drafter(target, layer_settings("feedback", 2, 20))
     with pytest.raises(
         NumericalError, match=r"got: NaN or infinity; .*initialize\.fit_tokens to 0"
     ):
@@ -230,17 +178,6 @@ def test_adapters_of_the_target_are_part_of_the_layer() -> None:
 
 def _read_last(target: TargetAdapter) -> tuple[LayerAttention, LayerFeedForward | None]:
     return read_attention(target, -1, target.spec.attention), read_feed_forward(target, -1)
-
-
-def test_experts_leave_out_different_units() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = tiny_drafter(target, _settings("hybrid", 2, 64))
-    attention = read_attention(target, -1, target.spec.attention)
-    start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
-    units = drafter.experts.down.detach().norm(dim=-1) > 0
-    assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
-    first, second = drafter.experts.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
-    assert not torch.equal(first, second)
 
 
 def _first_validation_loss(folder: Path, **changes: Any) -> float:

@@ -57,24 +57,19 @@ def fingerprint_fields(
         settings: settings of the regeneration.
         sources: sources of the data.
     """
-    facts = target_fingerprint(decoder, is_sampled=settings.temperature > 0) | {
+    facts = target_fingerprint(decoder) | {
         "data": [source.fingerprint() for source in sources],
         **settings.model_dump(exclude={"batch_size", "seed"}),
     }
-    # Greedy answers do not depend on the seed.
-    return facts | ({"seed": settings.seed} if settings.temperature else {})
+    if settings.temperature:  # greedy answers depend on neither seed nor drafter
+        facts |= {"seed": settings.seed, "drafter": version_of(decoder.drafter)}
+    return facts
 
 
-def target_fingerprint(decoder: SpeculativeDecoder, *, is_sampled: bool) -> dict[str, Any]:
-    """Return everything that determines generated tokens, except for the arguments of the call.
-
-    Args:
-        decoder: decoder of the target, with its tokenizer.
-        is_sampled: whether tokens are sampled. If they are not, the drafter is left out, because
-            greedy tokens do not depend on it.
-    """
+def target_fingerprint(decoder: SpeculativeDecoder) -> dict[str, Any]:
+    """Return everything about the target that determines generated tokens."""
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
-    facts: dict[str, Any] = {
+    return {
         # The dtype comes first, so that a different dtype is reported as such, and not as different
         # weights.
         "target_dtype": str(target.dtype).removeprefix("torch."),
@@ -83,17 +78,17 @@ def target_fingerprint(decoder: SpeculativeDecoder, *, is_sampled: bool) -> dict
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "template": template_fingerprint(tokenizer),
     }
-    return facts | ({"drafter": _version_of(decoder.drafter)} if is_sampled else {})
 
 
-def _version_of(drafter: Drafter | None) -> str | None:
+def version_of(drafter: Drafter | None) -> str | None:
+    """Return the version of a drafter, including a hash of its weights; None for no drafter."""
     match drafter:
         case TrainedDrafter():
             return hash_weights(drafter.model)
         case SmallLMDrafter():
             return hash_weights(drafter.model.model)
         case CombinedDrafter():
-            return f"{_version_of(drafter.first)}, {_version_of(drafter.second)}"
+            return f"{version_of(drafter.first)}, {version_of(drafter.second)}"
     return None if drafter is None else drafter.version
 
 

@@ -3,44 +3,23 @@
 import numpy as np
 import pytest
 from helpers.models import tiny_llama
+from helpers.pools import TREE, pool_of_two
 
-from inference.draft_tree import ROOT, SequenceTree
+from inference.draft_tree import ROOT
 from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.candidates import Candidates
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.pool import BOTH, FIRST, SECOND, Calibration, CandidatePool
 from inference.drafters.small_lm import SmallLMDrafter
 
-# Token 1, and below it 2; the second source guesses 1, below it 3 and below that 4.
-TREE = SequenceTree(
-    token_ids=[1, 2],
-    parent=[ROOT, 0],
-    depth=[1, 2],
-    rank=[0, 0],
-    proposer_id=[0, 0],
-    children={ROOT: [0], 0: [1]},
-    sampled={},
-    deterministic={ROOT: [0], 0: [1]},
-)
-GUESS = Candidates(
-    np.array([1, 3, 4]), np.array([ROOT, 0, 1]), np.array([1, 2, 3]), np.array([0.5, 0.25, 0.2])
-)
-
-
-def _pool(depth: int = 3) -> CandidatePool:
-    pool = CandidatePool(TREE, [np.log(0.8), np.log(0.4)])
-    pool.graft(ROOT, GUESS, depth)
-    return pool
-
 
 def test_candidates_keep_their_source_and_their_conditional_probability() -> None:
-    pool = _pool()
+    pool = pool_of_two()
     assert pool.token_ids == [1, 2, 3, 4]
     assert pool.parents == [ROOT, 0, 0, 2]
     assert pool.sources == [BOTH, FIRST, SECOND, SECOND]
     assert pool.scores == pytest.approx([0.8, 0.5, 0.5, 0.8])
     assert pool.path(3) == [1, 3, 4]
-    assert _pool(depth=2).token_ids == [1, 2, 3]
+    assert pool_of_two(depth=2).token_ids == [1, 2, 3]
 
 
 def test_a_child_that_scores_above_its_parent_counts_as_certain() -> None:
@@ -48,7 +27,7 @@ def test_a_child_that_scores_above_its_parent_counts_as_certain() -> None:
 
 
 def test_a_path_is_worth_the_product_of_its_candidates() -> None:
-    pool = _pool()
+    pool = pool_of_two()
     values = pool.values(Calibration((1.0, 1.0, 1.0), 8.0, 256.0))
     assert values == pytest.approx([0.8, 0.4, 0.4, 0.32])
     best = pool.best(values, 2, np.ones(4, np.bool_))
@@ -56,7 +35,7 @@ def test_a_path_is_worth_the_product_of_its_candidates() -> None:
 
 
 def test_only_candidates_whose_parents_were_right_have_an_outcome() -> None:
-    pool = _pool()
+    pool = pool_of_two()
     assert dict(pool.outcomes([1, 3, 9])) == {0: True, 1: False, 2: True, 3: False}
     assert dict(pool.outcomes([7, 3])) == {0: False}
 

@@ -290,22 +290,6 @@ def test_a_full_disk_is_named_and_the_next_run_continues(
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-def test_tool_calls_stay_because_their_results_follow(
-    target: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    template = CHAT_TEMPLATE.replace("m.content", "(m.content or m.tool_calls[0].name)")
-    call = {"role": "assistant", "tool_calls": [{"name": "add"}]}
-    chat = [CHATS[0][0], call, {"role": "tool", "content": "2"}, CHATS[0][1]]
-    fields = {"messages": chat, "tools": [{"name": "add"}]}
-    data = write_jsonl(tmp_path / "data.jsonl", [fields])
-    decoder = SpeculativeDecoder(target, tokenizer=tiny_tokenizer(template))
-    writer = Regenerator(decoder, RegenerationSettings(max_new_tokens=5))
-    assert write(writer, data, tmp_path / "out.jsonl").answers == 1
-    (got,) = records_of(tmp_path / "out.jsonl")
-    assert got["messages"][:3] == chat[:3]
-    assert got["tools"] == fields["tools"]
-
-
 def test_answers_without_an_end_are_counted(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:

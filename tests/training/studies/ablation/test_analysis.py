@@ -4,26 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from helpers.studies import made_up_arm, made_up_documents, made_up_rate
+from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents, made_up_rate
 from scipy import stats
 
 from inference.benchmark.stats import Rate, Ratio, product, ratio, student_quantile
 from jakiro.errors import ConfigError, DataError
 from training.studies.ablation.analysis import analyse
-from training.studies.ablation.contrasts import Cells, find_cells, two_by_two
 from training.studies.ablation.results import StudyResults
 from training.studies.ablation.trees import parse_trees
-
-FOUR_CELLS = (
-    made_up_arm("base"),
-    made_up_arm("contrast-off", objective={"contrast_weight": 0.0}),
-    made_up_arm("experts-off", drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}}),
-    made_up_arm(
-        "both-off",
-        drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}},
-        objective={"contrast_weight": 0.0},
-    ),
-)
 
 
 def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
@@ -186,29 +174,6 @@ def test_planted_effects_and_their_interaction_are_recovered() -> None:
     assert found.interaction.low < math.exp(together) < found.interaction.high
     assert found.experts.is_resolved
     assert f"experts x{found.experts.value:.3f} [" in found.sentence
-
-
-def test_without_an_interaction_none_is_claimed() -> None:
-    random = np.random.default_rng(1)
-    cells = Cells("a", "b", "c", "d")
-    effects = {"a": 0.2, "b": 0.1, "c": 0.1, "d": 0.0}
-    rates = {name: made_up_rate(random, np.zeros(30), value) for name, value in effects.items()}
-    found = two_by_two(cells, 0.0, rates)
-    assert "interaction" in found.sentence
-    assert found.sentence.endswith("(not resolved).")
-
-
-def test_the_four_cells_are_found_among_other_arms() -> None:
-    others = [
-        made_up_arm("experts-4", drafter={"experts": {"num_experts": 4}}),
-        made_up_arm("weaker", objective={"contrast_weight": 0.01}),
-        made_up_arm("another", objective={"contrast_weight": 0.0, "token_loss": "reverse_kl"}),
-    ]
-    arms = {arm.name: arm.settings for arm in (*FOUR_CELLS, *others)}
-    assert find_cells(arms) == Cells("base", "contrast-off", "experts-off", "both-off")
-    del arms["both-off"]
-    assert find_cells(arms) is None
-    assert find_cells({"base": arms["contrast-off"]}) is None
 
 
 def test_documents_that_cannot_be_compared_are_refused() -> None:

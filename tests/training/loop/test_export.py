@@ -1,4 +1,4 @@
-"""A run checks before its first step that its drafter can be saved, loaded, and used."""
+"""A run checks that its drafter can be saved, loaded and used, and keeps the best."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,15 @@ from helpers.training import tiny_run
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
+from training.distributed.checkpoint import RunState
 from training.distributed.processes import join_processes, launch_environment
 from training.evaluation.metrics import read_metrics
-from training.loop.export import check_untrained
+from training.loop.export import Exporter, check_untrained
+from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
 from training.train import train
+
+DECODING = {"prompts": 2, "temperature": 0.0, "acceptance_by_depth": [0.5], "tokens": 9}
 
 
 def test_a_drafter_that_cannot_be_saved_as_it_is_stops_the_run_before_its_first_step(
@@ -70,3 +74,24 @@ def test_a_drafter_that_does_not_decode_stops_the_run_before_its_first_step(
     with pytest.raises(CheckpointError, match="a shape that nobody thought of"):
         train(settings)
     assert read_metrics(settings.run_folder) == []
+
+
+@pytest.mark.parametrize(("keep_best", "expected"), [(True, [1.5, 1.5, 1.75]), (False, [None] * 3)])
+def test_only_a_higher_tau_replaces_the_best_drafter(
+    workshop: Path, keep_best: bool, expected: list[float | None]
+) -> None:
+    settings = tiny_run(workshop, checkpoint={"keep_best": keep_best})
+    folder, state = RunFolder(settings.run_folder), RunState(step=1)
+    found = []
+    with launch_environment("cpu"):
+        inputs = prepare(settings)
+        drafter = inputs.build_drafter()
+        with join_processes("cpu") as processes:
+            exporter = Exporter(inputs, folder, processes)
+            exporter.keep_if_best(drafter, {}, state)  # tau was not measured
+            assert folder.best_tau is None
+            for tau in (1.5, 1.25, 1.75):
+                evaluation = {"decoding": [DECODING | {"tau": tau + gap} for gap in (-0.5, 0.5)]}
+                exporter.keep_if_best(drafter, evaluation, state)
+                found.append(folder.best_tau)
+    assert found == expected

@@ -1,4 +1,4 @@
-"""The demo's toy target: recipe, optimizer, interruption, and cache."""
+"""The demo's toy target: recipe, interruption, and cache."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from rich.progress import Progress
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jakiro.demo.corpus import Corpus, SourceFile
@@ -17,7 +16,6 @@ from jakiro.demo.presets import PRESETS, TargetRecipe
 from jakiro.demo.pretraining import Pretraining, learning_rate_factor
 from jakiro.demo.target import RECORD_NAME, is_intact, read_record, train_target
 from jakiro.errors import DataError
-from training.loop.muon import Muon, orthogonalize
 
 TINY = PRESETS["smoke"].model_copy(
     update={
@@ -227,38 +225,6 @@ def test_learning_rate_rises_stays_and_falls() -> None:
     recipe = TINY.target.model_copy(update={"num_steps": 10, "warmup_steps": 2, "decay_share": 0.5})
     factors = [learning_rate_factor(recipe, step) for step in range(10)]
     assert factors == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
-
-
-@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 32, 8), (2, 8, 32)])
-def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
-    matrices = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonalize(matrices, num_steps=8))
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-
-
-def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
-    start = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(0))
-    ours = [nn.Parameter(matrix.clone()) for matrix in start]
-    theirs = [nn.Parameter(matrix.clone()) for matrix in start]
-    optimizers = (Muon(ours, lr=0.1), torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0))
-    for step in range(3):
-        gradients = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(step + 1))
-        for parameter, gradient in zip([*ours, *theirs], [*gradients, *gradients], strict=True):
-            parameter.grad = gradient.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    for got, expected in zip(ours, theirs, strict=True):
-        assert (got - expected).abs().max() < 0.01
-
-
-def test_muon_update_does_not_depend_on_the_scale_of_gradients() -> None:
-    small, large = (nn.Parameter(torch.zeros(6, 4)) for _ in range(2))
-    small.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    large.grad = 1000 * small.grad
-    for parameter in (small, large):
-        Muon([parameter]).step()
-    torch.testing.assert_close(small, large)
 
 
 def test_every_preset_names_itself() -> None:

@@ -1,0 +1,34 @@
+"""Drafters with the form of a layer of the tiny targets, and the outputs of these layers."""
+
+from typing import Any
+
+import torch
+from helpers.models import tiny_settings
+
+from jakiro.config import DrafterSettings
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+
+
+def layer_settings(
+    kind: str, num_experts: int, width: int, tail_layers: int = 0, **trunk: Any
+) -> DrafterSettings:
+    """Return the settings of a drafter with the heads of a tiny target."""
+    settings = tiny_settings(
+        num_experts=num_experts,
+        combine="sum" if tail_layers else "mixture",
+        parallel_levels=0,
+        trunk={"kind": kind, **HEADS, **trunk},
+        tail_layers=tail_layers,
+    )
+    return settings.model_copy(
+        update={"experts": settings.experts.model_copy(update={"intermediate_size": width})}
+    )
+
+
+def outputs_of_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Return the output of each layer, that of the last before the final norm."""
+    seen: dict[str, torch.Tensor] = {}
+    with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
+        states = model.model(ids, output_hidden_states=True).hidden_states
+    return [*states[1:-1], seen["output"]]

@@ -1,0 +1,149 @@
+"""Every method decodes the same groups with the same seeds, however often it is interrupted."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from inference.benchmark.document import ComparisonSettings
+from inference.benchmark.harness import Harness, Texts, grouped
+from inference.benchmark.methods import SamplingOptions
+from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.engine.stats import DecodeStats
+from inference.generation.prompt_file import BenchPrompt
+from inference.generation.prompts import Prompt
+from inference.trees.shape import TreeShape
+
+ANSWER = [7, 8, 9]
+PROMPTS = [BenchPrompt([n], (), "ab"[n % 2], f"{n:08x}") for n in range(5)]
+CHAT = BenchPrompt([{"role": "user", "content": "1"}], ("2", "3"), "chat", "c" * 8)
+
+
+class Scripted:
+    """A method that always gives the same answer, until it is interrupted."""
+
+    def __init__(self, name: str, interrupted_at: int | None = None) -> None:
+        self.name = self.family = self.kind = name
+        self.note = ""
+        self.parameters = None
+        self.calls: list[tuple[list[list[int]], int]] = []
+        self.num_resets = 0
+        self.interrupted_at = interrupted_at
+
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
+        """Record the prompts and the seed."""
+        if len(self.calls) == self.interrupted_at:
+            raise KeyboardInterrupt
+        self.calls.append((prompts, seed))
+        stats = DecodeStats(emitted=len(ANSWER), target_forwards=2)
+        answer = Continuation(ANSWER, [Arrival(0.1, len(ANSWER))], stats)
+        return Decoded([answer] * len(prompts), {"verify": 0.5})
+
+    def reset(self) -> None:
+        """Count the call."""
+        self.num_resets += 1
+
+    def tree(self, temperature: float) -> TreeShape | None:
+        """Return None: there are no trees."""
+        return None
+
+
+def _encoded(prompt: Prompt) -> list[int]:
+    """Return the numbers in a prompt: token ids, or the digits of all messages."""
+    if isinstance(prompt[0], int):
+        return list(prompt)
+    return [int(digit) for message in prompt for digit in message["content"]]
+
+
+def _decoded(token_ids: list[int]) -> str:
+    return "".join(map(str, token_ids))
+
+
+def _harness(*methods: Scripted, longest_prompt: int = 99, **changes: Any) -> Harness:
+    fields = {"methods": ("any",), "prompts": "prompts.jsonl", "temperatures": (0.0,), **changes}
+    texts = Texts(_encoded, _decoded, longest_prompt)
+    return Harness(methods, ComparisonSettings(**fields), texts, torch.device("cpu"))
+
+
+def test_methods_decode_the_same_groups_with_the_same_seeds() -> None:
+    methods = Scripted("a"), Scripted("b")
+    harness = _harness(*methods, batch_size=2, repeats=2, seed=3)
+    results = harness.measure(PROMPTS)
+    assert methods[0].calls == methods[1].calls
+    measured = methods[0].calls[1:]  # without the warm-up
+    assert len(measured) == 2 * len(grouped(PROMPTS, harness.settings))
+    assert len({seed for _, seed in measured}) == len(measured)
+    keys = [{take.key for take in found.takes} for found in results.values()]
+    assert keys[0] == keys[1] == {(repeat, group) for repeat in (0, 1) for group in range(3)}
+
+
+def test_progress_is_reported_for_every_group_including_the_warm_up() -> None:
+    calls: list[None] = []
+    harness = _harness(Scripted("a"), Scripted("b"), repeats=3, temperatures=(0.0, 1.0))
+    harness.advance = lambda: calls.append(None)
+    harness.measure(PROMPTS)
+    assert len(calls) == harness.num_groups(PROMPTS) == 2 * 2 * (1 + 3 * 5)
+
+
+@pytest.mark.parametrize(("keep_state", "resets"), [(False, 1 + 5), (True, 1)])
+def test_methods_are_reset_after_the_warm_up_and_before_groups(
+    keep_state: bool, resets: int
+) -> None:
+    method = Scripted("a")
+    _harness(method, keep_state=keep_state).measure(PROMPTS)
+    assert method.num_resets == resets
+
+
+def test_a_chat_turn_includes_the_answers_before_it() -> None:
+    method = Scripted("a")
+    (sample,), parts = _harness(method).samples(method, [CHAT], SamplingOptions(0.0, 3), seed=4)
+    assert method.calls == [([[1]], 4), ([[1, 7, 8, 9, 2]], 5), ([[1, 7, 8, 9, 2, 7, 8, 9, 3]], 6)]
+    assert sample.token_ids == [ANSWER] * 3
+    assert parts == {"verify": 1.5}
+
+
+def test_only_prompts_with_another_chat_turn_are_decoded_again() -> None:
+    method = Scripted("a")
+    samples, _ = _harness(method).samples(method, [PROMPTS[3], CHAT], SamplingOptions(0.0, 3), 0)
+    assert [len(prompts) for prompts, _ in method.calls] == [2, 1, 1]
+    assert [len(sample.turns) for sample in samples] == [1, 3]
+
+
+def test_an_answer_that_leaves_no_room_for_the_next_is_cut_at_its_end() -> None:
+    method = Scripted("a")
+    harness = _harness(method, longest_prompt=7)
+    harness.samples(method, [CHAT], SamplingOptions(0.0, 3), 0)
+    assert [prompts[0] for prompts, _ in method.calls] == [
+        *([1], [1, 7, 8, 9, 2]),
+        [1, 7, 8, 9, 2, 7, 3],
+    ]
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 4])
+def test_after_an_interruption_only_groups_that_all_methods_decoded_are_left(
+    num_groups: int,
+) -> None:
+    """The order of methods is random, so that in some cases the other decodes one group more."""
+    interrupted = Scripted("b", interrupted_at=1 + num_groups)
+    harness = _harness(Scripted("a"), interrupted, temperatures=(0.0, 1.0))
+    results = harness.measure(PROMPTS)
+    assert harness.is_interrupted
+    assert results.keys() == {("a", 0.0), ("b", 0.0)}
+    keys = [{take.key for take in found.takes} for found in results.values()]
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == num_groups
+
+
+def test_an_interruption_before_any_common_group_ends_the_measurement() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _harness(Scripted("a"), Scripted("b", interrupted_at=1)).measure(PROMPTS)
+
+
+def test_a_group_has_prompts_of_one_category() -> None:
+    harness = _harness(Scripted("a"), batch_size=2)
+    groups = grouped(PROMPTS, harness.settings)
+    assert sorted(prompt.identity for group in groups for prompt in group) == [
+        prompt.identity for prompt in PROMPTS
+    ]
+    assert all(len({prompt.category for prompt in group}) == 1 for group in groups)
+    assert sorted(map(len, groups)) == [1, 2, 2]

@@ -1,0 +1,106 @@
+"""The demo hands each part's results to the next, measures trees once, and notices wrong tokens."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+
+from inference.autotune.costs import Costs
+from inference.autotune.search import PlanChoice, Rated
+from inference.trees.shape import TreeShape
+from jakiro.demo import pipeline
+from jakiro.demo.corpus import Corpus
+from jakiro.demo.prompts import Prompt
+from jakiro.errors import JakiroError
+from jakiro.target.adapter import TargetAdapter
+
+RATED = Rated(
+    shape=TreeShape(autoregressive_levels=1, parallel_levels=1, num_nodes=4), tau=2.0, speedup=1.0
+)
+CHOICE = PlanChoice(
+    costs=Costs(verify={0: 1.0, 4: 1.5}, draft={1: 0.5}), greedy=RATED, sampling=RATED
+)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Replace the parts that take long by tiny results, and count their calls."""
+    counts: Counter[str] = Counter()
+
+    def replace(name: str, part: Callable[..., Any]) -> None:
+        def counted(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return part(*args, **options)
+
+        monkeypatch.setattr(pipeline, name, counted)
+
+    def train_drafter(recipe: Any, target: str, texts: Path, folder: Path, *more: Any) -> Path:
+        assert texts.name == "texts.jsonl"
+        tiny_drafter(TargetAdapter(more[0])).save_pretrained(folder / "drafter")
+        return folder / "drafter"
+
+    def prompts_from_split(*_: Any, count: int) -> tuple[Prompt, ...]:
+        return tuple(Prompt(f"def main_{number}(", "main.py") for number in range(count))
+
+    replace("load_corpus", lambda: Corpus((), (), (), "0" * 64))
+    replace("prompts_from_split", prompts_from_split)
+    replace("write_texts", lambda *args: args[4] / "texts.jsonl")
+    replace("train_drafter", train_drafter)
+    replace("choose_plan", lambda *_, **__: CHOICE)
+    changes = {"num_prompts": 1, "num_tree_prompts": 1, "max_new_tokens": 4}
+    tiny = pipeline.PRESETS["smoke"].model_copy(update=changes)
+    monkeypatch.setitem(pipeline.PRESETS, "smoke", tiny)
+    return counts
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A tiny target with its tokenizer."""
+    folder = tmp_path / "target"
+    tiny_llama(vocab=300).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_the_last_line_has_every_method_and_the_trees_which_are_measured_once(
+    target: Path, tmp_path: Path, calls: Counter[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = []
+    for _ in range(2):
+        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target))
+        documents.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    first, second = documents
+    assert calls["choose_plan"] == 1
+    assert calls["train_drafter"] == 2  # which looks into the cache itself
+    assert first["drafter"] == second["drafter"]
+    assert first["drafter"]["trees"] == CHOICE.plan.model_dump()
+    assert (first["target"]["path"], first["target"]["held_out_loss"]) == (str(target), None)
+    measured = {(row["method"], row["temperature"]) for row in first["results"]}
+    assert {method for method, _ in measured} == {
+        *("transformers", "transformers-lookup", "autoregressive", "jakiro")
+    }
+    assert len(measured) == 4 * len(pipeline.TEMPERATURES)
+
+
+def test_wrong_tokens_are_an_error_after_the_figures(
+    target: Path,
+    tmp_path: Path,
+    calls: Counter[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = pipeline.results_of
+
+    def wrong(*args: Any) -> list[dict[str, Any]]:
+        *others, last = original(*args)
+        return [*others, last | {"identical_to_target": False}]
+
+    monkeypatch.setattr(pipeline, "results_of", wrong)
+    with pytest.raises(JakiroError, match="tokens differ from those of transformers"):
+        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"]

@@ -1,0 +1,39 @@
+"""Muon: orthogonal updates, which are those of torch up to rounding."""
+
+import pytest
+import torch
+from torch import nn
+
+from training.loop.muon import Muon, orthogonalize
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 32, 8), (2, 8, 32)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    matrices = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalize(matrices, num_steps=8))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
+    start = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(0))
+    ours = [nn.Parameter(matrix.clone()) for matrix in start]
+    theirs = [nn.Parameter(matrix.clone()) for matrix in start]
+    optimizers = (Muon(ours, lr=0.1), torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0))
+    for step in range(3):
+        gradients = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(step + 1))
+        for parameter, gradient in zip([*ours, *theirs], [*gradients, *gradients], strict=True):
+            parameter.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for got, expected in zip(ours, theirs, strict=True):
+        assert (got - expected).abs().max() < 0.01
+
+
+def test_muon_update_does_not_depend_on_the_scale_of_gradients() -> None:
+    small, large = (nn.Parameter(torch.zeros(6, 4)) for _ in range(2))
+    small.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    large.grad = 1000 * small.grad
+    for parameter in (small, large):
+        Muon([parameter]).step()
+    torch.testing.assert_close(small, large)

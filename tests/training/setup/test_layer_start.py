@@ -1,0 +1,165 @@
+"""A drafter that starts from a layer of the target computes what that layer computes."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.layers import HEADS, layer_settings, outputs_of_layers
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import random_batch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention_shape import AttentionShape
+from moa.trunk import Trunk
+from training.setup.layer_fit import LayerFit
+from training.setup.layer_start import (
+    replaced_layer,
+    scale_to_features,
+    start_as_layer,
+    start_from,
+    warn_of_left_behind,
+)
+from training.setup.target_layer import read_attention, read_feed_forward
+
+SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama, grouped heads": {},
+    "llama, one head for each query head": {},
+    "llama, one head for all": {},
+    "llama, wide heads": {},
+    "mistral": {},
+    "mixtral": {"rms_norm_eps": 1e-6},
+    "gemma": {},  # norms add 1 to their weight
+    "gemma2": {"query_pre_attn_scalar": 3, "attn_logit_softcapping": None},  # scores divided by it
+    "granite": {"attention_multiplier": 0.2},  # scores multiplied by it
+    "cohere": {"layer_norm_eps": 1e-6},  # pairs that are rotated stand side by side
+}
+
+
+def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> AttentionShape:
+    """Return the shape of a trunk with a layer's own heads."""
+    shape = target.spec.head_shapes[layer]
+    return AttentionShape(
+        num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=base
+    )
+
+
+def _base_of(model: PreTrainedModel) -> float:
+    return float(model.config.rope_parameters["rope_theta"])
+
+
+def _with_random_norms(model: PreTrainedModel) -> PreTrainedModel:
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            nn.init.uniform_(weight, 0.3, 1.7)
+    return model
+
+
+def _own_attention(model: Any, layer: int, stream: Tensor, positions: Tensor) -> Tensor:
+    """Return the output of the layer's norm and attention, computed by the model's own code."""
+    count = stream.shape[1]
+    mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+    block = model.model.layers[layer]
+    added = block.self_attn(
+        hidden_states=block.input_layernorm(stream),
+        position_embeddings=model.model.rotary_emb(stream, positions),
+        attention_mask=mask,
+    )[0]
+    return added * getattr(block, "residual_multiplier", 1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family: str) -> None:
+    model = _with_random_norms(tiny_family(family, **FAMILIES[family]))
+    target = TargetAdapter(model)
+    settings = _trunk_for(target, layer=1, base=_base_of(model))
+    attention = read_attention(target, 1, settings)
+    assert attention.has_same_base
+    trunk = Trunk(hidden=32, **settings.model_dump())
+    start_from(trunk, attention)
+    stream = torch.randn(2, 9, 32)
+    stream -= stream.mean(dim=-1, keepdim=True)  # as layer norms do, unlike RMS norms
+    positions = torch.arange(5, 14)[None].expand(2, -1)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    expected = stream + _own_attention(model, 1, stream, positions)
+    got = trunk.self_attention(stream, positions, mask)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    # If memory is the stream itself, cross-attention is the same layer.
+    kv = trunk.cross_attention.kv(stream, positions)
+    got = trunk.cross_attention(stream, positions, kv, mask)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
+    model = _with_random_norms(tiny_llama())
+    target = TargetAdapter(model)
+    trunk = tiny_drafter(target, tiny_settings()).trunk
+    start_from(trunk, read_attention(target, -2, SHAPE))
+    layer = model.model.layers[1]
+    parts = [getattr(layer.self_attn, name).weight for name in ("q_proj", "k_proj", "v_proj")]
+    own, cross = trunk.self_attention, trunk.cross_attention
+    assert torch.equal(own.project.weight, torch.cat(parts))
+    assert torch.equal(cross.query.weight, parts[0])
+    assert torch.equal(cross.key_value.weight, torch.cat(parts[1:]))
+    for part in (own, cross):
+        assert torch.equal(part.output.weight, layer.self_attn.o_proj.weight)
+        assert torch.equal(part.norm.weight, layer.input_layernorm.weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "tail_layers"), [("feedback", 48, 0), ("hybrid", 64, 0), ("hybrid", 64, 1)]
+)
+@torch.no_grad()
+def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
+    kind: str, width: int, tail_layers: int
+) -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target, layer_settings(kind, 1, width, tail_layers))
+    layer = -1 - tail_layers
+    attention = read_attention(target, layer, target.spec.attention)
+    feed_forward = read_feed_forward(target, layer)
+    assert feed_forward is not None
+    start_from(drafter.trunk, attention)
+    # With one scale for all channels the result is exact; otherwise norms are approximate.
+    zeros = (torch.zeros(32, 64), torch.zeros(32), None)
+    fit = LayerFit(torch.full((32,), 0.4), 0.4, *zeros, torch.rand(48), 1.0, 9)
+    assert scale_to_features(drafter, attention, feed_forward, fit) == 48
+    ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
+    states = model.model(ids, output_hidden_states=True).hidden_states
+    outputs = outputs_of_layers(model, ids)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    stream = drafter.trunk.self_attention(0.4 * states[layer - 1], positions, mask)
+    features = drafter.experts(stream).mean_feature
+    torch.testing.assert_close(features, 0.4 * outputs[layer], atol=1e-4, rtol=1e-4)
+
+
+def test_experts_leave_out_different_units() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, layer_settings("hybrid", 2, 64))
+    attention = read_attention(target, -1, target.spec.attention)
+    start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
+    units = drafter.experts.down.detach().norm(dim=-1) > 0
+    assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
+    first, second = drafter.experts.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
+    assert not torch.equal(first, second)
+
+
+def test_a_drafter_with_layers_of_the_target_replaces_the_layer_before_them() -> None:
+    for tail_layers in (0, 1):
+        assert replaced_layer(layer_settings("hybrid", 1, 20, tail_layers)) == -1 - tail_layers
+
+
+def test_parameters_without_a_counterpart_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_left_behind("drafter.trunk", ())
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        warn_of_left_behind("drafter.trunk", ("q_norm.weight", "k_norm.weight"))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("drafter.trunk has no counterpart")
+    assert record.getMessage().endswith("without them: q_norm.weight, k_norm.weight")

@@ -1,0 +1,99 @@
+"""Counts are those of the samples, and the 2 x 2 comparison claims no effect that is not there."""
+
+import math
+
+import numpy as np
+import pytest
+from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents, made_up_rate
+
+from inference.benchmark.stats import Rate
+from jakiro.errors import DataError
+from training.studies.ablation.contrasts import (
+    Cells,
+    counts_of,
+    find_cells,
+    prompts_in,
+    two_by_two,
+)
+
+CELLS = Cells("both", "experts", "contrast", "neither")
+
+
+def _rate(tau: float) -> Rate:
+    """Return the rate of three seeds and five prompts without any noise."""
+    return Rate(np.full((3, 5), tau * 10), np.full((3, 5), 10.0))
+
+
+def test_counts_are_summed_over_the_samples_of_each_prompt_and_seed() -> None:
+    documents = made_up_documents({"base": 0.0}, seeds=2, prompts=4, repeats=3)
+    index_of = prompts_in(documents)
+    counts = counts_of(documents, "base", 0.0, index_of)
+    assert counts.tau.top.shape == (2, 4)
+    for seed, document in documents.items():
+        for prompt, index in index_of.items():
+            figures = document.figures("base", 0.0)
+            own = [sample for sample in figures.samples if sample.prompt == prompt]
+            assert len(own) == 3
+            assert counts.tau.top[seed, index] == sum(sample.decoded for sample in own)
+            assert counts.speed.top[seed, index] == sum(sample.tokens for sample in own)
+
+
+def test_only_seeds_that_reached_a_depth_count_at_that_depth() -> None:
+    documents = made_up_documents({"base": 0.0}, seeds=2)
+    rates = {0: (0.8, 0.6), 1: (0.4,)}
+    shorter = {
+        seed: document.model_copy(
+            update={
+                "methods": tuple(
+                    method.model_copy(update={"acceptance_by_depth": rates[seed]})
+                    for method in document.methods
+                )
+            }
+        )
+        for seed, document in documents.items()
+    }
+    counts = counts_of(shorter, "base", 0.0, prompts_in(shorter))
+    assert counts.acceptance_by_depth == pytest.approx((0.6, 0.6))
+
+
+def test_seeds_with_different_prompts_or_without_the_arm_are_refused() -> None:
+    documents = made_up_documents({"base": 0.0}, seeds=2)
+    fewer = made_up_documents({"base": 0.0}, seeds=2, prompts=19)
+    with pytest.raises(DataError, match="different prompts"):
+        prompts_in({0: documents[0], 1: fewer[1]})
+    with pytest.raises(DataError, match="different prompts"):
+        counts_of(fewer, "base", 0.0, prompts_in(documents))
+    with pytest.raises(DataError, match="lost was not measured at temperature 0"):
+        counts_of(documents, "lost", 0.0, prompts_in(documents))
+
+
+def test_effects_are_averages_over_the_other_factor() -> None:
+    rates = {"both": _rate(3.0), "experts": _rate(2.0), "contrast": _rate(1.2), "neither": _rate(1)}
+    found = two_by_two(CELLS, 0.8, rates, "costs")
+    assert found.experts.value == pytest.approx(math.sqrt(3.0 / 1.2 * 2.0))
+    assert found.contrast.value == pytest.approx(math.sqrt(3.0 / 2.0 * 1.2))
+    assert found.interaction.value == pytest.approx(3.0 / 2.0 / 1.2)
+    assert found.sentence.startswith("At T = 0.8 with trees costs: experts x2.236 [")
+
+
+def test_without_an_interaction_none_is_claimed() -> None:
+    random = np.random.default_rng(1)
+    cells = Cells("a", "b", "c", "d")
+    effects = {"a": 0.2, "b": 0.1, "c": 0.1, "d": 0.0}
+    rates = {name: made_up_rate(random, np.zeros(30), value) for name, value in effects.items()}
+    found = two_by_two(cells, 0.0, rates)
+    assert "interaction" in found.sentence
+    assert found.sentence.endswith("(not resolved).")
+
+
+def test_the_four_cells_are_found_among_other_arms() -> None:
+    others = [
+        made_up_arm("experts-4", drafter={"experts": {"num_experts": 4}}),
+        made_up_arm("weaker", objective={"contrast_weight": 0.01}),
+        made_up_arm("another", objective={"contrast_weight": 0.0, "token_loss": "reverse_kl"}),
+    ]
+    arms = {arm.name: arm.settings for arm in (*FOUR_CELLS, *others)}
+    assert find_cells(arms) == Cells("base", "contrast-off", "experts-off", "both-off")
+    del arms["both-off"]
+    assert find_cells(arms) is None
+    assert find_cells({"base": arms["contrast-off"]}) is None
