@@ -91,7 +91,7 @@ def load_decoder(
 def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
     typer.echo(f"{num_records:,} records in {out}, {written.records:,} of them new")
     typer.echo(
-        f"{written.answers:,} answers of {written.tokens:,} tokens, tau {written.tau:.2f}; "
+        f"{written.answers:,} answers ({written.tokens:,} tokens), tau {written.tau:.2f}; "
         f"{written.left_out:,} unusable records left out"
     )
     if written.cut:
