@@ -6,7 +6,7 @@ from jakiro.utils.settings import Settings
 
 
 class TargetRecipe(Settings):
-    """Settings that determine the toy target, together with its corpus.
+    """Settings that, together with the corpus, determine the toy target.
 
     Attributes:
         vocab_size: size of the tokenizer's vocabulary.

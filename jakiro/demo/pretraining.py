@@ -45,7 +45,7 @@ class Pretraining:
         checkpoint: Path | None = None,
     ) -> None:
         self.recipe, self.token_ids, self.checkpoint = recipe, token_ids, checkpoint
-        # One sequence fewer than would fit is used, so that there is room at any offset.
+        # One sequence fewer than would fit is used, so that the sequences fit at any offset.
         self.num_sequences = (len(token_ids) - 1) // recipe.row_tokens - 1
         if self.num_sequences < recipe.rows_per_step:
             raise DataError(

@@ -39,7 +39,7 @@ def write_texts(
         out: JSONL file to write.
         files: number of source files.
         batches: number of batches of 64 continuations.
-        leave_out: prompt files; source files that their prompts were cut from are left out.
+        leave_out: prompt files; the source files that contain their prompts are left out.
 
     Raises:
         ConfigError: `out` exists.
@@ -90,7 +90,7 @@ def write_prompts(
     ]
     if not records:
         raise DataError(
-            "no prompts can be cut from the source files",
+            "no prompts can be made from the source files",
             expected="Python source files with functions or classes",
             got=", ".join(files),
             remedy="choose other files, or raise --max-tokens",
@@ -139,11 +139,11 @@ def write_small_lm(
 
 
 def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
-    """Return the corpus without the training files that prompts were cut from.
+    """Return the corpus without the training files that the prompts in prompt files come from.
 
     Args:
         corpus: source files.
-        prompts: prompt files; the key `file` of a prompt names its source file.
+        prompts: prompt files; the key `file` of each prompt contains the path of its source file.
 
     Raises:
         PromptError: a prompt file cannot be read.
