@@ -28,14 +28,15 @@ class TrunkSettings(Settings):
     verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
     memory and features."""
     num_heads: int | None = Field(None, ge=1)
-    """Number of query heads of each attention module; null for that of the target's last layer."""
-    num_kv_heads: int | None = Field(None, ge=1)
-    """Number of key/value heads of each attention module; null for that of the target's last layer.
+    """Number of query heads of each attention module; null: the same as in the target's last layer.
     """
+    num_kv_heads: int | None = Field(None, ge=1)
+    """Number of key/value heads of each attention module; null: the same as in the target's last
+    layer."""
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
-    """Size of each head; null for that of the target's last layer."""
+    """Size of each head; null: the same as in the target's last layer."""
     rope_theta: float | None = Field(None, gt=0)
-    """Base (theta) of the rotary embedding; null for that of the target's last layer."""
+    """Base (theta) of the rotary embedding; null: the same as in the target's last layer."""
     fusion_layers: tuple[int, ...] | None = None
     """For feedback and hybrid: indices of the hidden states that are fused into features, as in
     EAGLE-3 (0 is the embedding, k is the output of layer k); null to read only the last hidden
@@ -112,7 +113,7 @@ class MemorySettings(Settings):
     are concatenated and projected together, except that a single hidden state is used as memory
     unchanged."""
     common_width: int | None = Field(None, ge=1)
-    """Width to which the state of each layer is projected first; null for no projection."""
+    """Width to which the state of each layer is projected first; null to skip this projection."""
     num_heads: int = Field(2, ge=1)
     """Number of heads of the layer self-attention."""
     head_dim: int = Field(32, ge=2, multiple_of=2)

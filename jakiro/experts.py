@@ -177,13 +177,13 @@ def posterior_log_weights(
     joint_at_token: Float[Tensor, "*batch components"],
     log_prior: Float[Tensor, "*batch components"],
 ) -> Float[Tensor, "*batch components"]:
-    """Return the components' log-weights once the token t is known, proportional to `w_e p_e(t)`.
+    """Return the log-weights of the components given the token t: `log(w_e p_e(t))`, normalized.
 
     The prior is returned unchanged if every component gives the token probability zero.
 
     Args:
         joint_at_token: `log(w_e * p_e(t))` for the known token t, from `joint_log_probs`.
-        log_prior: log-weights of the components before the token is known.
+        log_prior: log-weights of the components before the token was known.
     """
     total = joint_at_token.logsumexp(dim=-1, keepdim=True)
     return torch.where(total.isneginf(), log_prior.float(), joint_at_token - total)

@@ -1,4 +1,4 @@
-"""`jakiro ablate`."""
+"""The command `jakiro ablate`."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`jakiro aded`."""
+"""The commands of `jakiro aded`."""
 
 import sys
 from collections.abc import Callable, Iterator

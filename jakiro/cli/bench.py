@@ -1,4 +1,4 @@
-"""`jakiro bench`."""
+"""The command `jakiro bench`."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`jakiro data`."""
+"""The commands of `jakiro data`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`jakiro features`."""
+"""The command `jakiro features`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`jakiro fetch`."""
+"""The command `jakiro fetch`."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`jakiro generate`."""
+"""The command `jakiro generate`."""
 
 from functools import partial
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`jakiro prepare`."""
+"""The command `jakiro prepare`."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`jakiro profile`."""
+"""The commands of `jakiro profile`."""
 
 from pathlib import Path
 from typing import Annotated, Literal

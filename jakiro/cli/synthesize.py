@@ -1,4 +1,4 @@
-"""`jakiro synthesize`."""
+"""The command `jakiro synthesize`."""
 
 import sys
 from collections.abc import Callable, Iterator

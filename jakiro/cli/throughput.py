@@ -1,4 +1,4 @@
-"""`jakiro throughput`."""
+"""The command `jakiro throughput`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`jakiro train`."""
+"""The command `jakiro train`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

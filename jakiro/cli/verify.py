@@ -1,4 +1,4 @@
-"""`jakiro verify`."""
+"""The command `jakiro verify`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""Typed, frozen settings with a fixed set of keys, read from layered YAML."""
+"""Typed, frozen settings with a fixed set of keys, read from YAML files that extend each other."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
