@@ -132,7 +132,8 @@ class JakiroDrafter(PreTrainedModel):
             CheckpointError: there is no drafter at `path`, its weights are missing, unexpected, or
                 of the wrong shape, or the ids of the tokens that it may draft are invalid.
         """
-        # With these options, mismatches are reported here; `_check_report` then raises the error.
+        # With these options, transformers returns a report of mismatches, in which `_check_report`
+        # finds them.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             loaded: Any = super().from_pretrained(str(path), **kwargs)

@@ -54,7 +54,7 @@ class MixtureOfExperts(nn.Module):
       different tokens, but sibling candidates are sampled from one calibrated distribution
       without replacement, so they are never the same token.
 
-    Each parallel level has its own down-projections `D'_e`, but the published contrast has none:
+    Each parallel level has separate down-projections `D'_e`, except the published contrast:
 
     - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
     - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.
@@ -116,7 +116,7 @@ class MixtureOfExperts(nn.Module):
         return silu(gate) * up
 
     def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
-        """Return `D'_e h_e`: each expert's output for each level with its own down-projections."""
+        """Return `D'_e h_e`: the experts' outputs for the levels with separate down-projections."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
         return torch.einsum("...ew,pewh->...peh", inner, self.level_down)

@@ -52,7 +52,7 @@ class TargetRecipe(Settings):
 
 
 class TextRecipe(Settings):
-    """Amount of text to train the drafter on: library source and the target's continuations of it.
+    """Amount of text to train the drafter on: library files, and texts that the target continued.
 
     Attributes:
         num_files: number of library files.

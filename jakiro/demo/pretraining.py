@@ -101,7 +101,7 @@ class Pretraining:
 
     def _begin(self, device: torch.device | str) -> None:
         self.model = build_model(self.recipe).train()
-        nn.Module.to(self.model, device)  # type checkers cannot see the signature of `model.to`
+        nn.Module.to(self.model, device)  # type checkers do not know the signature of `model.to`
         self.optimizers = _build_optimizers(self.model, self.recipe)
         self.step = 0
         self.seconds = 0.0  # spent on steps, including those before an interruption

@@ -200,7 +200,7 @@ def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
-    """Acquire a lock that one process at a time can hold; the lock is released if it dies."""
+    """Acquire a lock that only one process can hold; it is released when that process ends."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)

@@ -32,7 +32,7 @@ from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenize
 def write_texts(
     target: str, out: Path, *, files: int = 200, batches: int = 8, leave_out: Sequence[Path] = ()
 ) -> None:
-    """Write training text for a target: continuations that it generates, and library source files.
+    """Write training text for a target: texts that the target continued, and library source files.
 
     Args:
         target: folder or hub id of the target.

@@ -40,7 +40,7 @@ class TargetSpec:
     Attributes:
         hidden_size: width of embeddings and features.
         vocab_size: number of logits.
-        head_shapes: geometry of the keys and values, for each layer that stores its own.
+        head_shapes: geometry of the keys and values of each layer that stores keys and values.
         layer_kinds: attention kind of each layer.
         window: number of positions, including the query's own, that a query attends to in a layer
             with sliding attention; None if no layer has a window.

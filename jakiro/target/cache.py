@@ -99,7 +99,7 @@ class StateSource(NamedTuple):
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's view of a `SlotCache`, which writes to given slots and reads the first slots.
+    """One layer of a `SlotCache`: each update writes to given slots and returns the first slots.
 
     The slot of a committed token equals its position. Masks determine which slots a query attends
     to. The layer therefore does not count tokens, grow, or drop tokens outside a sliding window.
@@ -222,7 +222,7 @@ class SlotCache(Cache):
         return total // (self._blocks[0].shape[1] * self.capacity)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Drop all sequences except those at the given batch indices, in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self._replace([selected(block, indices, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:

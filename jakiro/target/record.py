@@ -1,4 +1,4 @@
-"""The record of a target that is stored in its drafters, and checks of a target against it."""
+"""Record of a target, stored in the target's drafters, and checks of a target against a record."""
 
 import hashlib
 from typing import Any

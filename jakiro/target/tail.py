@@ -130,7 +130,7 @@ class TargetTail:
 
 
 class JoinedCache(Cache):
-    """Cache that starts with given keys and values, to which each forward pass appends its own.
+    """Cache that starts with given keys and values; each forward pass appends new ones.
 
     Gradients flow through all keys and values.
 

@@ -140,7 +140,7 @@ def _cache() -> Path:
 
 
 def _download(package: str, folder: Path, progress: Progress) -> Path:
-    """Return the path of a package's wheel; let pip download it if the folder does not have it."""
+    """Return the path of a package's wheel; a wheel that is missing is downloaded by pip."""
     name, _, version = package.partition("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     found = next(folder.glob(pattern), None)
