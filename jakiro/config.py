@@ -28,21 +28,23 @@ class TrunkSettings(Settings):
     verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
     memory and features."""
     num_heads: int | None = Field(None, ge=1)
-    """Number of query heads of each attention module; null for that of the target's last layer."""
-    num_kv_heads: int | None = Field(None, ge=1)
-    """Number of key/value heads of each attention module; null for that of the target's last layer.
+    """Number of query heads of each attention module; null: the same as in the target's last layer.
     """
+    num_kv_heads: int | None = Field(None, ge=1)
+    """Number of key/value heads of each attention module; null: the same as in the target's last
+    layer."""
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
-    """Size of each head; null for that of the target's last layer."""
+    """Size of each head; null: the same as in the target's last layer."""
     rope_theta: float | None = Field(None, gt=0)
-    """Base (theta) of the rotary embedding; null for that of the target's last layer."""
+    """Base (theta) of the rotary embedding; null: the same as in the target's last layer."""
     fusion_layers: tuple[int, ...] | None = None
     """For feedback and hybrid: indices of the hidden states that are fused into features, as in
     EAGLE-3 (0 is the embedding, k is the output of layer k); null to read only the last hidden
     state, as in EAGLE-2."""
     ttt_steps: int = Field(1, ge=1, le=8)
     """For feedback and hybrid: number of drafting steps that training simulates (training-time
-    test). The first step reads the target's features; each later step reads the drafter's own."""
+    test). The first step reads the target's features; each later step reads features that the
+    drafter predicted."""
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
     joined."""
@@ -108,9 +110,10 @@ class MemorySettings(Settings):
     last one if layer_attention is false."""
     layer_attention: bool = True
     """Whether the layers' states attend to each other (layer self-attention). If false, the states
-    are concatenated and projected; a single hidden state is used as memory unchanged."""
+    are concatenated and projected together, except that a single hidden state is used as memory
+    unchanged."""
     common_width: int | None = Field(None, ge=1)
-    """Width to which the state of each layer is projected first; null for no projection."""
+    """Width to which the state of each layer is projected first; null to skip this projection."""
     num_heads: int = Field(2, ge=1)
     """Number of heads of the layer self-attention."""
     head_dim: int = Field(32, ge=2, multiple_of=2)
@@ -166,7 +169,7 @@ class DrafterSettings(Settings):
     experts.combine sum and schedule.parallel_levels 0."""
     draft_vocab_size: int | None = Field(None, ge=1)
     """Number of distinct tokens that may be drafted, the most frequent ones in the training data;
-    null for all tokens."""
+    null if all tokens may be drafted."""
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
@@ -298,7 +301,7 @@ def last_hidden_state(target: TargetRecord) -> int:
         raise ConfigError(
             "the hidden states of the target cannot be read",
             expected="a target whose hidden states are one vector of the hidden size per token",
-            got=f"{target.name_or_path}, whose hidden states have another shape",
+            got=f"{target.name_or_path}, whose hidden states have a different shape",
             remedy="set drafter.trunk.kind=moa, drafter.memory.source=kv and drafter.tail_layers=0",
         )
     return target.num_hidden_states - 1
@@ -342,7 +345,8 @@ def _check_widths(source: StateSource, target: TargetRecord) -> None:
             "the target's layers differ in the width of their keys and values",
             expected="memory layers of the same width, or a common width to project them to",
             got=sorted(widths),
-            remedy="set drafter.memory.common_width, or choose drafter.memory.layers of one width",
+            remedy="set drafter.memory.common_width, or choose drafter.memory.layers that all have "
+            "the same width",
         )
 
 

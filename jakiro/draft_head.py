@@ -10,10 +10,10 @@ from jakiro.target.adapter import TargetAdapter
 class DraftHead:
     """The target's head, restricted to the draft vocabulary (the tokens that may be drafted).
 
-    The matrix rows of the draft vocabulary are copied on first use, so that drafting does not read
-    the other rows, and copied again after the target's head has changed. If the head is not exactly
-    an `nn.Linear` (for example, if the head is quantized), all logits are computed, and those of
-    the draft vocabulary are selected.
+    The rows of the head's matrix that belong to the draft vocabulary are copied on first use, so
+    that drafting does not read the other rows. They are copied again after the target's head has
+    changed. If the head is not exactly an `nn.Linear` (for example, if the head is quantized), all
+    logits are computed, and those of the draft vocabulary are selected.
 
     Args:
         target: adapter of the target whose head is used.
@@ -39,7 +39,7 @@ class DraftHead:
         return self.target.adjusted(linear(features, *self._rows_of(self.target.head)))
 
     def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
-        """Return log-probabilities in float32 of all tokens: -inf outside the draft vocabulary."""
+        """Return the float32 log-probabilities of all tokens, -inf outside the draft vocabulary."""
         log_probs = self.logits(features).float().log_softmax(dim=-1)
         if self.token_ids is None:
             return log_probs

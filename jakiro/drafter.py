@@ -25,8 +25,7 @@ class JakiroDrafter(PreTrainedModel):
     the target's feature at i, which determines the distribution of token i + 1. The output depends
     on the tokens up to i and on the target's state at verified positions. If the trunk reads
     features, the output also depends on the drafter's own predictions at the unverified positions
-    before i.
-    Parallel level k predicts the feature at i + k.
+    before i. Parallel level k predicts the feature at i + k.
 
     Embeddings and the head are the target's. The caller passes embedded tokens and computes logits
     with a `DraftHead`, so the drafter contains no weights of the target.
@@ -78,11 +77,11 @@ class JakiroDrafter(PreTrainedModel):
         """Return the encoded memory of verified tokens, computed from the target's raw state.
 
         If the trunk attends to memory, the first two tensors are the keys and values of its
-        cross-attention. If the trunk reads features, the last tensor holds the features; each is
-        the input at the position after its token.
+        cross-attention. If the trunk reads features, the last tensor holds the features; the
+        feature of a token is an input at the next position.
 
         Args:
-            state: the target's state, as read by `state_sources`.
+            state: the target's state, as returned by `state_sources.read`.
             positions: absolute positions of the tokens.
         """
         encoded: tuple[Tensor, ...] = ()
@@ -133,7 +132,8 @@ class JakiroDrafter(PreTrainedModel):
             CheckpointError: there is no drafter at `path`, its weights are missing, unexpected, or
                 of the wrong shape, or the ids of the tokens that it may draft are invalid.
         """
-        # With these options, mismatches are reported here; `_check_report` then raises the error.
+        # With these options, transformers returns a report of mismatches, in which `_check_report`
+        # finds them.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             loaded: Any = super().from_pretrained(str(path), **kwargs)
@@ -151,7 +151,7 @@ class JakiroDrafter(PreTrainedModel):
 
 
 def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryEncoder | None]:
-    """Return the encoders of memory and of features, each None if the trunk does not read it."""
+    """Return the encoders of memory and of features; None for an output that the trunk ignores."""
     settings, target = config.settings, config.target_record
     sizes = settings.memory.model_dump(exclude={"source", "layers"})
     fused = sizes | {"layer_attention": False, "common_width": None}

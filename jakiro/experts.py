@@ -54,7 +54,7 @@ class MixtureOfExperts(nn.Module):
       different tokens, but sibling candidates are sampled from one calibrated distribution
       without replacement, so they are never the same token.
 
-    Each parallel level has its own down-projections `D'_e`, but the published contrast has none:
+    Each parallel level has separate down-projections `D'_e`, except the published contrast:
 
     - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
     - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.
@@ -116,7 +116,7 @@ class MixtureOfExperts(nn.Module):
         return silu(gate) * up
 
     def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
-        """Return `D'_e h_e`: each expert's output for each level with its own down-projections."""
+        """Return `D'_e h_e`: the experts' outputs for the levels with separate down-projections."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
         return torch.einsum("...ew,pewh->...peh", inner, self.level_down)
@@ -177,13 +177,13 @@ def posterior_log_weights(
     joint_at_token: Float[Tensor, "*batch components"],
     log_prior: Float[Tensor, "*batch components"],
 ) -> Float[Tensor, "*batch components"]:
-    """Return the components' log-weights once the token t is known, proportional to `w_e p_e(t)`.
+    """Return the log-weights of the components given the token t: `log(w_e p_e(t))`, normalized.
 
     The prior is returned unchanged if every component gives the token probability zero.
 
     Args:
         joint_at_token: `log(w_e * p_e(t))` for the known token t, from `joint_log_probs`.
-        log_prior: log-weights of the components before the token is known.
+        log_prior: log-weights of the components before the token was known.
     """
     total = joint_at_token.logsumexp(dim=-1, keepdim=True)
     return torch.where(total.isneginf(), log_prior.float(), joint_at_token - total)

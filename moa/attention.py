@@ -1,4 +1,4 @@
-"""Self-attention over tokens, and cross-attention to memory (arXiv 2410.03804)."""
+"""Self-attention over tokens; cross-attention to memory of verified tokens (arXiv 2410.03804)."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -96,8 +96,8 @@ class CrossAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Pre-norm grouped-query attention with a residual connection.
 
-    If the input is the token embedding, keys and values depend only on a token and its position.
-    The keys and values of accepted tokens then stay valid; those of rejected tokens are dropped.
+    If the input consists of token embeddings, the keys and values of a token depend only on the
+    token and its position. Those of accepted tokens can then be cached.
 
     Args:
         hidden: width of the residual stream.
@@ -120,7 +120,7 @@ class SelfAttention(nn.Module):
 
     @property
     def kv_shapes(self) -> list[tuple[int, int]]:
-        """The number of heads and the head size: one pair for keys, one for values."""
+        """Two pairs of the number of heads and the head size: one for keys and one for values."""
         return [(self.num_kv_heads, self.head_dim)] * 2
 
     def kv(

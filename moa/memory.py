@@ -1,4 +1,4 @@
-"""Memory of verified tokens: each token attends over the target's layers (arXiv 2410.03804)."""
+"""Memory: one vector per verified token, made from the target's layers (arXiv 2410.03804)."""
 
 import torch
 from einops import rearrange
@@ -12,8 +12,8 @@ from moa.rotary import Rotary
 class LayerSelfAttention(nn.Module):
     """One pre-norm transformer layer whose sequence axis is the target's layer axis.
 
-    Attention is bidirectional, with a rotary embedding of the layer index. A token attends only to
-    its own layers, never to other tokens.
+    Attention is bidirectional, with a rotary embedding of the layer index. The layers of one token
+    attend to each other, never to the layers of another token.
 
     Args:
         width: size of one layer's state.
@@ -76,7 +76,7 @@ class LayerProjection(nn.Module):
 
 
 class MemoryEncoder(nn.Module):
-    """Layer self-attention, mean over layers, and a projection to the drafter's width.
+    """Computes memory: layer self-attention, mean over layers, projection to the drafter's width.
 
     Without layer self-attention, the layers' states are concatenated and projected together. A
     single state that is already as wide as memory is used unchanged, unless `always_project` is
@@ -91,7 +91,7 @@ class MemoryEncoder(nn.Module):
         mlp_width: inner width of the feed-forward part of the layer self-attention.
         common_width: width to which each layer's state is projected first; None to skip this
             projection.
-        layer_attention: whether layers attend to each other.
+        layer_attention: whether the states of a token's layers attend to each other.
         always_project: whether to project a single state even if it is already as wide as memory.
     """
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864), half-split layout."""
+"""Rotary position embedding (arXiv 2104.09864), which pairs the two halves of each vector."""
 
 import torch
 from jaxtyping import Float, Int
@@ -17,8 +17,8 @@ class Rotary(nn.Module):
         super().__init__()
         self.head_dim = head_dim
         self.base = base
-        # This is neither a parameter nor a buffer, because loaders that build modules on the meta
-        # device do not initialize a buffer that is missing from the checkpoint.
+        # The frequencies are neither a parameter nor a buffer, because loaders that build modules
+        # on the meta device do not initialize a buffer that is missing from the checkpoint.
         self._frequencies: Tensor | None = None
 
     def forward(
@@ -30,7 +30,8 @@ class Rotary(nn.Module):
 
         Args:
             heads: queries or keys.
-            positions: absolute position of each token (or index of each layer).
+            positions: absolute position of each token; for attention across layers, the index of
+                each layer.
         """
         angles = positions[:, None, :, None] * self._on(heads.device)
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)

@@ -14,9 +14,9 @@ Vectors = Float[Tensor, "batch queries hidden"]
 class FeatureInput(nn.Module):
     """Joins each token with the feature of the position before it: `[embedding(x_i); f_{i-1}]`.
 
-    EAGLE (arXiv 2401.15077, 2406.16858), EAGLE-3 (2503.01840) and published Jakiro (2502.06282)
-    draft with this input. f is the target's own feature at verified positions, and the drafter's
-    prediction at later positions.
+    This is the input of EAGLE (arXiv 2401.15077, 2406.16858), EAGLE-3 (2503.01840) and Jakiro as
+    published (2502.06282; this project differs). f is the target's own feature at verified
+    positions, and the drafter's prediction at later positions.
 
         position            i - 1            i
         token                                x_i
@@ -38,7 +38,7 @@ class FeatureInput(nn.Module):
 
         Args:
             embeddings: token embeddings.
-            previous: the feature of the position before each token; zeros before the first.
+            previous: the feature of the position before each token; zeros for the first token.
         """
         return self.join(self.normed(embeddings, previous))
 
@@ -49,7 +49,7 @@ class FeatureInput(nn.Module):
 
         Args:
             embeddings: token embeddings.
-            previous: the feature of the position before each token; zeros before the first.
+            previous: the feature of the position before each token; zeros for the first token.
         """
         both = (self.token_norm(embeddings), self.feature_norm(previous))
         return torch.cat(both, dim=-1)
@@ -72,12 +72,12 @@ class TrunkInputs(NamedTuple):
 class Trunk(nn.Module):
     """Computes one vector per position from tokens and the target's state at verified positions.
 
-    With memory only, this is the Mixture of Attentions (arXiv 2410.03804). The drafter's features
-    are never fed back, so drafted tokens are the only inputs that can be wrong, however many passes
-    the trunk makes. With features only, the trunk is the attention half of EAGLE's decoder layer.
-    With both, the trunk reads fed-back features and attends to the target's layers. The output at
-    position i is trained to predict the target's feature at i from the tokens up to i and the
-    target's state at verified positions.
+    With memory only, this is the Mixture of Attentions (arXiv 2410.03804). In this case, the
+    drafter's features are not fed back, so drafted tokens are the only inputs that can be wrong.
+    With features only, the trunk is the attention half of EAGLE's decoder layer. With both, the
+    trunk reads fed-back features and attends to the target's layers. The output at position i is
+    trained to predict the target's feature at i from the tokens up to i and the target's state at
+    verified positions.
 
     Args:
         hidden: width of the residual stream (the target's hidden size).
@@ -86,8 +86,8 @@ class Trunk(nn.Module):
         head_dim: size of one head, an even number.
         rope_theta: base (theta) of the rotary embedding.
         attends_memory: whether there is cross-attention to memory.
-        reads_features: whether tokens are joined with features.
-        input_norms: whether tokens and features are normalized before they are joined.
+        reads_features: whether token embeddings are joined with features.
+        input_norms: whether embeddings and features are normalized before they are joined.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Draws the figures of the README and of these pages as SVG: `make figures`.
+"""Program that draws the figures of the README and the documentation as SVG: `make figures`.
 
-Drawing reads two files of measured data: `docs/figures/decode-step.json`, one decoding step of the
-demo, and `docs/benchmarks/results/demo-small.json`. `--record DRAFTER` decodes a held-out prompt of
-the demo again and replaces the first; DRAFTER is `drafter.path` in the last line of
-`make demo ARGS="--preset smoke"`.
+The figures show two files of measured data: `docs/figures/decode-step.json`, which contains one
+decoding step of the demo, and `docs/benchmarks/results/demo-small.json`. With `--record DRAFTER`,
+the program decodes a held-out prompt of the demo again and replaces the first of these files.
+DRAFTER is the value of `drafter.path` in the last line that `make demo ARGS="--preset smoke"`
+prints.
 """
 
 import argparse
@@ -55,7 +56,7 @@ text {{ font-family: {SANS}; font-size: 12px; fill: {INK}; }}
 
 
 class Speed(TypedDict):
-    """What was measured of one method at one temperature."""
+    """Measurements of one method at one temperature."""
 
     method: str
     temperature: float
@@ -104,7 +105,7 @@ def draw_step(tree: ExampleTree) -> str:
 
 
 def _legend(x: float, y: float) -> Iterator[Markup]:
-    """Yield what the borders of the boxes mean."""
+    """Yield a legend of the borders of the boxes."""
     yield _rect(x, y - 10, 20, 12, fill=PAPER, stroke=INK, rx=3)
     yield _text(x + 28, y, "accepted by the target", "note")
     yield _rect(x + 170, y - 10, 20, 12, fill=PAPER, stroke=INK, rx=3, kind="dashed")
@@ -118,15 +119,15 @@ def _tree_note(tree: ExampleTree) -> str:
 
 def _output_note(tree: ExampleTree) -> str:
     count = 1 + sum(node.accepted for node in tree.nodes)
-    return f"{count} tokens from one forward of the target: the accepted path, and the next token"
+    return f"{count} tokens from one forward pass: the accepted path, and the target's next token"
 
 
 def _step_summary(tree: ExampleTree) -> str:
     accepted = " ".join(repr(node.token) for node in tree.nodes if node.accepted)
     return (
         f"One decoding step: the drafter proposes {len(tree.nodes)} candidates as a tree, the"
-        f" target verifies all of them in one forward and accepts {accepted}; its own next token"
-        f" is {tree.next_token!r}"
+        f" target verifies all of them in one forward pass and accepts {accepted}; the target's own"
+        f" next token is {tree.next_token!r}"
     )
 
 
@@ -170,7 +171,7 @@ class _Mask:
     """The tree mask of a verification: each query attends to the prompt and to its ancestors."""
 
     CELL, PROMPT = 20, 66  # pixels
-    note = "one forward; rows attend to columns"
+    note = "one forward pass; rows attend to columns"
 
     def __init__(self, tree: ExampleTree) -> None:
         self._tree = tree
@@ -206,7 +207,7 @@ class _Mask:
                 yield _rect(at + 1, top + 1, self.CELL - 2, self.CELL - 2, fill=fill)
 
     def _ancestors(self, query: int) -> Iterator[int]:
-        """Yield the indices that a query attends to, itself included; 0 is the root."""
+        """Yield the index of a query and those of its ancestors; 0 is the root."""
         while query:
             yield query
             query = self._tree.nodes[query - 1].parent + 1
@@ -338,7 +339,7 @@ def _arrow(x: float, y: float, end_x: float, end_y: float) -> Markup:
 
 
 def record(drafter: Path) -> ExampleTree:
-    """Decode a held-out prompt of the demo with its drafter, greedily; return a typical step."""
+    """Decode a held-out prompt greedily with the demo's drafter, and return a typical step."""
     from inference.benchmark.example_trees import example_tree
     from inference.benchmark.methods import OwnDecoding, SamplingOptions
     from inference.decoder import SpeculativeDecoder
@@ -361,7 +362,7 @@ def record(drafter: Path) -> ExampleTree:
 
 
 def drawings() -> dict[Path, str]:
-    """Return the text of every figure by its file."""
+    """Return a mapping from the path of each figure to its SVG text."""
     tree = ExampleTree.model_validate_json(STEP.read_bytes())
     return {
         FIGURES / "decode-step.svg": draw_step(tree),
@@ -370,9 +371,9 @@ def drawings() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Record a step if asked, and write every figure."""
+    """Record a decoding step if `--record` is given, and write every figure."""
     parser = argparse.ArgumentParser(description="Draw the figures of the documentation.")
-    parser.add_argument("--record", type=Path, metavar="DRAFTER", help="decode the step again")
+    parser.add_argument("--record", type=Path, metavar="DRAFTER", help="decode with this drafter")
     options = parser.parse_args()
     FIGURES.mkdir(exist_ok=True)
     if options.record is not None:

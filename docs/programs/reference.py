@@ -1,7 +1,7 @@
-"""Writes what is generated from the settings: `make reference`.
+"""Program that generates `configs/base.yaml` and `docs/reference/config.md`: `make reference`.
 
-`configs/base.yaml` and `docs/reference/config.md` describe every key of a training run by the
-docstring of its field, so that each key is described once.
+Both files describe every key of a training run with the docstring of its settings field, so that
+the description of a key is written only once.
 """
 
 import textwrap
@@ -22,20 +22,21 @@ BASE = ROOT / "configs" / "base.yaml"
 CONFIG = ROOT / "docs" / "reference" / "config.md"
 _WIDTH = 117  # characters of a line of comments
 _HEADER = """\
-Every setting of a training run, with its default. A run's own file says `extends: base.yaml`,
-names a target and data, and changes what it needs. From the command line: `--set key.path=value`.
+Every setting of a training run, with its default. The file of a run contains `extends: base.yaml`,
+a target, data, and the settings that differ from these. On the command line, `--set key.path=value`
+overrides a setting.
 
-Written by `make reference` from the fields of the settings in `training/config.py`: change
+`make reference` generates this file from the settings fields in `training/config.py`. Change
 descriptions and defaults there.
 """
 _PAGE = """\
 # Configuration
 
-Every key of a training run, with its default, as `configs/base.yaml` has it. A run's own file says
-`extends: configs/base.yaml`, names a target and data, and changes what it needs. On the command
-line, `--set key.path=value` overrides a key. Unknown keys are refused.
+Every key of a training run, with its default, as in `configs/base.yaml`. The file of a run contains
+`extends: configs/base.yaml`, a target, data, and the settings that differ from the defaults. On the
+command line, `--set key.path=value` overrides a key. Unknown keys raise an error.
 
-This page is written by `make reference`.
+`make reference` generates this page.
 """
 
 
@@ -70,7 +71,7 @@ def _yaml_lines(model: type[BaseModel], indent: str) -> Iterator[str]:
 
 def _yaml_line(name: str, field: FieldInfo, indent: str) -> str:
     if field.is_required():
-        return f"{indent}# {name}:  (required in the run's own file)"
+        return f"{indent}# {name}:  (required in the file of a run)"
     return f"{indent}{name}: {_yaml_value(_default(field))}"
 
 
@@ -89,7 +90,7 @@ def _section(name: str, model: type[BaseModel]) -> str:
         path = f"{name}.{key}" if name else key
         text = _description(field).replace("|", "\\|")
         if below is not None:
-            anchor = path.replace(".", "")  # as mkdocs makes it
+            anchor = path.replace(".", "")  # the anchor that mkdocs gives to the heading
             default = "`null`" if _is_null(field) else ""
             lines.append(f"| [`{key}`](#{anchor}) | {default} | {text} |")
         else:
@@ -125,7 +126,7 @@ def _description(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-    """Yield the values of a `Literal`, also inside a union with None."""
+    """Yield the values of a `Literal`, including one inside a union with None."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif get_origin(annotation) in (Union, UnionType):
@@ -142,7 +143,7 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _is_null(field: FieldInfo) -> bool:
-    """Return whether a group of keys is left out by default."""
+    """Return whether the default of a group of keys is null."""
     return not field.is_required() and field.default is None
 
 

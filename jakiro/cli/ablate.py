@@ -1,4 +1,4 @@
-"""`jakiro ablate`."""
+"""The command `jakiro ablate`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,25 +17,25 @@ _MEASURING = "Measurement"
 def ablate(
     context: Context,
     base: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file of the settings of a training run.")
+        Path, typer.Option(metavar="FILE", help="YAML file with the settings of a training run.")
     ],
     config: Annotated[
         list[Path],
-        typer.Option(metavar="FILE", help="YAML file of changes to the base; may be repeated."),
+        typer.Option(metavar="FILE", help="YAML file with changes to the base; may be repeated."),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for runs and results.")],
     more: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Further files of changes, so that `--config configs/ablations/*.yaml` reads all "
-            "of them.",
+            help="Further files with changes, as the shell passes them for `--config "
+            "configs/ablations/*.yaml`.",
         ),
     ] = None,
     overrides: options.Overrides = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds to train every arm with.")] = 3,
     max_steps: Annotated[
-        int | None, typer.Option(help="Shorten all runs to this number of steps.")
+        int | None, typer.Option(help="Shorten all training runs to this number of steps.")
     ] = None,
     launcher: Annotated[
         Literal["inline", "deepspeed"],
@@ -44,7 +44,7 @@ def ablate(
         ),
     ] = "inline",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate time and size; write nothing.")
+        bool, typer.Option("--dry-run", help="Only estimate time and disk space; write nothing.")
     ] = False,
     train_only: Annotated[
         list[str] | None,
@@ -61,10 +61,10 @@ def ablate(
         str | None,
         typer.Option(
             metavar="KEY.PATH=VALUE,VALUE,...",
-            help="Train every arm with each of these values and the first seed. The arm then "
-            "continues with the value that reaches the highest tau on the dev prompts (geometric "
-            "mean over temperatures). Intended for numeric settings that all arms share, such as "
-            "optimizer.learning_rate.",
+            help="Train every arm with each of these values, using the first seed. For the study, "
+            "each arm then gets the value with which it reached the highest tau on the dev prompts "
+            "(geometric mean over temperatures). Intended for numeric settings that all arms have, "
+            "such as optimizer.learning_rate.",
             rich_help_panel=_SWEEP,
         ),
     ] = None,
@@ -72,22 +72,24 @@ def ablate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Prompt file for selecting the value; must not contain a test prompt.",
+            help="File of the prompts on which --sweep selects values; must not contain a test "
+            "prompt.",
             rich_help_panel=_SWEEP,
         ),
     ] = None,
     dev_num_prompts: Annotated[
         int | None,
         typer.Option(
-            help="Largest number of dev prompts; by default --num-prompts.", rich_help_panel=_SWEEP
+            help="Largest number of dev prompts; by default the value of --num-prompts.",
+            rich_help_panel=_SWEEP,
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Prompt file, as for `jakiro bench`; by default the beginnings of validation "
-            "documents are the prompts.",
+            help="Prompt file, as for `jakiro bench`; by default, the prompts are the beginnings "
+            "of validation documents.",
             rich_help_panel=_MEASURING,
         ),
     ] = None,
@@ -95,7 +97,8 @@ def ablate(
         int, typer.Option(help="Largest number of prompts.", rich_help_panel=_MEASURING)
     ] = 40,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Largest number of new tokens.", rich_help_panel=_MEASURING)
+        int,
+        typer.Option(help="Largest number of new tokens per prompt.", rich_help_panel=_MEASURING),
     ] = 64,
     temperatures: Annotated[
         list[float] | None,
@@ -113,9 +116,9 @@ def ablate(
         typer.Option(
             metavar="OPTIONS",
             help="Kind of trees to measure every arm with, instead of trees of --candidates nodes; "
-            "may be repeated. A kind consists of options of a drafter in `jakiro bench`, such as "
-            "tree=deterministic,candidates=60,levels=8. With candidates=costs, 4 prompts are used "
-            "to select the trees, and are excluded from the results. A sweep always uses "
+            "may be repeated. A kind is written with the options of a drafter in `jakiro bench`, "
+            "such as tree=deterministic,candidates=60,levels=8. With candidates=costs, 4 prompts "
+            "are used to select the trees, and are excluded from the results. A sweep always uses "
             "--candidates.",
             rich_help_panel=_MEASURING,
         ),

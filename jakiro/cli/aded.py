@@ -1,4 +1,4 @@
-"""`jakiro aded`."""
+"""The commands of `jakiro aded`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -33,19 +33,19 @@ def build(
     tokenizer: Annotated[
         str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File of the table to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the trigrams to.")],
     max_bigrams: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Largest number of bigrams to keep; with 12 successors, each takes 104 bytes.",
+            help="Largest number of bigrams to keep. A bigram with 12 successors takes 104 bytes.",
         ),
     ] = 2**18,
     successors: Annotated[
         int, typer.Option(min=1, max=256, help="Largest number of successors to keep per bigram.")
     ] = 12,
 ) -> None:
-    """Count the trigrams of a corpus and store them in a file, from which `aded=FILE` starts."""
+    """Count the trigrams of a corpus and store them in a file, for the drafter `aded=FILE`."""
     from inference.drafters.aded.file import save_trigrams, vocabulary_size
     from inference.drafters.aded.index import check_vocabulary
     from jakiro.utils.pretrained import load_tokenizer

@@ -1,4 +1,4 @@
-"""`jakiro bench`."""
+"""The command `jakiro bench`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from inference.benchmark.run import Track
 
 _METHODS = """A decoding method; may be repeated. transformers: generate() of transformers;
-transformers-lookup: generate() with prompt lookup, with the fastest of three settings;
-transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: our loop
-without a drafter; drafter=PATH: our loop with a trained drafter; lookup or aded: our loop with a
-drafter that needs no training; aded=TABLE: the same with trigrams counted by `jakiro aded build`;
-lm=SMALL_LM: our loop with a small model that has the target's tokenizer; aded+drafter=PATH,
-lookup+lm=SMALL_LM and other pairs: our loop with two drafters that share trees. Options follow the
-method after commas. drafter=PATH takes tree=trained (the default), tree=auto, tree=deterministic
-(the most likely candidates, even if tokens are sampled) or tree=sampled (candidates are sampled
-whenever tokens are). It also takes candidates=N, optionally with levels=M for M passes of the
-drafter, or candidates=costs for the trees that are most efficient according to measured costs.
-These trees are selected on 4 prompts from the end of the file, spread over its categories; these
-prompts are excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml.
-Pairs take beside-settings=FILE.yaml for the drafter before the plus sign, and
-sharing-settings=FILE.yaml for the division of the trees (CombinedSettings). lookup, aded and
-tree=deterministic take merged-repeats=N: where the tokens of a tree repeat, the tree is extended by
-the repetition, up to N candidates. All methods take name=NAME, the name in the results."""
+transformers-lookup: generate() with prompt lookup, the fastest of three settings;
+transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: Jakiro's
+decode loop without a drafter; drafter=PATH: the loop with a trained drafter; lookup or aded: the
+loop with a drafter that needs no training; aded=TABLE: aded that starts with trigrams counted by
+`jakiro aded build`; lm=SMALL_LM: the loop with a small model that has the target's tokenizer;
+aded+drafter=PATH, lookup+lm=SMALL_LM and other pairs: the loop with two drafters that share trees.
+Options follow the method after commas. drafter=PATH takes tree=trained (the default: levels as in
+training), tree=auto (a new choice in each decoding step), tree=deterministic (the most likely
+candidates, even if tokens are sampled) or tree=sampled (candidates are sampled whenever tokens
+are). drafter=PATH also takes candidates=N, optionally with levels=M for M passes of the drafter, or
+candidates=costs for the trees that are most efficient according to measured costs. These trees are
+selected on 4 prompts from the end of the file, spread over its categories; these prompts are
+excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml. Pairs take
+beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-settings=FILE.yaml for
+the division of the trees (CombinedSettings). lookup, aded and tree=deterministic take
+merged-repeats=N: a path that ends with the same tokens as another path is continued in the same
+way, up to N candidates in all. All methods take name=NAME, the name in the results."""
 
 
 def bench(
@@ -53,12 +54,18 @@ def bench(
         ),
     ] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(help="Largest number of prompts; by default all of the file.")
+        int | None,
+        typer.Option(help="Largest number of prompts; by default all prompts in the file."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Largest number of new tokens.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of new tokens per prompt.")
+    ] = 128,
     temperatures: Annotated[
         list[float] | None,
-        typer.Option("--temperature", help="0 for greedy decoding, the default; may be repeated."),
+        typer.Option(
+            "--temperature",
+            help="Temperature; 0, the default, for greedy decoding; may be repeated.",
+        ),
     ] = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -80,11 +87,12 @@ def bench(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write all measured values to this file."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page with tables and plots."),
+        typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,

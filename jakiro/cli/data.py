@@ -1,4 +1,4 @@
-"""`jakiro data`."""
+"""The commands of `jakiro data`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ def texts(
         ),
     ] = None,
 ) -> None:
-    """Write training texts: source files of the library, and the target's continuations of them."""
+    """Write training texts: source files of the library, and texts that the target generates."""
     from jakiro.demo.write import write_texts
 
     write_texts(target, out, files=files, batches=batches, leave_out=leave_out or ())
@@ -55,7 +55,7 @@ def prompts(
         ),
     ] = None,
 ) -> None:
-    """Write prompts for measurements: the heads of functions and classes in source files."""
+    """Write prompts for measurements: source code up to the header of a function or class."""
     from jakiro.demo.corpus import STANDARD_LIBRARY
     from jakiro.demo.write import write_prompts
 

@@ -1,4 +1,4 @@
-"""`jakiro demo`."""
+"""The command `jakiro demo`."""
 
 from pathlib import Path
 from typing import Annotated, Literal

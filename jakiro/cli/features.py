@@ -1,4 +1,4 @@
-"""`jakiro features`."""
+"""The command `jakiro features`."""
 
 import sys
 from pathlib import Path
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 def features(
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file of the training settings.")
+        Path, typer.Option(metavar="FILE", help="YAML file with the training settings.")
     ],
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FOLDER", help="Folder to write; set target_states.folder to it for training."
+            metavar="FOLDER",
+            help="Folder to write; for training, set target_states.folder to this folder.",
         ),
     ],
     overrides: options.Overrides = None,
@@ -29,9 +30,10 @@ def features(
         typer.Option("--check", help="Read finished shards again, and replace damaged ones."),
     ] = False,
 ) -> None:
-    """Precompute the target's states of the whole dataset, for target_states.source=offline.
+    """Precompute the target's states for the whole dataset, for target_states.source=offline.
 
-    After an interruption, the same command continues. Several processes may write at the same time.
+    After an interruption, run the same command again to continue. Several processes may write at
+    the same time.
     """
     from jakiro.utils.pretrained import choose_device
     from jakiro.utils.settings import load_settings

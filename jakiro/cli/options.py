@@ -1,4 +1,4 @@
-"""Options that several commands share, and settings filled with a command's options."""
+"""Options that several commands share, and conversion of a command's options to settings."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -41,7 +41,7 @@ DRAFTERS = (
 
 
 def settings_from(context: Context, settings_class: type[SettingsT], **changes: Any) -> SettingsT:
-    """Return settings with the values of the options of the same names.
+    """Return settings whose fields have the values of the options with the same names.
 
     Error messages name the options as users type them.
 

@@ -12,12 +12,12 @@ def say(message: str) -> None:
 
 
 def writer(
-    path: Path | None, option: str = "--json", content: str = "the figures"
+    path: Path | None, option: str = "--json", content: str = "the measured values"
 ) -> Callable[[str], None]:
     """Return a function that writes a text to a new file, after checking the path.
 
     Args:
-        path: path of the new file; None for a function that stores nothing.
+        path: path of the new file; None to get a function that does nothing.
         option: name of the option that gave the path.
         content: name of the content in error messages.
 

@@ -1,4 +1,4 @@
-"""`jakiro plot`."""
+"""The command `jakiro plot`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,12 +1,12 @@
-"""`jakiro prepare`."""
+"""The command `jakiro prepare`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-DATA = "File, folder, or dataset on the hub, written NAME or NAME:SPLIT; may be repeated."
-SKIP = "Leave out unusable records and report how many; by default the first is an error."
+DATA = "Data file, folder of such files, or NAME or NAME:SPLIT on the hub; may be repeated."
+SKIP = "Leave out unusable records and report how many; by default, they are errors."
 
 
 def prepare(

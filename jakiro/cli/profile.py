@@ -1,4 +1,4 @@
-"""`jakiro profile`."""
+"""The commands of `jakiro profile`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,8 +15,8 @@ _Target = Annotated[
     str | None,
     typer.Option(
         metavar="PATH_OR_HUB_ID",
-        help="The target; by default ../shared/reference-target next to the checkout if that "
-        "folder exists, otherwise a random model.",
+        help="The target; by default shared/reference-target in the checkout's parent folder if "
+        "that exists, and otherwise a model with random weights.",
     ),
 ]
 _Dtype = Annotated[
@@ -27,7 +27,8 @@ _Drafter = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="Trained drafter; by default a random one, about as large as a target layer.",
+        help="Trained drafter; by default a drafter with random weights, about as large as a "
+        "target layer.",
     ),
 ]
 _Prompts = Annotated[
@@ -39,7 +40,7 @@ _Prompts = Annotated[
     ),
 ]
 _Count = Annotated[int, typer.Option(help="Number of prompts.")]
-_PromptTokens = Annotated[int, typer.Option(help="Number of tokens to keep at each prompt's end.")]
+_PromptTokens = Annotated[int, typer.Option(help="Number of tokens to keep, from a prompt's end.")]
 _NewTokens = Annotated[int, typer.Option(help="Number of new tokens per prompt.")]
 
 

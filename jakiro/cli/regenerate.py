@@ -1,4 +1,4 @@
-"""`jakiro regenerate`."""
+"""The command `jakiro regenerate`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def regenerate(
         int, typer.Option(help="Largest number of tokens of an answer.")
     ] = 512,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Number of tokens of a plain text that the target continues.")
+        int, typer.Option(help="Largest number of tokens to keep of a plain text as its prompt.")
     ] = 64,
     batch_size: Annotated[int, typer.Option(help="Number of records to answer together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
@@ -91,7 +91,7 @@ def load_decoder(
 def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
     typer.echo(f"{num_records:,} records in {out}, {written.records:,} of them new")
     typer.echo(
-        f"{written.answers:,} answers of {written.tokens:,} tokens, tau {written.tau:.2f}; "
+        f"{written.answers:,} answers ({written.tokens:,} tokens), tau {written.tau:.2f}; "
         f"{written.left_out:,} unusable records left out"
     )
     if written.cut:

@@ -1,4 +1,4 @@
-"""`jakiro synthesize`."""
+"""The command `jakiro synthesize`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +30,10 @@ def synthesize(
     ],
     kind: Annotated[
         Literal["chats", "texts"],
-        typer.Option(help="Conversations of a chat model, or texts of a base model."),
+        typer.Option(
+            help="chats: conversations, written by a chat model; texts: texts, written by a base "
+            "model."
+        ),
     ] = "chats",
     multi_turn: Annotated[
         float, typer.Option(help="Share of the conversations with more than one question.")
@@ -63,7 +66,7 @@ def synthesize(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Let the target write training data: the users' questions and its own answers."""
+    """Let the target write training data: both the users' questions and the answers."""
     from training.data.regeneration.output_file import OutputFile
     from training.data.synthesis import SynthesisSettings, Synthesizer
 

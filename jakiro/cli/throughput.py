@@ -1,4 +1,4 @@
-"""`jakiro throughput`."""
+"""The command `jakiro throughput`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +11,13 @@ from jakiro.cli.output import writer
 
 def throughput(
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file of the settings of a training run.")
+        Path, typer.Option(metavar="FILE", help="YAML file with the settings of a training run.")
     ],
     overrides: options.Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps to time.")] = 12,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write all figures to this file.")
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write all measured values to this file."),
     ] = None,
 ) -> None:
     """Measure the speed of training, part by part, against an ideal run without overhead."""

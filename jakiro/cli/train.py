@@ -1,4 +1,4 @@
-"""`jakiro train`."""
+"""The command `jakiro train`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ _GIB = 2**30
 
 
 def train(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="YAML file of settings.")],
+    config: Annotated[Path, typer.Option(metavar="FILE", help="YAML file with the settings.")],
     overrides: options.Overrides = None,
     processes: Annotated[
         int | None,
@@ -37,7 +37,9 @@ def train(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of machines to use, from the first of the hostfile."),
+        typer.Option(
+            min=1, help="Number of machines to use, in the order of the hostfile; by default all."
+        ),
     ] = None,
     launcher: Annotated[
         str | None,
@@ -69,15 +71,16 @@ def train(
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Memory of a device in another machine; a dry run assumes that this device is a "
-            "GPU.",
+            help="Memory of the device to plan for, if that is in another machine; a dry run "
+            "assumes a GPU unless engine.device is cpu.",
         ),
     ] = None,
     device_speed: Annotated[
         float | None,
         typer.Option(
             metavar="TFLOPS",
-            help="Speed of large matrix products on a device in another machine.",
+            help="Speed of large matrix products on the device to plan for, if that is in another "
+            "machine.",
         ),
     ] = None,
     learning_curve: Annotated[
@@ -189,8 +192,8 @@ def _learn(
     for run in curve.runs:
         if not run.is_finished:
             say(f"learning curve: training on {run.fraction:g} of the documents")
-        # This is done for finished runs as well: they are not trained again, but an error is raised
-        # if their settings differ.
+        # Finished runs are passed as well: they are not trained again, but an error is raised if
+        # their settings have changed.
         _run(run.settings, config, [*overrides, *run.overrides], processes)
     for line in curve.finish():
         typer.echo(line)

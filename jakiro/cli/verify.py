@@ -1,4 +1,4 @@
-"""`jakiro verify`."""
+"""The command `jakiro verify`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +34,8 @@ def verify(
         ),
     ] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(help="Largest number of prompts; by default all of the file.")
+        int | None,
+        typer.Option(help="Largest number of prompts; by default all prompts in the file."),
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of tokens of a greedy continuation.")
@@ -43,7 +44,8 @@ def verify(
         int, typer.Option(help="Number of continuations to sample for each prompt.")
     ] = 2000,
     sampled_prompts: Annotated[
-        int, typer.Option(help="Number of prompts, from the first, to sample continuations for.")
+        int,
+        typer.Option(help="Number of prompts to sample continuations for, from the first."),
     ] = 1,
     temperature: Annotated[float, typer.Option(help="Temperature of the samples.")] = 1.0,
     top_p: options.TopP = None,
@@ -53,7 +55,7 @@ def verify(
     device: options.Device = "auto",
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write all figures to this file."),
+        typer.Option("--json", metavar="FILE", help="Write all measured values to this file."),
     ] = None,
 ) -> None:
     """Check on your own models that decoding with a drafter is lossless; exit code 1 if not."""

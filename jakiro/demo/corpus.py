@@ -1,4 +1,4 @@
-"""Text of the demo: source files of the standard library, and the target's continuations."""
+"""Text of the demo: Python's standard library, and continuations that the target generates."""
 
 import hashlib
 import json
@@ -25,10 +25,11 @@ STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 # Percentages of the files, assigned by a hash of the path; the other files are for training.
 _PERCENT_DEV, _PERCENT_TEST = 5, 5
 # Folders that are left out: third-party packages, generated tables, and test suites. Some Python
-# distributions lack the test suites, so the corpus is the same everywhere only without them.
+# distributions lack the test suites, so the corpus is the same everywhere only if they are left
+# out.
 _FOREIGN = {"site-packages", "dist-packages", "__pycache__", "__phello__", "encodings"}
 _FOREIGN |= {"pydoc_data", "test", "tests", "idle_test"}
-# Files that record how and where the interpreter was built.
+# Names of build records start with these; the records are left out, because machines differ.
 _BUILD_RECORDS = ("config-", "_sysconfigdata")
 
 
@@ -69,8 +70,8 @@ def load_corpus(root: Path = STANDARD_LIBRARY, *, min_characters: int = 1_000_00
         min_characters: smallest number of characters that the corpus must have.
 
     Raises:
-        DataError: the corpus is smaller or a split is empty, for example because the Python
-            installation is zipped, frozen, or stripped.
+        DataError: the corpus is smaller than `min_characters`, or a split is empty, for example
+            because the Python installation is zipped, frozen, or stripped.
     """
     files = list(_read_files(root))
     by_split = {
@@ -142,7 +143,7 @@ def texts_for(
 ) -> list[str]:
     """Return continuations that the target generates, followed by source files.
 
-    A drafter has to predict text that the target generates, which differs from text by people.
+    The continuations are needed because a drafter has to predict text that the target generates.
 
     Args:
         recipe: amount of text.
@@ -173,7 +174,7 @@ def texts_for(
 def _starts(
     recipe: TextRecipe, texts: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> torch.Tensor:
-    """Return prompts for the target: pieces of the same length, cut at fixed random offsets."""
+    """Return excerpts of texts for the target to continue: equal lengths, fixed random offsets."""
     generator = torch.Generator().manual_seed(0)
     count, length = recipe.num_batches * recipe.batch, recipe.start_tokens
     streams = (tokenizer.encode(text, add_special_tokens=False) for text in texts[:count])

@@ -63,7 +63,7 @@ def run_demo(
     device: Device = "auto",
     target: str | None = None,
 ) -> None:
-    """Train the models that are not cached, decode with all methods, and print the results.
+    """Train the models that are not cached, compare decoding methods, and print the results.
 
     The last line of standard output is a JSON document.
 

@@ -6,7 +6,7 @@ from jakiro.utils.settings import Settings
 
 
 class TargetRecipe(Settings):
-    """Settings that determine the toy target, together with its corpus.
+    """Settings that, together with the corpus, determine the toy target.
 
     Attributes:
         vocab_size: size of the tokenizer's vocabulary.
@@ -52,7 +52,7 @@ class TargetRecipe(Settings):
 
 
 class TextRecipe(Settings):
-    """Amount of text to train the drafter on: library source and the target's continuations of it.
+    """Amount of text to train the drafter on: library files, and texts that the target continued.
 
     Attributes:
         num_files: number of library files.

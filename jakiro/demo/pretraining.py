@@ -45,7 +45,7 @@ class Pretraining:
         checkpoint: Path | None = None,
     ) -> None:
         self.recipe, self.token_ids, self.checkpoint = recipe, token_ids, checkpoint
-        # One sequence fewer than would fit is used, so that there is room at any offset.
+        # One sequence fewer than would fit is used, so that the sequences fit at any offset.
         self.num_sequences = (len(token_ids) - 1) // recipe.row_tokens - 1
         if self.num_sequences < recipe.rows_per_step:
             raise DataError(
@@ -101,7 +101,7 @@ class Pretraining:
 
     def _begin(self, device: torch.device | str) -> None:
         self.model = build_model(self.recipe).train()
-        nn.Module.to(self.model, device)  # type checkers cannot see the signature of `model.to`
+        nn.Module.to(self.model, device)  # type checkers do not know the signature of `model.to`
         self.optimizers = _build_optimizers(self.model, self.recipe)
         self.step = 0
         self.seconds = 0.0  # spent on steps, including those before an interruption

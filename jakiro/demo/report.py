@@ -17,8 +17,8 @@ from inference.trees.shape import TreeShape
 
 JAKIRO = "jakiro"  # method name of the demo's drafter
 
-# Colours of tokens by depth: first of tokens from the target itself, then of drafts accepted at
-# depth 1, 2, ...
+# Colours of tokens by depth: the first is for tokens from the target itself, the others are for
+# drafts accepted at depths 1, 2, ...
 _COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
 _COLUMNS = {
     "method": "{method}",
@@ -123,7 +123,7 @@ def show_results(
 
 
 def explain_slowdowns(results: list[dict[str, Any]], choice: PlanChoice) -> list[str]:
-    """Return one sentence for each temperature at which autoregressive decoding was faster.
+    """Return one sentence for each temperature at which decoding without drafts was faster.
 
     Args:
         results: rows from `results_of`.

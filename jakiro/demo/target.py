@@ -29,7 +29,7 @@ RECORD_NAME = "target.json"
 
 # Text is split into pieces, and no token extends over more than one piece. A line break includes
 # the indentation after it, so that both can become one token. A word includes one space before it.
-# A piece of digits has at most three of them.
+# A piece that consists of digits has at most three.
 _PIECES = r" ?\p{L}+|\p{N}{1,3}|_+| ?[^\s\p{L}\p{N}_]+|\n+[ \t]*|\s+(?!\S)|\s+"
 # This number is part of the fingerprint. Raise it whenever a change of the code makes the same
 # recipe produce a different target.
@@ -129,8 +129,8 @@ def is_intact(target: Path) -> bool:
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer in which `END_OF_TEXT` has id 0 and serves as padding.
 
-    The tokens follow the layout of Python source. Decoding an encoded text returns the text
-    unchanged, and the same training texts always give the same tokenizer.
+    Tokens are adapted to the layout of Python source (see `_PIECES`). Decoding an encoded text
+    returns the text unchanged, and the same training texts always give the same tokenizer.
 
     Args:
         texts: training text.
@@ -190,7 +190,7 @@ def _write(
 
 
 def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
-    """Return all training texts, or as many as the limit allows, in a fixed random order."""
+    """Return all training texts or, if the recipe has a limit, the first ones in shuffled order."""
     limit = recipe.max_training_characters
     if limit is None:
         return [file.text for file in corpus.train]
@@ -200,7 +200,7 @@ def _training_texts(recipe: TargetRecipe, corpus: Corpus) -> list[str]:
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
-    """Acquire a lock for one process at a time, which is released if that process dies."""
+    """Acquire a lock that only one process can hold; it is released when that process ends."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)

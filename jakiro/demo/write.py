@@ -32,14 +32,14 @@ from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenize
 def write_texts(
     target: str, out: Path, *, files: int = 200, batches: int = 8, leave_out: Sequence[Path] = ()
 ) -> None:
-    """Write training text for a target: continuations that it generates, and library source files.
+    """Write training text for a target: texts that the target continued, and library source files.
 
     Args:
         target: folder or hub id of the target.
         out: JSONL file to write.
         files: number of source files.
         batches: number of batches of 64 continuations.
-        leave_out: prompt files; source files that their prompts were cut from are left out.
+        leave_out: prompt files; the source files that contain their prompts are left out.
 
     Raises:
         ConfigError: `out` exists.
@@ -90,7 +90,7 @@ def write_prompts(
     ]
     if not records:
         raise DataError(
-            "no prompts can be cut from the source files",
+            "no prompts can be made from the source files",
             expected="Python source files with functions or classes",
             got=", ".join(files),
             remedy="choose other files, or raise --max-tokens",
@@ -139,11 +139,11 @@ def write_small_lm(
 
 
 def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
-    """Return the corpus without the training files that prompts were cut from.
+    """Return the corpus without the training files that the prompts in prompt files come from.
 
     Args:
         corpus: source files.
-        prompts: prompt files; the key `file` of a prompt names its source file.
+        prompts: prompt files; the key `file` of each prompt contains the path of its source file.
 
     Raises:
         PromptError: a prompt file cannot be read.

@@ -40,7 +40,7 @@ class TargetSpec:
     Attributes:
         hidden_size: width of embeddings and features.
         vocab_size: number of logits.
-        head_shapes: geometry of the keys and values, for each layer that stores its own.
+        head_shapes: geometry of the keys and values of each layer that stores keys and values.
         layer_kinds: attention kind of each layer.
         window: number of positions, including the query's own, that a query attends to in a layer
             with sliding attention; None if no layer has a window.
@@ -51,7 +51,8 @@ class TargetSpec:
         num_hidden_states: number of hidden states (the embedding and one per layer); None if the
             hidden states are not one vector of the hidden size per token.
         attention: geometry of the last layer's attention.
-        gguf_sha256: checksum of the GGUF file that the target was converted from, if any.
+        gguf_sha256: checksum of the GGUF file that the target was converted from; None if the
+            target was not converted.
     """
 
     hidden_size: int
@@ -96,16 +97,16 @@ class StepInput:
     """Tokens for one target forward pass: a prompt, a single token, or a root with its draft tree.
 
     Attributes:
-        token_ids: ids of the queries.
+        token_ids: ids of the tokens, which are the queries of the attention.
         positions: absolute positions of the queries.
         slots: cache slots that the queries are written to.
         lengths: number of committed tokens per sequence; every query attends to all of them.
-        highest_slot: highest slot of the batch, as a number on the CPU.
+        highest_slot: highest slot that any sequence writes, as a number on the CPU.
         parents: index of each query's parent among the queries, -1 for a query without a parent;
             None for a chain.
         max_depth: number of nodes on the longest path among the queries; unused for a chain.
-        documents: document of each query in packed sequences, whose documents do not attend to each
-            other; None if each sequence is one document.
+        documents: index of each query's document in a packed sequence, where documents do not
+            attend to each other; None if each sequence is one document.
         written: all cached nodes of a tree that is processed in several steps, used instead of
             `parents`; None if this step processes the whole tree.
     """
@@ -137,12 +138,12 @@ class StepOutput:
 
 
 def compile_mode(device: torch.device) -> str | None:
-    """Return the `torch.compile` mode for small steps: with CUDA graphs if on a GPU."""
+    """Return the `torch.compile` mode for small steps, which uses CUDA graphs on a GPU."""
     return "reduce-overhead" if device.type == "cuda" else None
 
 
 class TargetAdapter:
-    """Runs a stock causal LM over chains and trees with a `SlotCache`; never changes its weights.
+    """Runs a causal LM over chains and trees of tokens with a `SlotCache`; never changes weights.
 
     Args:
         model: any Hugging Face decoder-only causal LM in which every layer is an attention layer,

@@ -59,7 +59,7 @@ def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> Attent
 
 
 def _rope_base(config: Any) -> float:
-    """Return the rotary base of the last layer, or the usual base if the config names none."""
+    """Return the rotary base of the last layer, or the usual base if the config has no base."""
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
     if kinds and isinstance(parameters.get(kinds[-1]), Mapping):  # parameters per kind of layer

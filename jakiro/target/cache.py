@@ -1,4 +1,4 @@
-"""The target's key/value cache: preallocated slots that hold a draft tree, pruned in place."""
+"""The target's key/value cache: preallocated slots in which draft trees are pruned in place."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ def bucketed(count: int) -> int:
 def in_place(buffer: Tensor) -> Tensor:
     """Return the buffer, marked as having a fixed address, so that compiled code can write to it.
 
-    Otherwise, a CUDA graph would copy the buffer, or no CUDA graph would be used.
+    Without this mark, a CUDA graph would copy the buffer, or no CUDA graph would be used.
     """
     if buffer.is_cuda:
         torch._dynamo.mark_static_address(buffer, guard=False)
@@ -99,7 +99,7 @@ class StateSource(NamedTuple):
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's view of a `SlotCache`, which writes to given slots and reads the first slots.
+    """One layer of a `SlotCache`: each update writes to given slots and returns the first slots.
 
     The slot of a committed token equals its position. Masks determine which slots a query attends
     to. The layer therefore does not count tokens, grow, or drop tokens outside a sliding window.
@@ -162,7 +162,7 @@ class SlotLayer(CacheLayerMixin):
         return int(self.keys.shape[2])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (visible slots, offset), for models that size a mask by the cache."""
+        """Return (visible slots, offset), for models that derive a mask's size from the cache."""
         return self.num_visible, 0
 
 
@@ -212,7 +212,7 @@ class SlotCache(Cache):
         self._hidden = torch.zeros(hidden_shape, dtype=dtype, device=device)
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
-        absent = self.slot_layers[:1] * first_layer  # never written
+        absent = self.slot_layers[:1] * first_layer  # placeholders that are never written to
         super().__init__(layers=[*absent, *self.slot_layers])
 
     @property
@@ -222,7 +222,7 @@ class SlotCache(Cache):
         return total // (self._blocks[0].shape[1] * self.capacity)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Drop all sequences except those at the given batch indices, in ascending order."""
+        """Keep only the sequences at these batch indices, which must be in ascending order."""
         self._replace([selected(block, indices, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:

@@ -18,7 +18,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 
 def check_adapter(model: CausalLM) -> None:
-    """Raise an error if the model has a PEFT adapter outside its layers.
+    """Raise an error if the model has a PEFT adapter that cannot be applied inside its layers.
 
     Raises:
         TargetNotSupported: the adapter adds virtual tokens.
@@ -26,7 +26,7 @@ def check_adapter(model: CausalLM) -> None:
     adapter = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         raise TargetNotSupported(
-            "the target's adapter adds virtual tokens, which only its own forward pass handles",
+            "the target's adapter adds virtual tokens, which only PEFT's own forward method adds",
             expected="an adapter inside the layers, such as LoRA",
             got=adapter.peft_type.value,
             remedy="use the target without this adapter, or train an adapter of a supported kind",
@@ -141,7 +141,8 @@ def max_position_of(config: Any) -> int:
         )
     last = int(config.max_position_embeddings)
     if getattr(config, "attn_temperature_tuning", False):
-        # Llama 4 scales queries by their index in the cache. Below `floor_scale` the scale is 1.
+        # Llama 4 scales queries by their index in the cache, which is not their position here.
+        # Below `floor_scale`, the scale is always 1.
         last = min(last, int(config.floor_scale) - 1)
     return last
 

@@ -49,7 +49,8 @@ def slot_mask(
     Args:
         lengths: number of committed tokens per sequence; a committed token's slot is its position.
         slots: slots of the uncommitted nodes.
-        seen: True where a query may attend to an uncommitted node: at its ancestors and itself.
+        seen: True where a query may attend to an uncommitted node, which is the query itself or
+            one of its ancestors.
         num_slots: number of slots, starting from slot 0, that the mask covers.
     """
     committed = torch.arange(num_slots, device=slots.device) < lengths[:, None]

@@ -1,4 +1,4 @@
-"""The record of a target that is stored in its drafters, and checks of a target against it."""
+"""Record of a target, stored in the target's drafters, and checks of a target against a record."""
 
 import hashlib
 from typing import Any
@@ -31,7 +31,8 @@ class TargetRecord(Settings):
         attention: geometry of the last layer's attention.
         tokenizer_fingerprint: hash of the vocabulary; None if no tokenizer was given.
         template_fingerprint: hash of the chat template; None if there is no chat template.
-        gguf_sha256: checksum of the GGUF file that the target was converted from, if any.
+        gguf_sha256: checksum of the GGUF file that the target was converted from; None if the
+            target was not converted.
     """
 
     name_or_path: str
@@ -113,7 +114,7 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
         if expected != got:
             raise TargetMismatch(
                 f"the drafter was made for a target other than the one loaded ({name} differs)",
-                expected=f"{expected} of {record.name_or_path}",
+                expected=f"{expected}, as in {record.name_or_path}",
                 got=got,
                 remedy="load the target named in the drafter's config, or train a new drafter",
             )

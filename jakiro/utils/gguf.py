@@ -1,7 +1,8 @@
-"""Models in GGUF files: converted once to a folder of safetensors, and then loaded like any other.
+"""Conversion of GGUF files to model folders, which are then loaded like any other model.
 
-transformers reads the file and dequantizes its weights. The folder lies in the user's cache, under
-a name that depends on the contents of the file, the dtype and the version of transformers.
+transformers reads the file and dequantizes its weights, which are stored as safetensors. The folder
+is in the user's cache. Its name depends on the contents of the file, the dtype and the version of
+transformers.
 """
 
 import hashlib
@@ -22,19 +23,20 @@ from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger
 
 SUFFIX = ".gguf"
-CONFIG_KEY = "gguf"  # of a converted model's config: the name of the file and its checksum
+# Key in a converted model's config; its value holds the GGUF file's name and checksum.
+CONFIG_KEY = "gguf"
 
 _logger = get_logger(__name__)
 
 
 def find_gguf(name_or_path: str | Path) -> Path | None:
-    """Return the GGUF file that a path means; None if the path means something else.
+    """Return the GGUF file that a path refers to; None if the path refers to something else.
 
     Args:
-        name_or_path: a GGUF file, or a folder that holds one and is not a model folder otherwise.
+        name_or_path: path of a GGUF file, or of a folder that contains one and has no config.json.
 
     Raises:
-        ConfigError: the file does not exist, or the folder holds several GGUF files.
+        ConfigError: the file does not exist, or the folder contains several GGUF files.
     """
     path = Path(name_or_path)
     if path.suffix.lower() == SUFFIX:
@@ -42,7 +44,7 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
             raise ConfigError(
                 f"there is no file {path}",
                 expected="an existing GGUF file",
-                got="a path to nothing" if not path.exists() else "a folder",
+                got="nothing at this path" if not path.exists() else "a folder",
                 remedy="check the path",
             )
         return path
@@ -51,10 +53,10 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
     files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX)
     if len(files) > 1:
         raise ConfigError(
-            f"the folder {path} holds several models",
-            expected="one GGUF file, or the path of one of them",
+            f"the folder {path} contains several models",
+            expected="a folder with a single GGUF file, or the path of one",
             got=", ".join(file.name for file in files),
-            remedy="name the file",
+            remedy="pass the path of the file to load",
         )
     return files[0] if files else None
 
@@ -62,7 +64,9 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
 def convert_gguf(
     file: Path, dtype: torch.dtype | None = None, cache_folder: Path | None = None
 ) -> Path:
-    """Return a folder with the model and the tokenizer of a GGUF file, which is converted if new.
+    """Return a folder with the converted model and tokenizer of a GGUF file.
+
+    The file is converted if that has not been done yet.
 
     Args:
         file: GGUF file.
@@ -91,15 +95,20 @@ def convert_gguf(
 
 
 def gguf_checksum(config: Any) -> str | None:
-    """Return the SHA-256 of the GGUF file that a model was converted from, or None."""
+    """Return the SHA-256 of the GGUF file that a model was converted from; None if there is none.
+
+    Args:
+        config: config of the model.
+    """
     origin = getattr(config, CONFIG_KEY, None)
     return None if origin is None else str(origin["sha256"])
 
 
 def default_dtype() -> torch.dtype:
-    """Return bfloat16 where this machine computes in it directly, and otherwise float32.
+    """Return bfloat16 if this machine supports it in hardware, and float32 otherwise.
 
-    A GGUF file has no dtype of its own: its weights are dequantized to any.
+    A GGUF file does not prescribe a dtype: its weights can be dequantized to any floating-point
+    dtype.
     """
     if torch.cuda.is_available():
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
@@ -124,14 +133,14 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
         publish(partial, folder)
     except OSError:
         raise
-    except Exception as error:  # a damaged file fails in many ways in a foreign parser
+    except Exception as error:  # for a damaged file, the parser may raise almost any exception
         raise _unreadable(file, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _plain_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
-    """Return the model without the marks of a quantized model, which could not be saved."""
+    """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=dtype
     )
@@ -155,7 +164,7 @@ def _unreadable(file: Path, error: Exception) -> CheckpointError:
     is_missing = isinstance(error, ImportError)
     return CheckpointError(
         f"cannot convert the GGUF file {file}",
-        expected="a complete GGUF file of a model that transformers reads",
+        expected="a complete GGUF file of a model that transformers can read",
         got=lines[0] if lines else type(error).__name__,
-        remedy="pip install 'jakiro[gguf]'" if is_missing else "use a folder of safetensors",
+        remedy="pip install 'jakiro[gguf]'" if is_missing else "use a model in safetensors files",
     )

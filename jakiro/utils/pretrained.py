@@ -50,12 +50,13 @@ def load_causal_lm(
     """Return a causal language model in evaluation mode.
 
     Args:
-        name_or_path: folder or hub id of the model, or of PEFT adapters for one; or a name that
-            `local_model` converts.
+        name_or_path: folder or hub id of the model or of PEFT adapters for a model, or any other
+            name that `local_model` accepts.
         what: description of the model in error messages.
         dtype: dtype of the weights, as a torch dtype, a name from `TORCH_DTYPES`, or "auto" for the
             dtype in which the weights were saved; None for transformers' default.
-        device: device of the weights; None for the CPU, or for the devices that `device_map` names.
+        device: device of the weights; None for the devices in `device_map`, or for the CPU if that
+            is not passed.
         attn_implementation: implementation of attention, such as "sdpa" or "eager"; None for
             transformers' default.
         remedy: advice at the end of the error message.
@@ -74,22 +75,22 @@ def load_causal_lm(
     except (OSError, ValueError) as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
     if folder != str(name_or_path):
-        # Records name the model as the user does, not by a folder of the cache.
+        # Records contain the name that the user gave, not the path of a folder in the cache.
         model.config.name_or_path = model.name_or_path = str(name_or_path)
     return model.eval() if device is None else model.to(device).eval()
 
 
 def local_model(name_or_path: str | Path, dtype: object = None) -> str:
-    """Return the folder or hub id that transformers can load for the name of a model.
+    """Return a folder or hub id from which transformers can load a model, converting GGUF files.
 
     Args:
-        name_or_path: folder or hub id, which is returned as it is; or a GGUF file, a folder with
-            one, or a model that `jakiro fetch` knows, which is converted first.
+        name_or_path: folder or hub id of a model, which is returned unchanged; a GGUF file or a
+            folder that contains one; or the name of a model that `jakiro fetch` downloaded.
         dtype: dtype of the weights of a GGUF file; "auto" or None for `gguf.default_dtype()`.
 
     Raises:
-        CheckpointError: a GGUF file cannot be converted, or a known model was not fetched.
-        ConfigError: the path to a GGUF file is wrong, or a folder holds several.
+        CheckpointError: a GGUF file cannot be converted, or a known model has not been fetched.
+        ConfigError: the GGUF file does not exist, or the folder contains several GGUF files.
     """
     fetched = fetched_model(str(name_or_path))
     file = find_gguf(fetched or name_or_path)

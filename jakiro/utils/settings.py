@@ -1,4 +1,4 @@
-"""Typed, frozen settings with a fixed set of keys, read from layered YAML."""
+"""Typed, frozen settings with a fixed set of keys, read from YAML files that extend each other."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -43,8 +43,9 @@ _Dumper.add_representer(str, _text_node)
 def read_layered_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, merged over the mapping of the file that it extends.
 
-    The key `extends` names the extended file by a path relative to the file with the key. Mappings
-    are merged key by key; any other value replaces the value in the extended file.
+    The value of the key `extends` is the path of the extended file, relative to the file that
+    contains the key. Mappings are merged key by key; any other value replaces the value in the
+    extended file.
 
     Raises:
         ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself.
@@ -186,8 +187,8 @@ def load_settings(
 
     Args:
         settings_class: class of the settings.
-        path: YAML file, whose key `extends` may name a file with default values by a path relative
-            to this file.
+        path: YAML file. Its key `extends` may contain the path, relative to this file, of a file
+            with default values.
         overrides: `key.path=value` with the value in YAML; later overrides replace earlier ones.
 
     Raises:
@@ -294,7 +295,7 @@ def _known_keys(settings_class: type[BaseModel], parents: Location) -> set[str]:
             if part in model.model_fields
             for child in _models_in(model.model_fields[str(part)].annotation)
         }
-        models = below or models  # a list index or the tag of a union has no keys of its own
+        models = below or models  # a list index and the tag of a union are not keys of a model
     return {name for model in models for name in model.model_fields}
 
 

@@ -98,7 +98,7 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
         (["--samples", "5"], "unusable value for '--samples'"),
         (["--temperature", "0"], "unusable value for '--temperature'"),
         (["--target", "nowhere/to be found"], "cannot load the target"),
-        (["--json", "."], "cannot write the figures"),
+        (["--json", "."], "cannot write the measured values"),
         (["--json", "no/such/folder/figures.json"], "got: no such folder"),
         (["--max-new-tokens", "500"], "do not fit into the target's context"),
     ],

@@ -74,7 +74,7 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(KNOWN_MODELS, NAME, _model(b"other bytes"))
-    with pytest.raises(CheckpointError, match="not the one that was pinned; expected: sha256"):
+    with pytest.raises(CheckpointError, match="has a wrong checksum; expected: sha256"):
         fetch_model(NAME, lambda _message: None)
     with pytest.raises(CheckpointError, match="jakiro fetch tiny"):
         fetched_model(NAME)
