@@ -29,12 +29,12 @@ if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
     # Before the first import of our packages: only what is imported later is checked.
     install_import_hook(PACKAGES, "beartype.beartype")
 
-SECONDS_OF_CHECKS = 1.0  # of each test; what a test repeats for longer was checked by then
+SECONDS_OF_CHECKS = 0.3  # of each test; what a test repeats for longer was checked by then
 
 
 @pytest.fixture(autouse=True)
 def _shapes_are_checked_at_first() -> Iterator[None]:
-    """Check types and shapes in the first second of a test: checks double the time of the rest."""
+    """Check types and shapes at the beginning of a test: checks double the time of the rest."""
     end_of_checks = Timer(SECONDS_OF_CHECKS, jaxtyping.config.update, ("jaxtyping_disable", True))
     end_of_checks.daemon = True
     end_of_checks.start()

@@ -21,7 +21,7 @@ from training.data.sources import find_sources
 from training.data.synthesis import SynthesisCounts, SynthesisSettings, Synthesizer, repeats
 
 TOKENIZER = tiny_tokenizer(CHATML)
-SMALL = {"conversations": 12, "max_question_tokens": 40, "max_new_tokens": 24, "seed": 3}
+SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_conversations_alternate_and_are_data_that_training_reads(
 ) -> None:
     path = tmp_path / "own.jsonl"
     records, counts = _write(target, path, multi_turn=0.5, max_turns=3)
-    assert len(records) == counts.records == 12
+    assert len(records) == counts.records == 6
     assert counts.tokens > 0
     for record in records:
         roles = [turn["role"] for turn in record["messages"]]
@@ -55,10 +55,10 @@ def test_conversations_alternate_and_are_data_that_training_reads(
         assert all(turn["content"] for turn in record["messages"])
     assert {len(record["messages"]) for record in records} > {2}
     beginnings = [tuple(TOKENIZER(r["messages"][0]["content"]).input_ids[:8]) for r in records]
-    assert len(set(beginnings)) == 12
+    assert len(set(beginnings)) == 6
     (source,) = find_sources([str(path)])
     documents = list(encode_documents(TOKENIZER, source.records()))
-    assert len(documents) == 12
+    assert len(documents) == 6
 
 
 def test_records_depend_neither_on_the_batch_size_nor_on_interruptions(
@@ -66,11 +66,11 @@ def test_records_depend_neither_on_the_batch_size_nor_on_interruptions(
 ) -> None:
     whole, _ = _write(target, tmp_path / "whole.jsonl", batch_size=16)
     single, _ = _write(target, tmp_path / "single.jsonl", batch_size=3)
-    first, _ = _write(target, tmp_path / "parts.jsonl", conversations=5)
+    first, _ = _write(target, tmp_path / "parts.jsonl", conversations=3)
     both, counts = _write(target, tmp_path / "parts.jsonl")
     assert whole == single == both
-    assert first == whole[:5]
-    assert counts.records == 7
+    assert first == whole[:3]
+    assert counts.records == 3
 
 
 def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_
 
 def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> None:
     records, _ = _write(target, tmp_path / "own.jsonl", tiny_tokenizer(), kind="texts")
-    assert len(records) == 12
+    assert len(records) == 6
     assert all(record.keys() == {"row", "text"} for record in records)
 
 
@@ -110,7 +110,7 @@ def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
 
 
 def test_a_context_that_is_too_short_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="below 512 tokens; got: 540"):
+    with pytest.raises(ConfigError, match="below 512 tokens; got: 524"):
         _write(target, tmp_path / "own.jsonl", max_new_tokens=500)
 
 

@@ -56,6 +56,7 @@ def _trained(folder: Path) -> set[str]:
     return {str(drafter.parent.relative_to(folder / "runs")) for drafter in drafters}
 
 
+@pytest.mark.slow
 def test_a_sweep_of_one_seed_trains_each_value_once_and_is_reported(
     command: list[str], workshop: Path
 ) -> None:
