@@ -38,7 +38,7 @@ test: $(READY)  ## Run the tests, without the slow matrices
 	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
 
 test-all: $(READY)  ## Run every test that needs no GPU
-	$(BIN)/python -m pytest -m 'not gpu' $(WORKERS) $(ARGS)
+	JAKIRO_TYPECHECK_SECONDS=1800 $(BIN)/python -m pytest -m 'not gpu' $(WORKERS) $(ARGS)
 
 test-faults: $(READY)  ## Kill training at many points, also while it writes, and resume it
 	$(BIN)/python -m pytest -m faults $(ARGS)

@@ -29,7 +29,8 @@ if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
     # Before the first import of our packages: only what is imported later is checked.
     install_import_hook(PACKAGES, "beartype.beartype")
 
-SECONDS_OF_CHECKS = 0.3  # of each test; what a test repeats for longer was checked by then
+# Of each test, because checks would double the time of long tests.
+SECONDS_OF_CHECKS = float(os.environ.get("JAKIRO_TYPECHECK_SECONDS", "0.3"))
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,7 @@ def _shapes_are_checked_at_first() -> Iterator[None]:
     end_of_checks.start()
     yield
     end_of_checks.cancel()
+    end_of_checks.join()
     jaxtyping.config.update("jaxtyping_disable", False)
 
 

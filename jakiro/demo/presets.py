@@ -19,15 +19,15 @@ class TargetRecipe(Settings):
         max_position: number of positions of the model.
         max_training_characters: largest number of characters of training text, which consists of
             whole files; None for no limit.
-        row_tokens: number of predicted tokens per training sequence.
-        rows_per_step: number of sequences per optimizer step.
+        sequence_length: number of predicted tokens per training sequence.
+        sequences_per_step: number of sequences per optimizer step.
         num_steps: number of optimizer steps.
         warmup_steps: number of steps during which the learning rates rise to their peak.
         decay_share: fraction of the steps, at the end of the training, during which the learning
             rates fall to zero.
         muon_lr: peak learning rate of the hidden matrices.
         adam_lr: peak learning rate of the embedding and the norms.
-        held_out_rows: largest number of sequences of test text for measuring the reported loss.
+        num_validation_sequences: largest number of test sequences for the reported loss.
         seed: seed of the initial weights and the order of the data.
     """
 
@@ -40,14 +40,14 @@ class TargetRecipe(Settings):
     intermediate_size: PositiveInt
     max_position: PositiveInt = 512
     max_training_characters: PositiveInt | None = None
-    row_tokens: PositiveInt = 256
-    rows_per_step: PositiveInt
+    sequence_length: PositiveInt = 256
+    sequences_per_step: PositiveInt
     num_steps: PositiveInt
     warmup_steps: PositiveInt = 20
     decay_share: PositiveFloat = 0.5
     muon_lr: PositiveFloat = 0.015
     adam_lr: PositiveFloat = 0.02
-    held_out_rows: PositiveInt = 200
+    num_validation_sequences: PositiveInt = 200
     seed: int = 0
 
 
@@ -118,9 +118,9 @@ _SMOKE = Preset(
         head_dim=32,
         intermediate_size=176,
         max_training_characters=1_000_000,
-        rows_per_step=4,
+        sequences_per_step=4,
         num_steps=150,
-        held_out_rows=40,
+        num_validation_sequences=40,
     ),
     texts=TextRecipe(num_files=20, num_batches=2, batch=16),
     drafter=DrafterRecipe(steps=60),
@@ -138,7 +138,7 @@ _SMALL = Preset(
         num_kv_heads=2,
         head_dim=32,
         intermediate_size=352,
-        rows_per_step=4,
+        sequences_per_step=4,
         num_steps=1250,
     ),
     texts=TextRecipe(num_files=200, num_batches=8),

@@ -46,11 +46,11 @@ class Pretraining:
     ) -> None:
         self.recipe, self.token_ids, self.checkpoint = recipe, token_ids, checkpoint
         # One sequence fewer than would fit is used, so that the sequences fit at any offset.
-        self.num_sequences = (len(token_ids) - 1) // recipe.row_tokens - 1
-        if self.num_sequences < recipe.rows_per_step:
+        self.num_sequences = (len(token_ids) - 1) // recipe.sequence_length - 1
+        if self.num_sequences < recipe.sequences_per_step:
             raise DataError(
                 "too few tokens to train on",
-                expected=f"at least {(recipe.rows_per_step + 2) * recipe.row_tokens}",
+                expected=f"at least {(recipe.sequences_per_step + 2) * recipe.sequence_length}",
                 got=len(token_ids),
                 remedy="use smaller batches, shorter sequences, or more text",
             )
@@ -108,7 +108,7 @@ class Pretraining:
 
     def _batch(self) -> Int[Tensor, "batch length_and_next"]:
         """Return the sequences of this step; their offset and order differ between epochs."""
-        length, batch_size = self.recipe.row_tokens, self.recipe.rows_per_step
+        length, batch_size = self.recipe.sequence_length, self.recipe.sequences_per_step
         epoch, index = divmod(self.step, self.num_sequences // batch_size)
         generator = torch.Generator().manual_seed(self.recipe.seed + 1_000_003 * epoch)
         offset = int(torch.randint(length, (), generator=generator))
@@ -170,8 +170,8 @@ def mean_loss(
         token_ids: held-out text as one stream of tokens.
         recipe: recipe of the model, which sets the number of sequences and their length.
     """
-    sequences = token_ids.unfold(0, recipe.row_tokens + 1, recipe.row_tokens)
-    count = min(recipe.held_out_rows, len(sequences))
+    sequences = token_ids.unfold(0, recipe.sequence_length + 1, recipe.sequence_length)
+    count = min(recipe.num_validation_sequences, len(sequences))
     indices = torch.linspace(0, len(sequences) - 1, count).long()
     batches = sequences[indices].to(model.device).split(8)
     return torch.cat([_token_losses(model, batch) for batch in batches]).mean().item()

@@ -182,7 +182,7 @@ def _write(
         recipe=recipe,
         corpus_fingerprint=corpus.fingerprint,
         held_out_loss=mean_loss(run.model, held_out, recipe),
-        tokens=recipe.num_steps * recipe.rows_per_step * recipe.row_tokens,
+        tokens=recipe.num_steps * recipe.sequences_per_step * recipe.sequence_length,
         seconds=run.seconds,
         sha256=_hash_files(folder),
     )

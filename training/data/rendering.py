@@ -134,6 +134,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
             "the chat template leaves out the user's text",
             expected="a template that writes the content of every user turn",
             got=text[:80],
+            remedy="set another chat template and save the tokenizer again",
         )
     return opening
 

@@ -6,22 +6,21 @@ residual distribution. The number of sampled nodes is fixed before sampling, so 
 stays exact.
 """
 
-from jaxtyping import Int
-from torch import Tensor
+from threading import Lock
 
 from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.base import DelegatingDrafter
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge
 from inference.drafters.combined.session import CombinedSession
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import AdaptiveDrafter, EncodedMemory, RequestCounter, request_counter_of
+from inference.protocol import AdaptiveDrafter, RequestCounter, request_counter_of
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
-from jakiro.target.adapter import StepOutput
 
 
-class CombinedDrafter(AdaptiveDrafter):
+class CombinedDrafter(DelegatingDrafter):
     """Drafts shared trees with a model and a training-free drafter; thread-safe.
 
     The proposer ids of candidates are those of the first drafter, plus one id for candidates that
@@ -40,22 +39,20 @@ class CombinedDrafter(AdaptiveDrafter):
         second: AdedDrafter | LookupDrafter,
         settings: CombinedSettings | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(first)
         self.first, self.second = first, second
         self.settings = settings or CombinedSettings()
-        self.needs = first.needs
-        self.hidden_states = first.hidden_states
-        self.version = first.version
         # If other decoders also use the second drafter, they share its request counter.
         self._shared_counter = request_counter_of(second)
-        self.counter = self._shared_counter or RequestCounter()
-        self.request_counter = self.counter
+        self._counter = self._shared_counter or RequestCounter()
+        self.request_counter = self._counter
         self.bytes_per_token = first.bytes_per_token + second.bytes_per_token
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
             self.second_id = first.model.config.settings.experts.num_experts
         self._knowledge: dict[tuple[bool, TreeShape], Knowledge] = {}
-        self._num_resets = self.counter.num_resets
+        self._num_resets = self._counter.num_resets
+        self._lock = Lock()
 
     @property
     def max_nodes(self) -> int:
@@ -94,30 +91,24 @@ class CombinedDrafter(AdaptiveDrafter):
             do_sample: whether tokens are sampled.
             shape: shape of the first drafter's trees.
         """
-        if self.counter.num_resets != self._num_resets:
-            self._forget()
-        return self._knowledge.setdefault((do_sample, shape), Knowledge(self.settings, shape))
-
-    def encode_memory(
-        self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
-    ) -> EncodedMemory:
-        """Return the memory of tokens, encoded by the first drafter.
-
-        Args:
-            output: output of the target's forward pass over the tokens.
-            queries: query indices of the tokens in that forward pass; None for all queries.
-        """
-        return self.first.encode_memory(output, queries)
+        key = do_sample, shape
+        with self._lock:
+            if self._counter.num_resets != self._num_resets:
+                self._forget()
+            if key not in self._knowledge:
+                self._knowledge[key] = Knowledge(self.settings, shape)
+            return self._knowledge[key]
 
     def reset(self) -> None:
         """Discard what was learned from requests."""
         if isinstance(self.second, AdaptiveDrafter):
             self.second.reset()
         if self._shared_counter is None:
-            self.counter.reset()
-        self._forget()
+            self._counter.reset()
+        with self._lock:
+            self._forget()
 
     def _forget(self) -> None:
-        self._num_resets = self.counter.num_resets
+        self._num_resets = self._counter.num_resets
         for knowledge in self._knowledge.values():
             knowledge.clear()

@@ -28,11 +28,11 @@ TINY = PRESETS["smoke"].model_copy(
             num_kv_heads=1,
             head_dim=8,
             intermediate_size=32,
-            row_tokens=16,
-            rows_per_step=4,
+            sequence_length=16,
+            sequences_per_step=4,
             num_steps=12,
             warmup_steps=2,
-            held_out_rows=10,
+            num_validation_sequences=10,
         ),
     }
 )

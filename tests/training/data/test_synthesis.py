@@ -89,7 +89,27 @@ def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_
 def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> None:
     records, _ = _write(target, tmp_path / "own.jsonl", tiny_tokenizer(), kind="texts")
     assert len(records) == 6
-    assert all(record.keys() == {"row", "text"} for record in records)
+    assert all(record.keys() <= {"row", "text", "is_cut"} for record in records)
+    cut, whole = (
+        [r for r in records if r.get("is_cut", False) is is_cut] for is_cut in (True, False)
+    )
+    assert cut
+    assert whole
+    (source,) = find_sources([str(tmp_path / "own.jsonl")])
+    documents = encode_documents(tiny_tokenizer(), source.records())
+    for document, record in zip(documents, records, strict=True):
+        assert (document.token_ids[-1] == 0) is not record.get("is_cut", False)
+
+
+def test_every_question_in_a_short_context_is_answered(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    short = tiny_llama(vocab=300, max_position_embeddings=200, initializer_range=0.1)
+    short.generation_config.eos_token_id = target.generation_config.eos_token_id
+    changes = {"multi_turn": 1.0, "max_new_tokens": 100, "conversations": 4}
+    records, _ = _write(short, tmp_path / "own.jsonl", **changes)
+    for record in records:
+        assert [turn["role"] for turn in record["messages"]][-1] == "assistant"
 
 
 def test_a_target_without_a_chat_template_is_refused_by_name(
@@ -105,7 +125,7 @@ def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
 ) -> None:
     monkeypatch.setattr("training.data.synthesis.LONGEST_SILENCE", 20)
     endless = tiny_llama(vocab=300, max_position_embeddings=128)
-    with pytest.raises(DataError, match=r"none of the last 20 .*no end"):
+    with pytest.raises(DataError, match=r"no usable record in 20 attempts.*no end"):
         _write(endless, tmp_path / "own.jsonl", conversations=2)
 
 

@@ -155,7 +155,7 @@ class OutputFile:
         """Count the records, and cut off a line that an interruption left unfinished."""
         if not self.path.exists():
             return
-        last, end = b"", 0
+        last, end, self.num_records = b"", 0, 0
         with self.path.open("r+b") as file:
             for line in file:
                 if not line.endswith(b"\n"):
