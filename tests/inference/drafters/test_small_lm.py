@@ -120,7 +120,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> N
     assert output.stats.tau == 4.0  # three drafts and the target's own
 
 
-# Trees of other sizes are enumerated in tests/inference/engine/test_losslessness.py.
+# Trees of other sizes are enumerated in tests/inference/engine/test_accept.py.
 @pytest.mark.parametrize(
     ("children", "breadth"),
     [
