@@ -32,8 +32,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.layer = layer
         self.pack_single = pack_single
-        self._known: tuple[int, int] | None = None  # address and version of the reordered weight
         self._packed: Tensor | None = None
+        self._packed_from: tuple[object, ...] | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -54,18 +54,26 @@ class PackedLinear(nn.Module):
         weight = self.layer.weight
         if x.numel() == x.shape[-1] and not self.pack_single:
             return linear(x, weight, self.layer.bias)
-        known = (weight.data_ptr(), weight._version)
-        if known != self._known:
-            self._packed, self._known = _reordered(weight), known
-        assert self._packed is not None
+        version = version_of(weight)
+        if self._packed is None or version != self._packed_from:
+            self._packed, self._packed_from = _reordered(weight), version
         return _product(x, self._packed, self.layer.bias)
+
+
+def version_of(weight: Tensor) -> tuple[object, ...]:
+    """Return a value that identifies a tensor and changes whenever the tensor is written to."""
+    version = 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), version, weight.device, weight.dtype
 
 
 def can_pack(model: nn.Module) -> bool:
     """Return whether this machine has the products, and the model's weights suit them.
 
-    Weights on another device than the CPU, quantized weights, and the layers of adapters do not.
+    Weights that are quantized or not on the CPU do not; nor do PEFT adapters, which may be switched
+    on and off.
     """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return False
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     dtypes = {layer.weight.dtype for layer in layers}
     return (

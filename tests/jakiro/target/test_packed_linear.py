@@ -6,6 +6,8 @@ from helpers.models import tiny_llama
 from torch import nn
 from torch.nn.functional import linear
 
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 from jakiro.target import packed_linear
 from jakiro.target.packed_linear import PackedLinear, can_pack, packed_copy
 
@@ -57,6 +59,18 @@ def test_the_copy_shares_all_tensors_and_the_model_is_unchanged() -> None:
     torch.testing.assert_close(
         copied(input_ids=ids).last_hidden_state, model.model(input_ids=ids).last_hidden_state
     )
+
+
+def test_decoding_with_packed_layers_gives_the_targets_tokens() -> None:
+    model = tiny_llama()
+    decoder = SpeculativeDecoder(model, LookupDrafter())
+    assert decoder.target.pack()
+    prompt = [5, 6, 7, 5, 6, 7, 5, 6]
+    expected = SpeculativeDecoder(tiny_llama()).generate(prompt, max_new_tokens=40)
+    assert decoder.generate(prompt, max_new_tokens=40).new_token_ids == expected.new_token_ids
+    assert model.generate(torch.tensor([prompt]), max_new_tokens=40).tolist() == [
+        [*prompt, *expected.new_token_ids]
+    ]
 
 
 def test_models_that_do_not_suit_are_not_packed() -> None:
