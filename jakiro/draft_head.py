@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.packed_linear import version_of
 
 
 class DraftHead:
@@ -50,7 +51,7 @@ class DraftHead:
         return whole
 
     def _rows_of(self, head: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        state = _version_of(head.weight)
+        state = version_of(head.weight)
         if self._rows is None or state != self._copied_from:
             assert self.token_ids is not None
             self.token_ids = self.token_ids.to(head.weight.device)
@@ -58,9 +59,3 @@ class DraftHead:
             self._rows = head.weight.detach()[self.token_ids], bias
             self._copied_from = state
         return self._rows
-
-
-def _version_of(weight: Tensor) -> tuple[object, ...]:
-    """Return a value that identifies a tensor and changes whenever the tensor is written to."""
-    version = 0 if weight.is_inference() else weight._version
-    return weight.data_ptr(), version, weight.device, weight.dtype

@@ -29,6 +29,7 @@ from jakiro.target.masks import (
     same_document,
     slot_mask,
 )
+from jakiro.target.packed_linear import can_pack, packed_copy
 from jakiro.utils.files import fingerprint
 from jakiro.utils.gguf import gguf_checksum
 
@@ -164,6 +165,9 @@ class TargetAdapter:
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
+        # The modules that compute: the model's own, or their packed copies.
+        self._layers: nn.Module = self.decoder
+        self._output: nn.Module = self.head
         self.spec = self._probe()
 
     @property
@@ -203,7 +207,7 @@ class TargetAdapter:
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return the target's logits for features, including the scaling of its model family."""
-        return self.adjusted(self.head(features))
+        return self.adjusted(self._output(features))
 
     def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
         """Return the head's raw logits after the model family's scaling and soft-capping."""
@@ -233,13 +237,23 @@ class TargetAdapter:
         """Compile decoding steps; the first step of each shape then takes about a minute."""
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
+    def pack(self) -> bool:
+        """Compute with weights that are reordered for the CPU, and return whether that is possible.
+
+        The model itself does not change. The reordered weights need as much memory again.
+        """
+        if can_pack(self.model):
+            self._layers, self._output = packed_copy(self.decoder), packed_copy(self.head)
+            return True
+        return False
+
     @property
     def is_compiled(self) -> bool:
         """Whether decoding steps are compiled."""
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        output = self.decoder(
+        output = self._layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
             attention_mask=self._attention_masks(step, num_visible),

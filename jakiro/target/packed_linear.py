@@ -1,0 +1,142 @@
+"""Linear layers with a copy of their weights in the layout that oneDNN computes with on a CPU.
+
+PyTorch multiplies a few tokens by a float32 weight at several times the cost of a single token, so
+the verification of a small tree is slow. With weights that were reordered once, a few tokens cost
+little more than one. The results differ only by rounding.
+"""
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_ROWS = 16  # number of tokens that the layout is chosen for; any number can be multiplied
+
+
+class PackedLinear(nn.Module):
+    """Computes the same as a linear layer, with a reordered copy of its weight.
+
+    The copy is made again if the weight is replaced or changed in place. A single token is
+    multiplied by the weight itself, which is faster in most cases.
+
+    Args:
+        layer: layer whose weight and bias are used; it is not changed.
+        pack_single: whether a single token is multiplied by the copy, too.
+    """
+
+    def __init__(self, layer: nn.Linear, *, pack_single: bool = False) -> None:
+        super().__init__()
+        self.layer = layer
+        self.pack_single = pack_single
+        self._packed: Tensor | None = None
+        self._packed_from: tuple[object, ...] | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's own weight."""
+        return self.layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's own bias."""
+        return self.layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product with the weight, plus the bias.
+
+        Args:
+            x: input of the layer, shape [..., in_features].
+        """
+        weight = self.layer.weight
+        if x.numel() == x.shape[-1] and not self.pack_single:
+            return linear(x, weight, self.layer.bias)
+        version = version_of(weight)
+        if self._packed is None or version != self._packed_from:
+            self._packed, self._packed_from = _reordered(weight), version
+        return _product(x, self._packed, self.layer.bias)
+
+
+def version_of(weight: Tensor) -> tuple[object, ...]:
+    """Return a value that identifies a tensor and changes whenever the tensor is written to."""
+    version = 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), version, weight.device, weight.dtype
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Return whether this machine has the products, and the model's weights suit them.
+
+    Weights that are quantized or not on the CPU do not; nor do PEFT adapters, which may be switched
+    on and off.
+    """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return False
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    dtypes = {layer.weight.dtype for layer in layers}
+    return (
+        bool(layers)
+        and all(_suits(layer.weight) for layer in layers)
+        and all(_works(dtype) for dtype in dtypes)
+    )
+
+
+def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
+    """Return a copy of a model that shares all tensors, with packed layers for its linear layers.
+
+    The model itself stays as it is, so that its own `generate`, training and saving do not change.
+
+    Args:
+        model: model, or a single linear layer.
+        pack_single: whether a single token is multiplied by reordered weights, too.
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
+    shared |= {id(tensor): tensor for tensor in model.buffers()}
+    configs = (getattr(module, "config", None) for module in model.modules())
+    shared |= {id(config): config for config in configs if config is not None}
+    return _with_packed_layers(copy.deepcopy(model, shared), pack_single)
+
+
+def _with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
+    if type(module) is nn.Linear:
+        return PackedLinear(module, pack_single=pack_single)
+    for name, child in module.named_children():
+        setattr(module, name, _with_packed_layers(child, pack_single))
+    return module
+
+
+def _suits(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.layout == torch.strided
+    )
+
+
+def _reordered(weight: Tensor) -> Tensor:
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+    return reordered
+
+
+def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
+
+
+@cache
+def _works(dtype: torch.dtype) -> bool:
+    """Return whether torch has these operators, which are not public, and they compute products.
+
+    In bfloat16 they need a processor that supports it.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    random = torch.Generator().manual_seed(0)
+    weight, x, bias = (
+        torch.randn(*shape, generator=random).to(dtype) for shape in ((48, 32), (3, 5, 32), (48,))
+    )
+    try:
+        product = _product(x, _reordered(weight), bias)
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(product, linear(x, weight, bias), atol=0.1, rtol=0.02)
