@@ -130,6 +130,7 @@ def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
         settings,
         str(target.dtype),
         target.is_compiled,
+        target.is_packed,
     )
 
 

@@ -45,7 +45,9 @@ def verify(
     ] = 2000,
     sampled_prompts: Annotated[
         int,
-        typer.Option(help="Number of prompts to sample continuations for, from the first."),
+        typer.Option(
+            help="Number of prompts, counted from the first, for which continuations are sampled."
+        ),
     ] = 1,
     temperature: Annotated[float, typer.Option(help="Temperature of the samples.")] = 1.0,
     top_p: options.TopP = None,

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from jakiro.errors import TargetNotSupported
 from jakiro.target.attention_shape import AttentionShape, attention_shape_of
 from jakiro.target.cache import HeadShape, SlotCache
 from jakiro.target.checks import (
@@ -237,15 +238,28 @@ class TargetAdapter:
         """Compile decoding steps; the first step of each shape then takes about a minute."""
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
-    def pack(self) -> bool:
-        """Compute with weights that are reordered for the CPU, and return whether that is possible.
+    def pack(self) -> None:
+        """Compute with weights that are reordered for the CPU.
 
         The model itself does not change. The reordered weights need as much memory again.
+
+        Raises:
+            TargetNotSupported: the weights, the device or the installed torch do not allow it.
         """
-        if can_pack(self.model):
-            self._layers, self._output = packed_copy(self.decoder), packed_copy(self.head)
-            return True
-        return False
+        if not can_pack(self.model):
+            raise TargetNotSupported(
+                "the weights of the target cannot be reordered",
+                expected="float32 (or bfloat16, if the processor supports it) on a CPU, without "
+                "adapters and quantization",
+                got=f"{str(self.dtype).removeprefix('torch.')} on {self.device}",
+                remedy="decode without packed weights",
+            )
+        self._layers, self._output = packed_copy(self.decoder), packed_copy(self.head)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether decoding computes with reordered weights."""
+        return self._layers is not self.decoder
 
     @property
     def is_compiled(self) -> bool:

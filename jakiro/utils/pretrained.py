@@ -87,7 +87,7 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
         name_or_path: folder or hub id of a model, which is returned unchanged; a GGUF file or a
             folder that contains one; or the name of a model that `jakiro fetch` downloaded.
         dtype: dtype of the weights of a GGUF file; "auto" or None for `gguf.default_dtype()`.
-        any_dtype: whether a GGUF file that was converted to another dtype is not converted again.
+        any_dtype: whether an earlier conversion of a GGUF file serves, whatever its dtype.
 
     Raises:
         CheckpointError: a GGUF file cannot be converted, or a known model has not been fetched.

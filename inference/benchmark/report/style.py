@@ -239,7 +239,7 @@ _LACKING = r"Glyph .* missing from|Matplotlib currently does not support .* nati
 THEME = {
     "font.size": 9.5,
     "text.color": INK,
-    "text.parse_math": False,  # dollars in a name do not start a formula
+    "text.parse_math": False,  # dollar signs in a name do not start a formula
     "axes.edgecolor": LINE,
     "axes.labelcolor": INK,
     "axes.titlesize": 10.5,

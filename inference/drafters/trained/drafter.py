@@ -69,7 +69,7 @@ class TrainedDrafter(Drafter):
         *,
         compiled: bool = False,
     ) -> "TrainedDrafter":
-        """Return a drafter for a trained model, after moving it to the target's device and dtype.
+        """Move a trained model to the target's device and dtype, and return its drafter.
 
         Args:
             drafter: trained model.

@@ -8,6 +8,7 @@ from torch.nn.functional import linear
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
+from jakiro.errors import TargetNotSupported
 from jakiro.target import packed_linear
 from jakiro.target.packed_linear import PackedLinear, can_pack, packed_copy
 
@@ -63,8 +64,8 @@ def test_the_copy_shares_all_tensors_and_the_model_is_unchanged() -> None:
 
 def test_decoding_with_packed_layers_gives_the_targets_tokens() -> None:
     model = tiny_llama()
-    decoder = SpeculativeDecoder(model, LookupDrafter())
-    assert decoder.target.pack()
+    decoder = SpeculativeDecoder(model, LookupDrafter(), packed=True)
+    assert decoder.target.is_packed
     prompt = [5, 6, 7, 5, 6, 7, 5, 6]
     expected = SpeculativeDecoder(tiny_llama()).generate(prompt, max_new_tokens=40)
     assert decoder.generate(prompt, max_new_tokens=40).new_token_ids == expected.new_token_ids
@@ -78,6 +79,8 @@ def test_models_that_do_not_suit_are_not_packed() -> None:
     assert not can_pack(tiny_llama().to(torch.float16))
     assert not can_pack(tiny_llama().to("meta"))
     assert not can_pack(nn.Embedding(3, 4))
+    with pytest.raises(TargetNotSupported, match=r"cannot be reordered.*got: float16 on cpu"):
+        SpeculativeDecoder(tiny_llama().to(torch.float16), packed=True)
 
 
 def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ class Study:
             evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
             sweep_runs=max(
                 0, num_values - 1
-            ),  # the run with the selected value is also the arm's run with the first seed
+            ),  # the sweep's run with the selected value is also the arm's run with the first seed
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
         Console().print(render(estimates))
