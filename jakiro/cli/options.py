@@ -1,5 +1,6 @@
 """Options that several commands share, and conversion of a command's options to settings."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -38,6 +39,19 @@ DRAFTERS = (
     "aded, aded=TABLE, lookup, lm=MODEL (a smaller model with the same tokenizer), or two "
     "drafters that share trees, such as aded+drafter=DRAFTER"
 )
+RecordsOut = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE.jsonl", help="File to write; the file of an interrupted run is continued."
+    ),
+]
+WritingDrafter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DRAFTER",
+        help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
+    ),
+]
 
 
 def settings_from(context: Context, settings_class: type[SettingsT], **changes: Any) -> SettingsT:

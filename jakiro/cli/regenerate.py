@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.options import DRAFTERS, Context, settings_from
+from jakiro.cli.options import Context, settings_from
 from jakiro.cli.prepare import DATA, SKIP
 
 if TYPE_CHECKING:
@@ -23,19 +23,8 @@ def regenerate(
         str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the answers.")
     ],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE.jsonl", help="File to write; the file of an interrupted run is continued."
-        ),
-    ],
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DRAFTER",
-            help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
-        ),
-    ] = None,
+    out: options.RecordsOut,
+    drafter: options.WritingDrafter = None,
     temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of tokens of an answer.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.options import DRAFTERS, Context, settings_from
+from jakiro.cli.options import Context, settings_from
 from jakiro.cli.regenerate import load_decoder
 
 if TYPE_CHECKING:
@@ -22,12 +22,7 @@ def synthesize(
         str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the conversations.")
     ],
     conversations: Annotated[int, typer.Option(help="Number of records in the finished file.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE.jsonl", help="File to write; the file of an interrupted run is continued."
-        ),
-    ],
+    out: options.RecordsOut,
     kind: Annotated[
         Literal["chats", "texts"],
         typer.Option(
@@ -56,13 +51,7 @@ def synthesize(
     ] = 512,
     batch_size: Annotated[int, typer.Option(help="Number of records to write together.")] = 16,
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DRAFTER",
-            help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
-        ),
-    ] = None,
+    drafter: options.WritingDrafter = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:

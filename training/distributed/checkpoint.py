@@ -25,10 +25,8 @@ from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
 
 WEIGHT, STEP = "weight", "step"
-_AVERAGES = (
-    "exp_avg",
-    "exp_avg_sq",
-)  # states of AdamW, the only optimizer that can be combined with ZeRO 1-3
+# States of AdamW, the only optimizer that can be combined with ZeRO 1-3.
+_AVERAGES = ("exp_avg", "exp_avg_sq")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 Parts = Mapping[str, Tensor]  # keys: names of parameters

@@ -129,6 +129,15 @@ def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
         _write(endless, tmp_path / "own.jsonl", conversations=2)
 
 
+def test_conversations_that_begin_alike_are_dropped(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.synthesis.LONGEST_SILENCE", 16)
+    with pytest.raises(DataError, match=r"got: records dropped .* duplicate"):
+        _write(target, tmp_path / "own.jsonl", kind="texts", temperature=0.001)
+    assert len((tmp_path / "own.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_context_that_is_too_short_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="below 512 tokens; got: 524"):
         _write(target, tmp_path / "own.jsonl", max_new_tokens=500)
