@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from jakiro.cli import options
 from jakiro.cli.options import DRAFTERS
 from jakiro.cli.output import say
 
@@ -26,12 +27,14 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     tree: Annotated[
-        Literal["trained", "auto"],
+        Literal["auto", "fixed"],
         typer.Option(
-            help="trained: draft trees with the levels of training; auto: trees that are chosen in "
-            "each decoding step by measured costs."
+            help="auto: trees that are chosen in each decoding step by measured costs; fixed: "
+            "trees of one shape, with the levels of training."
         ),
-    ] = "trained",
+    ] = "auto",
+    threads: options.ThreadCount = "auto",
+    packed: options.PackedWeights = "auto",
     compiled: Annotated[
         bool,
         typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
@@ -45,7 +48,12 @@ def generate(
     from inference.generation.streaming import TextPrinter
 
     decoder = SpeculativeDecoder.from_pretrained(
-        drafter, target, "auto" if tree == "auto" else None, compiled=compiled
+        drafter,
+        target,
+        tree,
+        compiled=compiled,
+        packed=options.as_packed(packed),
+        threads=options.as_threads(threads),
     )
     output = decoder.generate(
         prompt,
