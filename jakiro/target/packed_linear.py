@@ -56,8 +56,8 @@ class PackedLinear(nn.Module):
             return linear(x, weight, self.layer.bias)
         version = version_of(weight)
         if self._packed is None or version != self._packed_from:
-            self._packed, self._packed_from = _reordered(weight), version
-        return _product(x, self._packed, self.layer.bias)
+            self._packed, self._packed_from = reordered(weight), version
+        return packed_product(x, self._packed, self.layer.bias)
 
 
 def version_of(weight: Tensor) -> tuple[object, ...]:
@@ -113,12 +113,20 @@ def _suits(weight: Tensor) -> bool:
     )
 
 
-def _reordered(weight: Tensor) -> Tensor:
-    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
-    return reordered
+def reordered(weight: Tensor) -> Tensor:
+    """Return a copy of a weight in the layout of `packed_product`."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+    return packed
 
 
-def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product with a reordered weight, plus the bias.
+
+    Args:
+        x: input, shape [..., in_features].
+        packed: weight from `reordered`.
+        bias: shape [out_features]; None for no bias.
+    """
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product
 
@@ -136,7 +144,7 @@ def _works(dtype: torch.dtype) -> bool:
         torch.randn(*shape, generator=random).to(dtype) for shape in ((48, 32), (3, 5, 32), (48,))
     )
     try:
-        product = _product(x, _reordered(weight), bias)
+        product = packed_product(x, reordered(weight), bias)
     except (AttributeError, RuntimeError):
         return False
     return torch.allclose(product, linear(x, weight, bias), atol=0.1, rtol=0.02)
