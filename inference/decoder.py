@@ -18,11 +18,13 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.autotune.costs import known_costs
+from inference.autotune.draft_forms import with_forms
 from inference.autotune.online import AutoTree
 from inference.autotune.search import largest_trees
 from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.engine.details import OutputOptions, options_for
 from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
@@ -72,11 +74,15 @@ class SpeculativeDecoder:
         packed: whether the target computes with weights reordered for the CPU. The verification of
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding.
+        draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
+            that are fastest on this machine, which are measured once. They change the drafts, but
+            never the distribution of the output. Other drafters ignore this argument.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
         TargetNotSupported: the target cannot verify a tree.
-        ConfigError: the drafter cannot draft trees of the given shape.
+        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute in the
+            given forms.
 
     Example:
         decoder = SpeculativeDecoder(target, LookupDrafter(), tokenizer)
@@ -93,6 +99,7 @@ class SpeculativeDecoder:
         *,
         compiled: bool = False,
         packed: bool = False,
+        draft_forms: FormChoice = OWN_FORMS,
     ) -> None:
         self.target = TargetAdapter(target.eval())
         if packed:
@@ -103,7 +110,7 @@ class SpeculativeDecoder:
         self.drafter: Drafter | None = None
         record = None
         if isinstance(drafter, JakiroDrafter):
-            self.drafter = self._trained(drafter, tree, compiled)
+            self.drafter = with_forms(self._trained(drafter, tree, compiled), draft_forms)
             # The recorded tau was measured with the default trees, so it applies only to them.
             record = drafter.config.record if tree is None else None
         elif drafter is not None:
@@ -121,6 +128,7 @@ class SpeculativeDecoder:
         *,
         compiled: bool = False,
         packed: bool = False,
+        draft_forms: FormChoice = OWN_FORMS,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
@@ -134,6 +142,7 @@ class SpeculativeDecoder:
             tree: as for the class; for two drafters, the trees of the trained drafter.
             compiled: as for the class.
             packed: as for the class.
+            draft_forms: as for the class; also applies to the trained drafter of a pair.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -142,7 +151,9 @@ class SpeculativeDecoder:
             ConfigError: `target` is None, but the drafter does not name a target.
             TargetMismatch: the drafter was made for another target or tokenizer.
         """
-        parts = load_parts(drafter, target, tree, compiled=compiled, **load)
+        parts = load_parts(
+            drafter, target, tree, compiled=compiled, draft_forms=draft_forms, **load
+        )
         return cls(
             parts.target,
             parts.drafter,
@@ -150,6 +161,7 @@ class SpeculativeDecoder:
             parts.tree,
             compiled=compiled,
             packed=packed,
+            draft_forms=draft_forms,
         )
 
     @property
@@ -384,7 +396,8 @@ class SpeculativeDecoder:
     def _policy(self, is_auto: bool) -> DraftPolicy:
         if not is_auto or not isinstance(self.drafter, TrainedDrafter):
             return AlwaysDraft(self.drafter)
-        return AutoTree(self.drafter.plan, known_costs(self.target, self.drafter.model))
+        costs = known_costs(self.target, self.drafter.model, forms=self.drafter.forms)
+        return AutoTree(self.drafter.plan, costs)
 
     def _requests(
         self,

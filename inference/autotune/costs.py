@@ -8,12 +8,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 from platformdirs import user_cache_path
 from transformers import LogitsProcessorList
 
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import OWN_FORMS, DraftForms
 from inference.engine.context import Context
 from inference.protocol import Budget
 from inference.sampling import Sampling
@@ -31,6 +33,7 @@ CONTEXT = 128  # number of tokens in the context during timing
 REPEATS = 9  # number of repetitions, of which the first is a warm-up
 
 _logger = get_logger(__name__)
+_Stored = TypeVar("_Stored", bound=Settings)
 
 
 class Costs(Settings):
@@ -63,7 +66,12 @@ class Costs(Settings):
         return tau / seconds
 
 
-def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) -> Costs:
+def measure_costs(
+    target: TargetAdapter,
+    model: JakiroDrafter,
+    max_passes: int,
+    forms: DraftForms = OWN_FORMS,
+) -> Costs:
     """Measure the seconds of verification and drafting, alternating between the two.
 
     Verification is timed for each of `NODE_COUNTS`, and drafting for each number of trunk passes.
@@ -72,10 +80,11 @@ def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) 
         target: the frozen target.
         model: the drafter.
         max_passes: largest number of trunk passes to time.
+        forms: formats of the weights that the drafter computes with.
     """
     verify: dict[int, list[float]] = {count: [] for count in NODE_COUNTS}
     draft: dict[int, list[float]] = {passes: [] for passes in range(1, max_passes + 1)}
-    steps, drafts = _verifications(target), _draftings(target, model, max_passes)
+    steps, drafts = _verifications(target), _draftings(target, model, max_passes, forms)
     for _ in range(REPEATS):
         for count, step in steps.items():
             verify[count].append(_seconds(step))
@@ -92,33 +101,64 @@ def timed_passes(model: JakiroDrafter) -> int:
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 
-def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
+def known_costs(
+    target: TargetAdapter,
+    model: JakiroDrafter,
+    folder: Path | None = None,
+    forms: DraftForms = OWN_FORMS,
+) -> Costs:
     """Return costs from the cache, or measure the costs in a few seconds and cache them.
 
     Args:
         target: the frozen target.
         model: the drafter.
         folder: folder of the cache; None for the user's cache folder.
+        forms: formats of the weights that the drafter computes with.
+    """
+    key = fingerprint_of(target, model, forms.model_dump())
+
+    def measure() -> Costs:
+        return measure_costs(target, model, timed_passes(model), forms)
+
+    return stored(f"costs-{key[:16]}", Costs, measure, folder)
+
+
+def stored(
+    name: str, kind: type[_Stored], measure: Callable[[], _Stored], folder: Path | None
+) -> _Stored:
+    """Return a measurement from the cache, or measure and cache the result.
+
+    Args:
+        name: name of the measurement, which identifies everything that it depends on.
+        kind: type of the measurement.
+        measure: function that measures.
+        folder: folder of the cache; None for the user's cache folder.
     """
     folder = folder or user_cache_path("jakiro")
-    path = folder / f"costs-{_fingerprint(target, model)[:16]}.json"
+    path = folder / f"{name}.json"
     try:
-        return Costs.model_validate_json(path.read_text())
+        return kind.model_validate_json(path.read_text())
     except (OSError, ValueError):
         pass
-    costs = measure_costs(target, model, timed_passes(model))
+    measured = measure()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, costs.model_dump_json())
+        write_atomically(path, measured.model_dump_json())
     except OSError:
         _logger.warning(
             "cannot store the measured costs in %s; the next run will measure them again", path
         )
-    return costs
+    return measured
 
 
-def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
-    """Return a hash of everything on which the costs depend."""
+def fingerprint_of(target: TargetAdapter, model: JakiroDrafter, *more: object) -> str:
+    """Return a hash of everything on which measured times depend.
+
+    Args:
+        target: the frozen target.
+        model: the drafter.
+        *more: further JSON-serializable data on which the times depend.
+    """
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
@@ -131,6 +171,7 @@ def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
         str(target.dtype),
         target.is_compiled,
         target.is_packed,
+        *more,
     )
 
 
@@ -152,7 +193,7 @@ def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
 
 
 def _draftings(
-    target: TargetAdapter, model: JakiroDrafter, max_passes: int
+    target: TargetAdapter, model: JakiroDrafter, max_passes: int, forms: DraftForms
 ) -> dict[int, Callable[[], object]]:
     """Return functions that draft as in a decoding step, by the number of trunk passes.
 
@@ -165,7 +206,8 @@ def _draftings(
     def start(passes: int) -> Callable[[], object]:
         parallel = model.config.settings.schedule.parallel_levels
         shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
-        context = Context(target, TrainedDrafter(model, target, shape), greedy, 1, length + 1)
+        drafter = TrainedDrafter(model, target, shape, forms)
+        context = Context(target, drafter, greedy, 1, length + 1)
         with torch.inference_mode():
             context.read([tokens], 0, length)
         context.lengths = [length]
