@@ -27,7 +27,7 @@ from jakiro.target.packed_linear import PackedLinear, packed_copy
 ROWS = 4  # number of nodes that one drafter pass reads during timing
 REPEATS = 7  # number of repetitions, of which the first is a warm-up and makes the copies
 # The int8 head must be this many times as fast as the best other head, because fewer of its drafts
-# are accepted.
+# may be accepted.
 LEAST_GAIN = 1.2
 
 _Name = TypeVar("_Name")

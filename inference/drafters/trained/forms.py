@@ -20,8 +20,8 @@ class DraftForms(Settings):
     copies of the weights.
     """
 
-    # format of the head's rows: own, packed (reordered for the CPU), or int8 (with inputs that are
-    # quantized, too, so that drafts are a little less likely to be accepted)
+    # format of the head's rows: own, packed (reordered for the CPU), or int8 (the inputs are
+    # quantized, too, so that fewer drafts may be accepted)
     head: HeadForm = "own"
     packed: bool = False  # whether the drafter's linear layers compute with reordered weights
 
