@@ -19,11 +19,13 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.autotune.compute import Packed, Threads, choose_compute
 from inference.autotune.costs import known_costs
+from inference.autotune.draft_forms import with_forms
 from inference.autotune.online import AutoTree
 from inference.autotune.search import largest_trees
 from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.engine.details import OutputOptions, options_for
 from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
@@ -77,11 +79,15 @@ class SpeculativeDecoder:
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
             fastest number; None for the number that the process uses.
+        draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
+            that are fastest on this machine, which are measured once. They change the drafts, but
+            never the distribution of the output. Other drafters ignore this argument.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
         TargetNotSupported: the target cannot verify a tree.
-        ConfigError: the drafter cannot draft trees of the given shape.
+        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute in the
+            given forms.
 
     Example:
         decoder = SpeculativeDecoder(target, LookupDrafter(), tokenizer)
@@ -99,6 +105,7 @@ class SpeculativeDecoder:
         compiled: bool = False,
         packed: Packed = False,
         threads: Threads = None,
+        draft_forms: FormChoice = OWN_FORMS,
     ) -> None:
         self.target = TargetAdapter(target.eval())
         self.compute = choose_compute(self.target, threads, packed, drafts=drafter is not None)
@@ -109,7 +116,8 @@ class SpeculativeDecoder:
         self.drafter: Drafter | None = None
         record = None
         if isinstance(drafter, JakiroDrafter):
-            self.drafter = self._trained(drafter, tree, compiled)
+            with num_threads(self.compute.threads):
+                self.drafter = with_forms(self._trained(drafter, tree, compiled), draft_forms)
             # The recorded tau was measured with these trees, so it applies only to them.
             record = drafter.config.record if tree == "fixed" else None
         elif drafter is not None:
@@ -128,6 +136,7 @@ class SpeculativeDecoder:
         compiled: bool = False,
         packed: Packed = "auto",
         threads: Threads = None,
+        draft_forms: FormChoice = "auto",
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
@@ -142,6 +151,7 @@ class SpeculativeDecoder:
             compiled: as for the class.
             packed: as for the class.
             threads: as for the class.
+            draft_forms: as for the class; also applies to the trained drafter of a pair.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -150,7 +160,9 @@ class SpeculativeDecoder:
             ConfigError: `target` is None, but the drafter does not name a target.
             TargetMismatch: the drafter was made for another target or tokenizer.
         """
-        parts = load_parts(drafter, target, tree, compiled=compiled, **load)
+        parts = load_parts(
+            drafter, target, tree, compiled=compiled, draft_forms=draft_forms, **load
+        )
         return cls(
             parts.target,
             parts.drafter,
@@ -159,6 +171,7 @@ class SpeculativeDecoder:
             compiled=compiled,
             packed=packed,
             threads=threads,
+            draft_forms=draft_forms,
         )
 
     @property
@@ -397,12 +410,13 @@ class SpeculativeDecoder:
     def _policy(self, is_auto: bool) -> DraftPolicy:
         if not is_auto or self.drafter is None:
             return AlwaysDraft.with_all_of(self.drafter)
-        drafter, model = self.drafter, None
-        trees: TreePlan | Budget = Budget(drafter.max_nodes, drafter.max_depth)
-        if isinstance(drafter, TrainedDrafter):
-            trees, model = drafter.plan, drafter.model
+        drafter = self.drafter
         with num_threads(self.compute.threads):
-            return AutoTree(trees, known_costs(self.target, model))
+            if isinstance(drafter, TrainedDrafter):
+                costs = known_costs(self.target, drafter.model, forms=drafter.forms)
+                return AutoTree(drafter.plan, costs)
+            trees = Budget(drafter.max_nodes, drafter.max_depth)
+            return AutoTree(trees, known_costs(self.target, None))
 
     def _prepared(
         self,

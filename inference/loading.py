@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from inference.autotune.draft_forms import with_forms
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
@@ -17,6 +18,7 @@ from inference.drafters.registry import (
 )
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -43,6 +45,7 @@ def load_parts(
     tree: Trees = "auto",
     *,
     compiled: bool = False,
+    draft_forms: FormChoice = OWN_FORMS,
     **load: Any,
 ) -> Parts:
     """Load the parts of a decoder: target, drafter, tokenizer and trees.
@@ -54,6 +57,7 @@ def load_parts(
         tree: trees, as for `SpeculativeDecoder`. In a pair, the trained drafter already contains
             shapes that are given here, so the returned `tree` is "fixed" in that case.
         compiled: whether to compile the trained drafter of a pair.
+        draft_forms: formats of the weights that the trained drafter of a pair computes with.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
@@ -80,7 +84,7 @@ def load_parts(
         )
     else:
         parts = parts_over(first, *_load_target(str(target), load))._replace(tree=tree)
-    return parts if pair is None else _paired(parts, pair, compiled)
+    return parts if pair is None else _paired(parts, pair, compiled, draft_forms)
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
@@ -93,7 +97,7 @@ def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedToken
     """
     if (pair := PairName.parse(drafter)) is not None:
         parts = parts_over(pair.first.removeprefix("drafter="), target, tokenizer)
-        return _paired(parts, pair, compiled=False)
+        return _paired(parts, pair, compiled=False, draft_forms=OWN_FORMS)
     if (untrained := UntrainedName.parse(drafter)) is not None:
         return Parts(target, build_untrained(untrained, target, tokenizer), tokenizer)
     return Parts(target, JakiroDrafter.from_pretrained(drafter), tokenizer)
@@ -108,6 +112,7 @@ def combined_drafter(
     tree: TreeShape | TreePlan | None = None,
     *,
     compiled: bool = False,
+    draft_forms: FormChoice = OWN_FORMS,
 ) -> CombinedDrafter:
     """Return a drafter that combines a model with a training-free drafter in shared trees.
 
@@ -120,23 +125,28 @@ def combined_drafter(
         tree: tree shapes for a trained drafter; None for trees with as many levels as the drafter
             was trained for.
         compiled: whether to compile a trained drafter.
+        draft_forms: formats of the weights that a `JakiroDrafter` computes with.
 
     Raises:
         TargetMismatch: the trained drafter or the tokenizer belongs to another target.
+        ConfigError: the trained drafter cannot compute in these forms.
     """
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())
-        first = TrainedDrafter.for_target(first, adapter, tokenizer, tree, compiled=compiled)
+        trained = TrainedDrafter.for_target(first, adapter, tokenizer, tree, compiled=compiled)
+        first = with_forms(trained, draft_forms)
     return CombinedDrafter(first, second, settings)
 
 
-def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
+def _paired(parts: Parts, pair: PairName, compiled: bool, draft_forms: FormChoice) -> Parts:
     """Return the parts, whose drafter now shares its trees with a second, training-free one."""
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
     second = build_beside(pair.beside, target, tokenizer)
     shapes = None if isinstance(tree, str) else tree
-    drafter = combined_drafter(first, second, target, tokenizer, tree=shapes, compiled=compiled)
+    drafter = combined_drafter(
+        first, second, target, tokenizer, tree=shapes, compiled=compiled, draft_forms=draft_forms
+    )
     has_shapes = shapes is not None and isinstance(first, JakiroDrafter)
     return Parts(target, drafter, tokenizer, "fixed" if has_shapes else tree)
 

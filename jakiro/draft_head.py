@@ -1,11 +1,21 @@
 """Logits of the tokens that may be drafted, computed from a drafter's features."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.packed_linear import version_of
+from jakiro.target.int8_linear import Int8Linear, can_quantize
+from jakiro.target.packed_linear import can_pack, packed_product, reordered, version_of
+
+# own: the format of the target's head; packed: reordered for the CPU; int8: quantized to 8 bits.
+HeadForm = Literal["own", "packed", "int8"]
+
+_Product = Callable[[Tensor], Tensor]
 
 
 class DraftHead:
@@ -16,28 +26,41 @@ class DraftHead:
     changed. If the head is not exactly an `nn.Linear` (for example, if the head is quantized), all
     logits are computed, and those of the draft vocabulary are selected.
 
+    The copy may have another format than the target's head, because acceptance uses the draft
+    distribution that follows from these logits, whatever they are. A head that does not allow the
+    requested format is used in its own. Only the logits of the form "own" have gradients.
+
     Args:
         target: adapter of the target whose head is used.
         token_ids: ids of the tokens that may be drafted, in ascending order; None if all tokens may
             be drafted.
+        form: format of the copy.
     """
 
-    def __init__(self, target: TargetAdapter, token_ids: Int[Tensor, " drafted"] | None) -> None:
+    def __init__(
+        self,
+        target: TargetAdapter,
+        token_ids: Int[Tensor, " drafted"] | None,
+        form: HeadForm = "own",
+    ) -> None:
         self.target = target
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
-        self._rows: tuple[Tensor, Tensor | None] | None = None
-        self._copied_from: tuple[object, ...] | None = None
+        self.form = form
+        self._copy: tuple[object, _Product] | None = None  # what was copied, and its product
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch drafted"]:
-        """Return the logits of the draft vocabulary, in the target's dtype."""
+        """Return the logits of the draft vocabulary.
+
+        They have the target's dtype, or float32 if they were computed with int8 weights.
+        """
         # A linear layer splits a non-contiguous input into many small matrix products, which is
         # four times slower on a CPU.
         features = features.to(self.target.dtype).contiguous()
-        if self.token_ids is None:
-            return self.target.logits(features)
-        if type(self.target.head) is not nn.Linear:
-            return self.target.logits(features)[..., self.token_ids]
-        return self.target.adjusted(linear(features, *self._rows_of(self.target.head)))
+        head = self.target.head
+        if type(head) is nn.Linear and not self._is_targets_own:
+            return self.target.adjusted(self._product_of(head)(features))
+        logits = self.target.logits(features)
+        return logits if self.token_ids is None else logits[..., self.token_ids]
 
     def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return the float32 log-probabilities of all tokens, -inf outside the draft vocabulary."""
@@ -50,12 +73,41 @@ class DraftHead:
         whole[..., self.token_ids] = log_probs
         return whole
 
-    def _rows_of(self, head: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        state = version_of(head.weight)
-        if self._rows is None or state != self._copied_from:
-            assert self.token_ids is not None
-            self.token_ids = self.token_ids.to(head.weight.device)
-            bias = None if head.bias is None else head.bias.detach()[self.token_ids]
-            self._rows = head.weight.detach()[self.token_ids], bias
-            self._copied_from = state
-        return self._rows
+    @property
+    def _is_targets_own(self) -> bool:
+        """Whether the target itself has all rows in the requested format."""
+        is_there = self.form == "own" or (self.form == "packed" and self.target.is_packed)
+        return self.token_ids is None and is_there
+
+    def _product_of(self, head: nn.Linear) -> _Product:
+        """Return the product with the copied rows, which are copied again if the head changed."""
+        version = version_of(head.weight), None if head.bias is None else version_of(head.bias)
+        if self._copy is None or self._copy[0] != version:
+            self._copy = version, self._copied(head)
+        return self._copy[1]
+
+    def _copied(self, head: nn.Linear) -> _Product:
+        weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+        if self.token_ids is not None:
+            self.token_ids = self.token_ids.to(weight.device)
+            weight, bias = weight[self.token_ids], None if bias is None else bias[self.token_ids]
+        form = self.form if allows_form(head, self.form) else "own"
+        if form == "int8":
+            return Int8Linear(weight, bias)
+        if form == "packed":
+            return partial(packed_product, packed=reordered(weight), bias=bias)
+        return partial(linear, weight=weight, bias=bias)
+
+
+def allows_form(head: nn.Module, form: HeadForm) -> bool:
+    """Return whether drafting with a target's head is possible in a form on this machine.
+
+    Args:
+        head: head of the target.
+        form: requested format of the weights.
+    """
+    if form == "own":
+        return True
+    if type(head) is not nn.Linear:
+        return False
+    return can_pack(head) if form == "packed" else can_quantize(head.weight)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import psutil
 import torch
 
-from inference.autotune.measurement import cached, machine_facts, seconds_of, verifications
+from inference.autotune.measurement import cached, seconds_of, target_facts, verifications
 from inference.engine.threads import num_threads
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.packed_linear import can_pack, form_name, packed_bytes
@@ -133,7 +133,7 @@ def known_grid(
         folder: folder of the cache; None for the user's cache folder.
     """
     described = [str(way) for way in ways]
-    key = (machine_facts(target), target.spec.fingerprint, str(target.dtype), described)
+    key = [*target_facts(target), described]
     return cached(ComputeGrid, "compute", key, lambda: measure_grid(target, ways), folder)
 
 

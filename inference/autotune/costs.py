@@ -10,11 +10,12 @@ from transformers import LogitsProcessorList
 from inference.autotune.measurement import (
     CONTEXT,
     cached,
-    machine_facts,
     seconds_of,
+    target_facts,
     verifications,
 )
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import OWN_FORMS, DraftForms
 from inference.engine.context import Context
 from inference.protocol import Budget
 from inference.sampling import Sampling
@@ -63,7 +64,10 @@ class Costs(Settings):
 
 
 def measure_costs(
-    target: TargetAdapter, model: JakiroDrafter | None = None, max_passes: int = 0
+    target: TargetAdapter,
+    model: JakiroDrafter | None = None,
+    max_passes: int = 0,
+    forms: DraftForms = OWN_FORMS,
 ) -> Costs:
     """Measure the seconds of verification and drafting, alternating between the two.
 
@@ -73,10 +77,11 @@ def measure_costs(
         target: the frozen target.
         model: the drafter; None to time only verification.
         max_passes: largest number of trunk passes to time.
+        forms: formats of the weights that the drafter computes with.
     """
     _logger.info("measuring the times of verification and drafting on this machine")
     steps = verifications(target, NODE_COUNTS)
-    drafts = {} if model is None else _draftings(target, model, max_passes)
+    drafts = {} if model is None else _draftings(target, model, max_passes, forms)
     verify: dict[int, list[float]] = {count: [] for count in steps}
     draft: dict[int, list[float]] = {passes: [] for passes in drafts}
     for _ in range(REPEATS):
@@ -96,7 +101,10 @@ def timed_passes(model: JakiroDrafter) -> int:
 
 
 def known_costs(
-    target: TargetAdapter, model: JakiroDrafter | None, folder: Path | None = None
+    target: TargetAdapter,
+    model: JakiroDrafter | None,
+    folder: Path | None = None,
+    forms: DraftForms = OWN_FORMS,
 ) -> Costs:
     """Return costs from the cache, or measure the costs in a few seconds and cache them.
 
@@ -104,23 +112,26 @@ def known_costs(
         target: the frozen target.
         model: the drafter; None for drafters that need no model.
         folder: folder of the cache; None for the user's cache folder.
+        forms: formats of the weights that the drafter computes with.
     """
-    key = [
-        machine_facts(target),
-        target.spec.fingerprint,
-        str(target.dtype),
-        target.is_compiled,
-        target.form,
-    ]
     if model is None:
-        return cached(Costs, "costs", key, lambda: measure_costs(target), folder)
+        return cached(Costs, "costs", target_facts(target), lambda: measure_costs(target), folder)
     passes = timed_passes(model)
-    key += [passes, model.config.settings.model_dump(mode="json")]
-    return cached(Costs, "costs", key, lambda: measure_costs(target, model, passes), folder)
+    key = [*target_facts(target), passes, facts_of(model), forms.model_dump()]
+
+    def measure() -> Costs:
+        return measure_costs(target, model, passes, forms)
+
+    return cached(Costs, "costs", key, measure, folder)
+
+
+def facts_of(model: JakiroDrafter) -> object:
+    """Return everything in a drafter on which times depend, as JSON-serializable data."""
+    return model.config.settings.model_dump(mode="json")
 
 
 def _draftings(
-    target: TargetAdapter, model: JakiroDrafter, max_passes: int
+    target: TargetAdapter, model: JakiroDrafter, max_passes: int, forms: DraftForms
 ) -> dict[int, Callable[[], object]]:
     """Return functions that draft as in a decoding step, by the number of trunk passes.
 
@@ -133,7 +144,8 @@ def _draftings(
     def start(passes: int) -> Callable[[], object]:
         parallel = model.config.settings.schedule.parallel_levels
         shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
-        context = Context(target, TrainedDrafter(model, target, shape), greedy, 1, length + 1)
+        drafter = TrainedDrafter(model, target, shape, forms)
+        context = Context(target, drafter, greedy, 1, length + 1)
         with torch.inference_mode():
             context.read([tokens], 0, length)
         context.lengths = [length]

@@ -64,11 +64,17 @@ def cached(
     return measured
 
 
-def machine_facts(target: TargetAdapter) -> list[object]:
-    """Return everything on which times depend but for the models themselves."""
+def target_facts(target: TargetAdapter) -> list[object]:
+    """Return the facts about machine and target on which times depend, as JSON-serializable data.
+
+    Args:
+        target: the frozen target.
+    """
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
+    machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
+    form = [str(target.dtype), target.is_compiled, target.form]
+    return [machine, target.spec.fingerprint, form]
 
 
 def verifications(

@@ -30,6 +30,7 @@ from inference.drafters.registry import (
 )
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.loading import Trees, combined_drafter
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, TreeShape
@@ -69,6 +70,8 @@ class Subject(NamedTuple):
             process's number.
         packed: whether the methods of this package reorder the target's weights; "auto" for what is
             faster.
+        draft_forms: formats of the weights that trained drafters compute with; "auto" for the
+            fastest.
         trial: trial that selects trees by measured costs, as returned by `trial_for`.
     """
 
@@ -76,6 +79,7 @@ class Subject(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     threads: Threads = None
     packed: Packed = False
+    draft_forms: FormChoice = OWN_FORMS
     trial: Trial = Trial()
 
     def decoder(
@@ -94,6 +98,7 @@ class Subject(NamedTuple):
             tree,
             packed=self.packed,
             threads=self.threads,
+            draft_forms=self.draft_forms,
         )
 
     def threads_of_transformers(self, *, drafts: bool) -> int | None:
@@ -199,7 +204,9 @@ def _combined(
     sharing = None
     if name.sharing_settings is not None:
         sharing = load_settings(CombinedSettings, Path(name.sharing_settings))
-    return combined_drafter(first, second, model, tokenizer, sharing, tree)
+    return combined_drafter(
+        first, second, model, tokenizer, sharing, tree, draft_forms=subject.draft_forms
+    )
 
 
 def _with_repeats(

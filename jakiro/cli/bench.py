@@ -151,7 +151,9 @@ def _measured(
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
         names = parse_methods(settings.methods)
-        subject = Subject(model, tokenizer, settings.threads, settings.packed, trial_for(settings))
+        subject = Subject(
+            model, tokenizer, settings.threads, settings.packed, "auto", trial_for(settings)
+        )
         methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
     with _progress() as track:

@@ -53,7 +53,7 @@ class PackedLinear(nn.Module):
         """
         if x.numel() == x.shape[-1] and not self.pack_single:
             return linear(x, self.layer.weight, self.layer.bias)
-        return _product(x, self._reordered.current(), self.layer.bias)
+        return packed_product(x, self._reordered.current(), self.layer.bias)
 
 
 class _ReorderedWeight:
@@ -76,7 +76,7 @@ class _ReorderedWeight:
         """Return the copy; it is made again if the weight has changed."""
         version = version_of(self.layer.weight)
         if self._copy is None or version != self._version:
-            self._copy, self._version = _reordered(self.layer.weight), version
+            self._copy, self._version = reordered(self.layer.weight), version
         return self._copy
 
 
@@ -152,12 +152,20 @@ def _suits(weight: Tensor) -> bool:
     )
 
 
-def _reordered(weight: Tensor) -> Tensor:
-    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
-    return reordered
+def reordered(weight: Tensor) -> Tensor:
+    """Return a copy of a weight in the layout of `packed_product`."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+    return packed
 
 
-def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product with a reordered weight, plus the bias.
+
+    Args:
+        x: input, shape [..., in_features].
+        packed: weight from `reordered`.
+        bias: shape [out_features]; None for no bias.
+    """
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product
 
@@ -175,7 +183,7 @@ def _works(dtype: torch.dtype) -> bool:
         torch.randn(*shape, generator=random).to(dtype) for shape in ((48, 32), (3, 5, 32), (48,))
     )
     try:
-        product = _product(x, _reordered(weight), bias)
+        product = packed_product(x, reordered(weight), bias)
     except (AttributeError, RuntimeError):
         return False
     return torch.allclose(product, linear(x, weight, bias), atol=0.1, rtol=0.02)

@@ -1,6 +1,7 @@
 """The public decoder: loading, text in and out, streaming."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from helpers.tokenizers import TEXT, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
+from inference.drafters.trained.forms import DraftForms, head_forms
 from inference.engine.context import Context
 from inference.generation.streaming import TextStream
 from jakiro.config import config_for
@@ -42,6 +44,21 @@ def test_a_drafter_loads_the_target_and_tokenizer_it_was_made_for(drafter_path: 
     output = decoder.generate("def main(", max_new_tokens=12)
     assert output.text == decoder.tokenizer.decode(output.new_token_ids)
     assert output.stats.emitted == len(output.new_token_ids) == len(output.depths) == 12
+
+
+def test_forms_reach_the_trained_drafter_alone_and_in_a_pair(drafter_path: Path) -> None:
+    alone = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
+    allowed = head_forms(alone.target)
+    forms = DraftForms(head=allowed[-1])
+    for name in (str(drafter_path), f"lookup+drafter={drafter_path}"):
+        decoder = SpeculativeDecoder.from_pretrained(name, draft_forms=forms, tree="fixed")
+        drafter: Any = decoder.drafter
+        trained = getattr(drafter, "first", drafter)
+        assert trained.forms == forms
+        assert trained.head.form == allowed[-1]
+        arguments = {"max_new_tokens": 12, "temperature": 0}
+        expected = alone.generate("def main(", **arguments)
+        assert decoder.generate("def main(", **arguments).text == expected.text
 
 
 def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:

@@ -10,11 +10,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from jakiro import JakiroDrafter
-from jakiro.draft_head import DraftHead
+from jakiro.draft_head import DraftHead, HeadForm, allows_form
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 
 IDS = torch.tensor([1, 4, 5, 17, 40, 60])
+FORMS: list[HeadForm] = [
+    form for form in ("packed", "int8") if allows_form(nn.Linear(32, 61), form)
+]
 FAMILIES = ["llama, grouped heads", "llama, tied", "phi", "granite", "cohere", "gemma2"]
 
 
@@ -43,7 +46,7 @@ def test_a_head_that_is_not_an_ordinary_linear_layer_computes_all_logits() -> No
     head = DraftHead(target, IDS)
     features = torch.randn(2, 3, 32)
     torch.testing.assert_close(head.logits(features), target.logits(features)[..., IDS])
-    assert head._rows is None
+    assert head._copy is None
 
 
 @torch.no_grad()
@@ -126,3 +129,81 @@ def test_a_changed_head_is_copied_again() -> None:
     model.to(torch.bfloat16)
     got, expected = head.logits(features), target.logits(features.bfloat16())[..., IDS]
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_logits_in_other_forms_are_close_to_those_of_the_head(form: HeadForm, family: str) -> None:
+    target = TargetAdapter(tiny_family(family))
+    features = torch.randn(2, 3, 1, 2, target.spec.hidden_size)
+    if family == "phi":
+        nn.init.normal_(target.head.bias)
+    whole = target.logits(features)
+    bound = 1e-5 if form == "packed" else 0.04 * whole.abs().max().item()
+    for token_ids, expected in ((IDS, whole[..., IDS]), (None, whole)):
+        logits = DraftHead(target, token_ids, form).logits(features)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, expected, atol=bound, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_a_changed_head_is_copied_again_in_every_form(form: HeadForm) -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    features = torch.randn(2, 3, 32)
+    for token_ids in (IDS, None):
+        head = DraftHead(target, token_ids, form)
+        before = head.logits(features)
+        model.lm_head.weight.mul_(2)
+        torch.testing.assert_close(head.logits(features), 2 * before)
+
+
+@torch.no_grad()
+def test_a_changed_bias_is_copied_again() -> None:
+    target = TargetAdapter(tiny_family("phi"))
+    head, features = DraftHead(target, IDS), torch.randn(2, target.spec.hidden_size)
+    before = head.logits(features)
+    target.head.bias.add_(1)
+    torch.testing.assert_close(head.logits(features), before + 1)
+
+
+@torch.no_grad()
+def test_the_int8_head_computes_in_half_precision_too() -> None:
+    if "int8" not in FORMS:
+        pytest.skip("torch lacks the products")
+    for dtype in (torch.bfloat16, torch.float16):
+        target = TargetAdapter(tiny_llama().to(dtype))
+        features = torch.randn(2, 3, 32)
+        logits = DraftHead(target, IDS, "int8").logits(features)
+        expected = target.logits(features.to(dtype))[..., IDS].float()
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, expected, atol=0.3, rtol=0)
+
+
+@torch.no_grad()
+def test_a_packed_target_is_not_packed_twice() -> None:
+    if "packed" not in FORMS:
+        pytest.skip("torch lacks the products")
+    target = TargetAdapter(tiny_llama())
+    target.pack()
+    head, features = DraftHead(target, None, "packed"), torch.randn(2, 3, 32)
+    assert torch.equal(head.logits(features), target.logits(features))
+    assert head._copy is None
+
+
+@pytest.mark.parametrize("form", ["packed", "int8"])
+@torch.no_grad()
+def test_a_head_that_does_not_allow_a_form_computes_in_its_own(form: HeadForm) -> None:
+    model = tiny_llama()
+    model.lm_head.__class__ = _Quantised
+    target = TargetAdapter(model)
+    assert not allows_form(target.head, form)
+    features = torch.randn(2, 3, 32)
+    for token_ids, wanted in ((IDS, IDS), (None, torch.arange(61))):
+        head = DraftHead(target, token_ids, form)
+        torch.testing.assert_close(head.logits(features), target.logits(features)[..., wanted])
+    half = TargetAdapter(tiny_llama().half())
+    packed, own = (DraftHead(half, IDS, name).logits(features) for name in ("packed", "own"))
+    assert torch.equal(packed, own)  # there are no packed products in float16

@@ -1,6 +1,7 @@
 """The adapter through which the decode engine drafts with a trained `JakiroDrafter` model."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Int
@@ -8,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
+from inference.drafters.trained.forms import OWN_FORMS, DraftForms, check_forms
 from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory
@@ -18,6 +20,7 @@ from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import StepOutput, TargetAdapter, compile_mode
+from jakiro.target.packed_linear import packed_copy
 from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.tail import TargetTail
 
@@ -29,15 +32,21 @@ class TrainedDrafter(Drafter):
         drafter: trained model.
         target: target that supplies embeddings and logits.
         trees: shapes of the trees, which may have more autoregressive levels than in training.
+        forms: formats of the weights that the drafter computes with. The model does not change.
 
     Raises:
-        ConfigError: a tree has more parallel levels than the drafter.
+        ConfigError: a tree has more parallel levels than the drafter, or the drafter cannot compute
+            in these forms.
         TargetNotSupported: the drafter needs the target's last layers, but these cannot run
             separately.
     """
 
     def __init__(
-        self, drafter: JakiroDrafter, target: TargetAdapter, trees: TreeShape | TreePlan
+        self,
+        drafter: JakiroDrafter,
+        target: TargetAdapter,
+        trees: TreeShape | TreePlan,
+        forms: DraftForms = OWN_FORMS,
     ) -> None:
         self.plan = TreePlan.of(trees)
         trained = drafter.config.settings.schedule.parallel_levels
@@ -49,9 +58,13 @@ class TrainedDrafter(Drafter):
                 got=asked,
                 remedy="lower parallel_levels, or train a drafter with more parallel levels",
             )
+        check_forms(forms, target, drafter)
         self.model = drafter
+        self.forms = forms
+        # The model that computes: the trained one, or its packed copy.
+        self.network = _packed(drafter) if forms.packed else drafter
         self.target = target
-        self.head = DraftHead(target, drafter.draft_ids)
+        self.head = DraftHead(target, drafter.draft_ids, forms.head)
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})
@@ -93,6 +106,19 @@ class TrainedDrafter(Drafter):
             model.compile(mode=compile_mode(target.device))
         return cls(model, target, trees or default_tree(model))
 
+    def in_forms(self, forms: DraftForms) -> "TrainedDrafter":
+        """Return this drafter, computing with other formats of the weights.
+
+        Args:
+            forms: formats of the weights.
+
+        Raises:
+            ConfigError: the drafter cannot compute in these forms.
+        """
+        if forms == self.forms:
+            return self
+        return TrainedDrafter(self.model, self.target, self.plan, forms)
+
     @property
     def max_nodes(self) -> int:
         """The largest number of nodes in a tree."""
@@ -130,7 +156,7 @@ class TrainedDrafter(Drafter):
         if queries is not None:
             slots, positions = slots.gather(1, queries), positions.gather(1, queries)
         state = self.model.state_sources.read(output.cache, slots)
-        memory = self.model.encode_memory(state, positions)
+        memory = self.network.encode_memory(state, positions)
         tail = () if self.tail is None else self.tail.kv(output.cache, slots)
         return EncodedMemory((*memory, *tail), self.version)
 
@@ -139,6 +165,10 @@ class TrainedDrafter(Drafter):
         values = sum(heads * dim for heads, dim in shapes)
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail
+
+
+def _packed(drafter: JakiroDrafter) -> JakiroDrafter:
+    return cast(JakiroDrafter, packed_copy(drafter, pack_single=True))
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
@@ -173,7 +203,7 @@ class TrainedSession(DraftSession):
         self.set_sampling(sampling)
         # Number of slots from the root on: the root, the expanded nodes, and one for padding.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
-        self.cache = DrafterCache(drafter.model, drafter.tail, batch, capacity + self.scratch)
+        self.cache = DrafterCache(drafter.network, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.root: Tensor | None = None
         self.step_id = 0

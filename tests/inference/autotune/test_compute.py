@@ -63,6 +63,8 @@ def test_the_choice_changes_neither_the_text_nor_the_threads_of_the_process() ->
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=30).new_token_ids
     for threads in ("auto", 2):
-        decoder = SpeculativeDecoder(model, LookupDrafter(), threads=threads, packed="auto")
+        decoder = SpeculativeDecoder(
+            model, LookupDrafter(), threads=threads, packed="auto", tree="fixed"
+        )
         assert decoder.generate(prompt, max_new_tokens=30).new_token_ids == expected
         assert torch.get_num_threads() == before

@@ -27,7 +27,7 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
     drafters = [tiny_drafter(target, settings) for settings in several]
     measured: list[JakiroDrafter] = []
 
-    def measure(_: TargetAdapter, model: JakiroDrafter, __: int) -> Costs:
+    def measure(_: TargetAdapter, model: JakiroDrafter, *__: object) -> Costs:
         measured.append(model)
         return Costs(verify={0: 1.0}, draft={1: float(len(measured))})
 

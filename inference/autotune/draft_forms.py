@@ -1,0 +1,128 @@
+"""The fastest formats of a trained drafter's weights on this machine, measured once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from inference.autotune.costs import facts_of
+from inference.autotune.measurement import cached, seconds_of, target_facts
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import (
+    OWN_FORMS,
+    DraftForms,
+    FormChoice,
+    can_pack_layers,
+    head_forms,
+)
+from jakiro.draft_head import DraftHead, HeadForm
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.packed_linear import PackedLinear, packed_copy
+
+ROWS = 4  # number of nodes that one drafter pass reads during timing
+REPEATS = 7  # number of repetitions, of which the first is a warm-up and makes the copies
+# The int8 head must be this many times as fast as the best other head, because fewer of its drafts
+# may be accepted.
+LEAST_GAIN = 1.2
+
+_Name = TypeVar("_Name")
+
+
+def with_forms(
+    drafter: TrainedDrafter, forms: FormChoice, folder: Path | None = None
+) -> TrainedDrafter:
+    """Return a drafter that computes in the given forms.
+
+    Args:
+        drafter: trained drafter.
+        forms: forms, or "auto" for the fastest ones.
+        folder: folder of the cache of measurements; None for the user's cache folder.
+
+    Raises:
+        ConfigError: the machine, the target's head or the drafter does not allow a form.
+    """
+    if forms == "auto":
+        forms = known_forms(drafter.target, drafter.model, folder)
+    return drafter.in_forms(forms)
+
+
+def known_forms(
+    target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None
+) -> DraftForms:
+    """Return the fastest forms from the cache, or measure them and cache the result.
+
+    Args:
+        target: the frozen target.
+        model: the drafter, on its final device.
+        folder: folder of the cache; None for the user's cache folder.
+    """
+    allowed = head_forms(target), can_pack_layers(model)
+    if allowed == (("own",), False):
+        return OWN_FORMS
+    key = [*target_facts(target), facts_of(model), allowed]
+    return cached(DraftForms, "forms", key, lambda: measure_forms(target, model), folder)
+
+
+@torch.inference_mode()
+def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
+    """Measure and return the fastest forms that the drafter, the target and the machine allow.
+
+    Args:
+        target: the frozen target.
+        model: the drafter, on its final device.
+    """
+    heads = {form: _head_work(target, model, form) for form in head_forms(target)}
+    packed = False
+    if can_pack_layers(model):
+        copied = packed_copy(model, pack_single=True)
+        seconds = _medians({False: _layer_work(model), True: _layer_work(copied)})
+        packed = seconds[True] < seconds[False]
+    return DraftForms(head=fastest_head(_medians(heads)), packed=packed)
+
+
+def fastest_head(seconds: Mapping[HeadForm, float]) -> HeadForm:
+    """Return the fastest form of the head; int8 only if it is `LEAST_GAIN` times as fast.
+
+    Args:
+        seconds: seconds that the head takes, by its form.
+    """
+    others = {form: taken for form, taken in seconds.items() if form != "int8"}
+    best = min(others, key=others.__getitem__)
+    if seconds.get("int8", float("inf")) * LEAST_GAIN <= seconds[best]:
+        return "int8"
+    return best
+
+
+def _head_work(target: TargetAdapter, model: JakiroDrafter, form: HeadForm) -> Callable[[], object]:
+    """Return a function that computes the logits of some nodes."""
+    head = DraftHead(target, model.draft_ids, form)
+    features = torch.randn(ROWS, target.spec.hidden_size, dtype=target.dtype, device=target.device)
+    return partial(head.logits, features)
+
+
+def _layer_work(model: nn.Module) -> Callable[[], object]:
+    """Return a function that computes all linear layers of a drafter once."""
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    # A packed layer contains the layer whose weight it copied.
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    layers: Sequence[nn.Linear | PackedLinear] = packed or linears
+    inputs = [torch.randn_like(layer.weight[:1]).expand(ROWS, -1) for layer in layers]
+
+    def work() -> list[Tensor]:
+        return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+
+    return work
+
+
+def _medians(works: Mapping[_Name, Callable[[], object]]) -> dict[_Name, float]:
+    """Return the median seconds of each function; the functions take turns."""
+    times: dict[_Name, list[float]] = {name: [] for name in works}
+    for _ in range(REPEATS):
+        for name, work in works.items():
+            times[name].append(seconds_of(work))
+    return {name: median(several[1:]) for name, several in times.items()}

@@ -1,0 +1,153 @@
+"""Linear layers with int8 weights and inputs that are quantized on the fly, for CPUs.
+
+The result is an approximation. It may be used for drafting, where it cannot change the distribution
+of the output, but never for the target.
+"""
+
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+_WEIGHT_LEVELS = 127  # largest magnitude of a quantized weight
+# Candidates for the largest magnitude of a quantized input. A processor without VNNI adds two
+# products of an unsigned and a signed 8-bit number in 16 bits, which can overflow unless the inputs
+# have 7 bits.
+_INPUT_LEVELS = (127, 63)
+_CHUNK = 4096  # number of weight rows that are quantized at a time, which limits the memory needed
+_PROBE_SHAPES = ((1, 100, 40), (5, 100, 40), (4, 512, 1024))  # rows, in_features, out_features
+
+
+class Int8Linear:
+    """Computes a linear layer with a quantized copy of its weight.
+
+    Each output channel of the weight and each row of the input has its own scale, so a row of the
+    result has the same bits whatever other rows the input has. The result has no gradient.
+
+    Args:
+        weight: weight of the layer, which must satisfy `can_quantize`; it is copied.
+        bias: bias of the layer; None if there is none.
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "out_features in_features"],
+        bias: Float[Tensor, " out_features"] | None = None,
+    ) -> None:
+        levels = _input_levels()
+        assert levels is not None, "check can_quantize first"
+        self._levels = levels
+        quantized, self._scales = _quantized(weight.detach())
+        self._weight = _packed(quantized)
+        self._bias = None if bias is None else bias.detach().float()
+
+    @torch.no_grad()
+    def __call__(
+        self, x: Float[Tensor, "*batch in_features"]
+    ) -> Float[Tensor, "*batch out_features"]:
+        """Return the float32 product with the weight, plus the bias.
+
+        Rows that are not finite give a result that is not finite.
+
+        Args:
+            x: input of the layer, in any floating-point dtype.
+        """
+        rows = x.reshape(-1, x.shape[-1]).float()
+        tiny = torch.finfo(torch.float32).tiny
+        largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=tiny)
+        quantized = (rows / largest * self._levels).round().int()
+        product = _product(quantized, self._levels, self._weight, self._scales) * largest
+        if self._bias is not None:
+            product += self._bias
+        return product.reshape(*x.shape[:-1], len(self._scales))
+
+
+def can_quantize(weight: Tensor) -> bool:
+    """Return whether this machine has the products, and a weight can be copied to int8.
+
+    Weights that are not ordinary floating-point matrices on the CPU cannot.
+    """
+    return (
+        type(weight) in (Tensor, nn.Parameter)
+        and weight.device.type == "cpu"
+        and weight.layout == torch.strided
+        and weight.is_floating_point()
+        and _input_levels() is not None
+    )
+
+
+def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the int8 weight and the float32 scale of each output channel."""
+    quantized, scales = [], []
+    for chunk in weight.split(_CHUNK):
+        rows = chunk.float()
+        scale = (rows.abs().amax(dim=1) / _WEIGHT_LEVELS).clamp(min=torch.finfo().tiny)
+        quantized.append((rows / scale[:, None]).round().to(torch.int8))
+        scales.append(scale)
+    return torch.cat(quantized), torch.cat(scales)
+
+
+def _packed(quantized: Int[Tensor, "out_features in_features"]) -> Tensor:
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(quantized, None)
+    return packed
+
+
+def _product(
+    quantized: Int[Tensor, "rows in_features"], levels: int, packed: Tensor, scales: Tensor
+) -> Float[Tensor, "rows out_features"]:
+    """Return the product of the inputs `quantized / levels` and the weight."""
+    zero_point = levels + 1  # the operator takes unsigned inputs
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(
+        (quantized + zero_point).to(torch.uint8),
+        1 / levels,
+        zero_point,
+        packed,
+        scales,
+        torch.zeros(len(scales), dtype=torch.long),
+        None,  # bias
+        1.0,  # scale and zero point of the output, which is not quantized
+        0,
+        torch.float32,
+        "none",  # no operation follows
+        [],
+        "",
+    )
+    return product
+
+
+@cache
+def _input_levels() -> int | None:
+    """Return the largest magnitude of quantized inputs for which the products are right.
+
+    The result is None if torch lacks these operators, which are not public.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return next((levels for levels in _INPUT_LEVELS if _works(levels)), None)
+
+
+def _works(levels: int) -> bool:
+    """Return whether the products are right, also for the largest inputs and weights."""
+    try:
+        return all(_is_right(levels, *shape) for shape in _PROBE_SHAPES)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _is_right(levels: int, rows: int, in_features: int, out_features: int) -> bool:
+    random = torch.Generator().manual_seed(0)
+    shape = out_features, in_features
+    weight = torch.randint(
+        -_WEIGHT_LEVELS, _WEIGHT_LEVELS + 1, shape, generator=random, dtype=torch.int8
+    )
+    weight[0], weight[1] = _WEIGHT_LEVELS, -_WEIGHT_LEVELS
+    x = torch.randint(-levels, levels + 1, (rows, in_features), generator=random)
+    x[0], x[-1] = -levels, levels
+    packed, scales = _packed(weight), torch.rand(out_features, generator=random) + 0.5
+    product = _product(x, levels, packed, scales)
+    expected = (x @ weight.long().T).double() * scales / levels
+    alone = torch.cat([_product(row[None], levels, packed, scales) for row in x])
+    return torch.allclose(product.double(), expected, rtol=1e-5, atol=1e-3) and torch.equal(
+        product, alone
+    )

@@ -1,0 +1,211 @@
+"""Formats of a drafter's weights: the output is the target's, and impossible ones are refused."""
+
+from collections import Counter
+
+import peft
+import pytest
+import torch
+from helpers.chi_square import p_value, probs_of_continuations
+from helpers.drafting import prefilled
+from helpers.losslessness import LEAST_P_VALUE, greedy_by_transformers
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.variants import VARIANTS
+from torch import nn
+from transformers import PreTrainedModel
+
+from inference import SpeculativeDecoder
+from inference.draft_tree import SparseDistribution
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import (
+    OWN_FORMS,
+    DraftForms,
+    can_pack_layers,
+    check_forms,
+    head_forms,
+)
+from inference.loading import combined_drafter
+from inference.protocol import Budget
+from inference.trees import builder
+from inference.trees.shape import TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target import int8_linear
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.packed_linear import PackedLinear
+
+HEADS = head_forms(TargetAdapter(tiny_llama()))
+FORMS = [
+    DraftForms(head=head, packed=packed)
+    for head, packed in (("int8", True), ("packed", False), ("int8", False))
+    if head in HEADS and (not packed or "packed" in HEADS)
+]
+KINDS = ["E2-mixture-P2", "feedback-fused", "hybrid-tail-1", "kv-subset-projected"]
+TREES = {
+    "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+needs_int8 = pytest.mark.skipif("int8" not in HEADS, reason="torch lacks the products")
+
+
+def _drafter(model: PreTrainedModel, name: str, vocab: int | None = None) -> JakiroDrafter:
+    settings = VARIANTS[name].model_copy(update={"draft_vocab_size": vocab})
+    drafter = tiny_drafter(TargetAdapter(model), settings)
+    if drafter.draft_ids is not None:  # not the first ones, where a place is its id
+        drafter.draft_ids.copy_(2 * torch.arange(len(drafter.draft_ids)) + 1)
+    return drafter
+
+
+@pytest.mark.parametrize("forms", FORMS, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_greedy_tokens_are_the_targets_in_every_form(forms: DraftForms, name: str) -> None:
+    model = tiny_llama(vocab=11)
+    for vocab in (None, 5):
+        decoder = SpeculativeDecoder(
+            model, _drafter(model, name, vocab), draft_forms=forms, tree="fixed"
+        )
+        prompts = [[1, 2, 3], [3]]
+        together = decoder.generate_batch(prompts, max_new_tokens=20)
+        for prompt, output in zip(prompts, together, strict=True):
+            assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 20)
+        assert any(output.stats.accepted.total() for output in together)
+
+
+def _p_value(tree: TreeShape, runs: int) -> float:
+    """Return the p-value of sampled continuations; 0 if one of them has probability 0.
+
+    The inputs of the int8 head have so few levels that its drafts differ much from those of the
+    target's own head.
+    """
+    model, sampling = tiny_llama(vocab=7), {"temperature": 1.0, "top_p": 0.9}
+    drafter, forms = _drafter(model, "E2-mixture-P1"), DraftForms(head="int8")
+    decoder = SpeculativeDecoder(model, drafter, tree=tree, draft_forms=forms)
+    outputs = decoder.generate_batch([[1, 2]] * runs, seed=0, max_new_tokens=3, **sampling)
+    assert sum(output.stats.accepted.total() for output in outputs) > 0
+    counts = Counter(tuple(output.new_token_ids) for output in outputs)
+    probs = probs_of_continuations(model, [1, 2], 3, **sampling)
+    return p_value(counts, probs) if set(counts) <= set(probs) else 0.0
+
+
+@needs_int8
+@pytest.mark.parametrize("tree", ["sampled", pytest.param("deterministic", marks=pytest.mark.slow)])
+def test_sampled_tokens_have_the_target_distribution_with_a_coarse_int8_head(
+    tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
+    assert _p_value(TREES[tree], runs=2_000) > LEAST_P_VALUE
+
+
+@needs_int8
+@pytest.mark.slow
+def test_other_probabilities_than_those_of_the_int8_head_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = builder._recorded
+
+    def flatter(levels: list[builder.TreeLevel], num_nodes: int) -> SparseDistribution:
+        recorded = original(levels, num_nodes)
+        probs = recorded.probs.sqrt()
+        total = probs.sum(-1, keepdim=True).clamp(min=1e-9)
+        return SparseDistribution(recorded.ids, probs / total)
+
+    monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
+    monkeypatch.setattr(builder, "_recorded", flatter)
+    assert _p_value(TREES["sampled"], runs=2_000) < LEAST_P_VALUE
+
+
+@needs_int8
+@torch.no_grad()
+def test_the_int8_head_changes_draft_probabilities_but_the_tree_stays_similar() -> None:
+    target = TargetAdapter(tiny_llama())
+    model, tokens = tiny_drafter(target), torch.arange(9)[None]
+    own = TrainedDrafter(model, target, TreeShape())
+    int8 = own.in_forms(DraftForms(head="int8"))
+    trees = [prefilled(one, tokens, 8)[0].propose(Budget(8), []) for one in (own, int8)]
+    assert not torch.equal(trees[0].score, trees[1].score)
+    first = [tree.score[0].sort(descending=True).values for tree in trees]
+    torch.testing.assert_close(*first, atol=0.2, rtol=0)
+
+
+@pytest.mark.skipif("packed" not in HEADS, reason="torch lacks the products")
+@torch.no_grad()
+def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> None:
+    target = TargetAdapter(tiny_llama())
+    tokens = torch.arange(9)[None]
+    for name in KINDS:
+        model = tiny_drafter(target, VARIANTS[name])
+        before = {name: type(module) for name, module in model.named_modules()}
+        parallel = model.config.settings.schedule.parallel_levels
+        own = TrainedDrafter(model, target, TreeShape(parallel_levels=parallel))
+        packed = own.in_forms(DraftForms(head="packed", packed=True))
+        assert {name: type(module) for name, module in model.named_modules()} == before
+        assert any(isinstance(module, PackedLinear) for module in packed.network.modules())
+        assert packed.model is model
+        expected, tree = (
+            prefilled(one, tokens, 8)[0].propose(Budget(8), []) for one in (own, packed)
+        )
+        assert torch.equal(tree.token_ids, expected.token_ids)
+        torch.testing.assert_close(tree.score, expected.score, atol=1e-4, rtol=1e-4)
+        assert packed.bytes_per_token == own.bytes_per_token
+
+
+def test_a_drafter_in_its_own_forms_is_the_same_object() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    assert drafter.forms == OWN_FORMS
+    assert drafter.in_forms(DraftForms()) is drafter
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_decodes_in_every_form_that_it_allows(dtype: torch.dtype) -> None:
+    model = tiny_llama(vocab=11).to(dtype)
+    target = TargetAdapter(model)
+    allowed = head_forms(target)
+    assert ("packed" in allowed) == can_pack_layers(tiny_drafter(target).to(dtype))
+    assert dtype != torch.float16 or "packed" not in allowed
+    for head in allowed:
+        forms = DraftForms(head=head, packed="packed" in allowed)
+        decoder = SpeculativeDecoder(model, tiny_drafter(target), draft_forms=forms, tree="fixed")
+        output = decoder.generate([1, 2, 3], max_new_tokens=30)
+        assert len(output.new_token_ids) == 30
+        assert output.stats.accepted.total() > 0
+
+
+@pytest.mark.parametrize("forms", FORMS, ids=str)
+def test_a_pair_drafts_with_a_trained_drafter_in_every_form(forms: DraftForms) -> None:
+    model = tiny_llama(vocab=11)
+    trained = _drafter(model, "E2-mixture-P1")
+    drafter = combined_drafter(trained, LookupDrafter(), model, draft_forms=forms)
+    assert isinstance(drafter.first, TrainedDrafter)
+    assert drafter.first.forms == forms
+    output = SpeculativeDecoder(model, drafter, tree="fixed").generate([1, 2, 3], max_new_tokens=20)
+    assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 20)
+
+
+def test_forms_that_are_impossible_are_refused() -> None:
+    target = TargetAdapter(tiny_llama())
+    model = tiny_drafter(target)
+    half = TargetAdapter(tiny_llama().half())
+    with pytest.raises(ConfigError, match=r"cannot compute in this form.*got: head=packed"):
+        check_forms(DraftForms(head="packed"), half, model)
+    with pytest.raises(ConfigError, match=r"got: packed=True; remedy: use draft_forms"):
+        check_forms(DraftForms(packed=True), target, tiny_drafter(target).half())
+
+    class OwnKind(nn.Linear):
+        """Stands for a quantized head."""
+
+    target.head.__class__ = OwnKind
+    assert head_forms(target) == ("own",)
+    with pytest.raises(ConfigError, match=r"expected: head=own; got: head=int8"):
+        check_forms(DraftForms(head="int8"), target, model)
+    check_forms(OWN_FORMS, target, model)
+
+
+def test_compiled_and_adapted_drafters_are_not_packed() -> None:
+    target = TargetAdapter(tiny_llama())
+    assert can_pack_layers(tiny_drafter(target)) == ("packed" in HEADS)
+    compiled, adapted = tiny_drafter(target), tiny_drafter(target)
+    compiled.compile(backend="eager")
+    assert not can_pack_layers(compiled)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["gate_up"]), adapted)
+    assert not can_pack_layers(adapted)
