@@ -116,7 +116,7 @@ def choose_compute(
     Raises:
         TargetNotSupported: `packed` is True, but the weights cannot be reordered.
     """
-    ways = list(_ways(target, threads, packed))
+    ways = list(possible_ways(target, threads, packed))
     if len(ways) == 1:
         return ways[0]
     return known_grid(target, ways, folder).best(drafts=drafts)
@@ -189,8 +189,14 @@ def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
     ]
 
 
-def _ways(target: TargetAdapter, threads: Threads, packed: Packed) -> Iterator[Compute]:
-    """Yield the ways to compute that the arguments and the machine admit."""
+def possible_ways(target: TargetAdapter, threads: Threads, packed: Packed) -> Iterator[Compute]:
+    """Yield the ways to compute that the arguments and the machine admit.
+
+    Args:
+        target: the frozen target.
+        threads: number of threads; "auto" for several numbers, None for the process's number.
+        packed: whether weights are reordered; "auto" for both.
+    """
     if target.device.type != "cpu":
         yield Compute(packed=packed is True)
         return

@@ -1,7 +1,7 @@
 """The command `jakiro bench`."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,6 +98,14 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),
     ] = None,
+    costs: Annotated[
+        bool,
+        typer.Option(
+            "--costs",
+            help="Measure and print the costs that automatic choices depend on, instead of "
+            "decoding; needs only --target, and takes --method drafter=PATH.",
+        ),
+    ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
@@ -110,10 +118,14 @@ def bench(
         _refuse_others_beside_compare(context)
         _show_changes(*compare)
         return
+    if costs and target is not None:
+        _show_costs(target, methods or [], dtype, device)
+        return
     if target is None or not methods or prompts is None:
         raise ConfigError(
             "there is nothing to compare",
-            expected="--target, --prompts and at least one --method, or --compare A.json B.json",
+            expected="--target, --prompts and at least one --method; or --target and --costs; or "
+            "--compare A.json B.json",
             got="only some of these options, or none",
             remedy="see `jakiro bench --help`",
         )
@@ -206,6 +218,35 @@ def _refuse_others_beside_compare(context: Context) -> None:
 def _is_given(context: Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options.Device) -> None:
+    """Measure the costs again, without reading or changing the user's cache, and print them."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    from inference.benchmark.costs_table import costs_tables
+    from inference.benchmark.method_names import DRAFTER, parse_methods
+    from inference.benchmark.subject import load_target
+    from jakiro.drafter import JakiroDrafter
+    from jakiro.target.adapter import TargetAdapter
+    from jakiro.utils.logs import quiet_libraries
+    from jakiro.utils.pretrained import choose_device
+
+    with quiet_libraries():
+        model, _ = load_target(target, dtype, choose_device(device))
+        drafters = {
+            name.name: JakiroDrafter.from_pretrained(str(name.path)).eval().to(model.device)
+            for name in parse_methods(methods)
+            if name.kind == DRAFTER
+        }
+    adapter = TargetAdapter(model.eval())
+    console = Console()
+    with TemporaryDirectory() as folder:
+        fitted = {name: drafter.to(dtype=adapter.dtype) for name, drafter in drafters.items()}
+        for table in costs_tables(adapter, fitted, Path(folder)):
+            console.print(table, highlight=False)
 
 
 def _show_changes(before: Path, after: Path) -> None:

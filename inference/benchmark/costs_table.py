@@ -1,0 +1,76 @@
+"""Tables of the measured costs of a target and its drafters, and of what was chosen by them."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from inference.autotune.compute import (
+    TREE_NODES,
+    ComputeGrid,
+    known_grid,
+    possible_ways,
+)
+from inference.autotune.costs import Costs, known_costs
+from inference.autotune.draft_forms import known_forms
+from inference.drafters.trained.forms import DraftForms
+from inference.engine.threads import num_threads
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+
+
+def costs_tables(
+    target: TargetAdapter, drafters: Mapping[str, JakiroDrafter], folder: Path
+) -> Iterator[RenderableType]:
+    """Measure everything that automatic choices depend on, and yield a table of each measurement.
+
+    Args:
+        target: the frozen target.
+        drafters: trained drafters by name, on the target's device and in its dtype.
+        folder: folder for the measurements; measurements that it contains are not repeated.
+    """
+    grid = known_grid(target, list(possible_ways(target, "auto", "auto")), folder)
+    yield _compute_table(grid)
+    for name, model in drafters.items() or {"": None}.items():
+        best = grid.best(drafts=True)
+        best.prepare(target)
+        with num_threads(best.threads):
+            forms = DraftForms() if model is None else known_forms(target, model, folder)
+            costs = known_costs(target, model, folder, forms)
+        yield _costs_table(name, costs, forms)
+
+
+def _compute_table(grid: ComputeGrid) -> Table:
+    table = _table(
+        "Forward passes of the target, in milliseconds",
+        ("way to compute", "1 token", f"{TREE_NODES + 1} tokens", "chosen for"),
+    )
+    chosen = {"decoding without drafts": False, "decoding with drafts": True}
+    for way in grid.ways:
+        uses = [use for use, drafts in chosen.items() if grid.best(drafts=drafts) == way.compute]
+        seconds = (f"{value * 1e3:.1f}" for value in (way.token, way.tree))
+        table.add_row(str(way.compute), *seconds, ", ".join(uses))
+    return table
+
+
+def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
+    title = "Costs of a decoding step, in milliseconds"
+    if name:
+        layers = "reordered weights" if forms.packed else "own weights"
+        title += f", with {name} ({layers}; format of the head: {forms.head})"
+    table = _table(title, ("part", "milliseconds", "over a step without drafts"))
+    plain = costs.verify_seconds(0)
+    parts = {f"verification of {count} nodes": value for count, value in costs.verify.items()}
+    parts |= {f"drafting, {passes} passes": value for passes, value in costs.draft.items()}
+    for part, seconds in parts.items():
+        table.add_row(part, f"{seconds * 1e3:.1f}", f"{seconds / plain:.2f}")
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if 0 < number < 3 else "left", no_wrap=True)
+    return table

@@ -1,0 +1,31 @@
+"""The tables of costs name every choice and every measured part."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+from rich.console import Console
+
+from inference.benchmark.costs_table import costs_tables
+from jakiro.target.adapter import TargetAdapter
+
+
+def _printed(target: TargetAdapter, folder: Path, *, with_drafter: bool) -> str:
+    drafters = {"mine": tiny_drafter(target)} if with_drafter else {}
+    text = StringIO()
+    console = Console(file=text, width=120)
+    for table in costs_tables(target, drafters, folder):
+        console.print(table)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("with_drafter", [False, True], ids=["target", "drafter"])
+def test_costs_and_choices_are_printed(tmp_path: Path, with_drafter: bool) -> None:
+    printed = _printed(TargetAdapter(tiny_llama()), tmp_path, with_drafter=with_drafter)
+    assert "decoding without drafts" in printed
+    assert "decoding with drafts" in printed
+    assert "threads: 1, own weights" in printed
+    assert "verification of 24 nodes" in printed
+    assert ("drafting, 3 passes" in printed) is with_drafter
+    assert ("with mine" in printed) is with_drafter
