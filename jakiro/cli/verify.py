@@ -19,13 +19,7 @@ def verify(
         str,
         typer.Option(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            help="The target; by default the one that the drafter's config names.",
-        ),
-    ] = None,
+    target: options.TargetOfDrafter = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
