@@ -157,9 +157,9 @@ class SpeculativeDecoder:
         drafter = self.drafter.model if isinstance(self.drafter, TrainedDrafter) else self.drafter
         tree = "none"
         if self.drafter is not None:
-            tree = f"{self.drafter.max_nodes} nodes, depth {self.drafter.max_depth}"
+            tree = f"up to {self.drafter.max_nodes} nodes and depth {self.drafter.max_depth}"
         if isinstance(self.policy, AutoTree):
-            tree = f"auto, at most {tree}"
+            tree = f"auto, {tree}"
         return (
             f"SpeculativeDecoder(target={type(self.target.model).__name__}, "
             f"drafter={None if drafter is None else type(drafter).__name__}, tree=({tree}), "

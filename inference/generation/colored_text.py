@@ -68,8 +68,9 @@ def terminal_legend(depths: Iterable[int]) -> Text:
         depths: depths that occur; 0, for tokens from the target itself, is always explained.
     """
     legend = Text("tokens from: the target itself")
-    for depth in _distinct(depths):
-        legend.append("  ").append(_description(depth), style=terminal_style(depth))
+    for index, depth in enumerate(_distinct(depths)):
+        legend.append(", " if index else "; drafts at depth ")
+        legend.append(_label(depth), style=terminal_style(depth))
     return legend
 
 
@@ -82,8 +83,10 @@ def colored_html(pieces: Iterable[TextPiece], caption: str) -> str:
     """
     several = list(pieces)
     text = "".join(_span(piece.text, piece.depth) for piece in several)
-    names = [_span(_description(depth), depth) for depth in _distinct(p.depth for p in several)]
-    legend = " ".join(["tokens from: the target itself", *names])
+    labels = [_span(_label(depth), depth) for depth in _distinct(p.depth for p in several)]
+    legend = "tokens from: the target itself"
+    if labels:
+        legend += f"; drafts at depth {', '.join(labels)}"
     return (
         f'<div style="white-space: pre-wrap">{text}</div>'
         f'<div style="opacity: 0.7; font-size: 85%">{legend}<br>{escape(caption)}</div>'
@@ -94,7 +97,7 @@ def _span(text: str, depth: int) -> str:
     if depth == 0:
         return escape(text)
     style = f"background: {_color(depth).html}"
-    return f'<span style="{style}" title="{_description(depth)}">{escape(text)}</span>'
+    return f'<span style="{style}" title="draft at depth {depth}">{escape(text)}</span>'
 
 
 def _color(depth: int) -> _Color:
@@ -106,6 +109,5 @@ def _distinct(depths: Iterable[int]) -> list[int]:
     return sorted({min(depth, DEEPEST_COLOR) for depth in depths} - {0})
 
 
-def _description(depth: int) -> str:
-    deeper = " or deeper" if depth >= DEEPEST_COLOR else ""
-    return f"draft at depth {min(depth, DEEPEST_COLOR)}{deeper}"
+def _label(depth: int) -> str:
+    return f"{depth} or deeper" if depth == DEEPEST_COLOR else str(depth)

@@ -86,6 +86,8 @@ class _Terminal:
             try:
                 line = input(self._prompt())
             except EOFError:
+                if self.is_interactive:
+                    self._say("")  # ends the line of the prompt
                 return
             except KeyboardInterrupt:
                 if not self.is_interactive:

@@ -8,11 +8,13 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.options import DRAFTERS, Context, settings_from
 from jakiro.cli.output import writer
+from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
     from inference.losslessness import Check
 
 
+@quiet_libraries()
 def verify(
     context: Context,
     drafter: Annotated[

@@ -44,6 +44,16 @@ def test_a_drafter_loads_the_target_and_tokenizer_it_was_made_for(drafter_path: 
     assert output.stats.emitted == len(output.new_token_ids) == len(output.depths) == 12
 
 
+def test_the_repr_is_one_line_with_all_parts(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    assert repr(decoder) == (
+        "SpeculativeDecoder(target=LlamaForCausalLM, drafter=JakiroDrafter, "
+        "tree=(up to 10 nodes and depth 3), dtype=float32)"
+    )
+    plain = SpeculativeDecoder(decoder.target.model)
+    assert "drafter=None, tree=(none)" in repr(plain)
+
+
 def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:
     decoder = SpeculativeDecoder.from_pretrained(drafter_path)
     arguments = {"max_new_tokens": 40, "temperature": 1.0, "seed": 5}
