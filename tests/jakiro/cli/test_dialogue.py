@@ -132,9 +132,8 @@ def test_the_limit_is_reported(dialogue: Dialogue) -> None:
 def test_an_answer_ends_where_the_context_is_full(
     dialogue: Dialogue, decoder: SpeculativeDecoder
 ) -> None:
-    tokenizer, context = dialogue.tokenizer, decoder.target.spec.max_position
-    question = "m"
-    while context - len(tokenizer.apply_chat_template([_user(question)])["input_ids"]) > 10:
+    context, question = decoder.target.spec.max_position, "m"
+    while _num_tokens(dialogue, question) < context - 8:
         question += "m"
     assert _text(dialogue, question)
     assert dialogue.last.emitted < 12
@@ -147,8 +146,10 @@ def test_an_answer_ends_where_the_context_is_full(
     assert _text(dialogue, "main")
 
 
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def _num_tokens(dialogue: Dialogue, question: str) -> int:
+    message = {"role": "user", "content": question}
+    apply = dialogue.tokenizer.apply_chat_template
+    return len(apply([message], add_generation_prompt=True)["input_ids"])
 
 
 def test_every_answer_has_random_numbers_of_its_own(decoder: SpeculativeDecoder) -> None:
