@@ -175,7 +175,6 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
     raise CheckpointError(
         f"{path} is a {kind} model, not a drafter",
         expected="a drafter that `jakiro train` wrote, or the name of a training-free drafter",
-        got=f"a model of the type {kind}",
         remedy="to decode with this model, use it as the target of a drafter that needs no "
         f"training: `jakiro generate lookup PROMPT --target {path}`",
     )
