@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
@@ -17,6 +17,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from inference.autotune.compute import Packed, Threads, choose_compute
 from inference.autotune.costs import known_costs
 from inference.autotune.online import AutoTree
 from inference.autotune.search import largest_trees
@@ -27,14 +28,15 @@ from inference.engine.details import OutputOptions, options_for
 from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request
+from inference.engine.threads import num_threads
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.loading import Trees, load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
-from inference.protocol import AdaptiveDrafter, Drafter, request_counter_of
-from inference.trees.shape import TreePlan
+from inference.protocol import AdaptiveDrafter, Budget, Drafter, request_counter_of
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -63,15 +65,18 @@ class SpeculativeDecoder:
             `LookupDrafter` or `SmallLMDrafter`; None for autoregressive decoding.
         tokenizer: tokenizer for text prompts and text output. None to load the tokenizer of the
             target named in a trained drafter's config, if there is a local copy.
-        tree: shape of a trained drafter's trees, or a plan with one shape for greedy decoding and
-            one for sampling. None for trees with as many levels as the drafter was trained for.
-            With "auto", every decoding step uses the tree that is expected to be fastest on this
-            machine, or no tree (see `inference.autotune.online`).
+        tree: "auto" for the tree that is expected to be fastest on this machine, or no tree, in
+            every decoding step (see `inference.autotune.online`). "fixed" for trees of the same
+            shape in every step: with as many levels as a trained drafter was trained for, or with
+            the limits in the settings of another drafter. Or the shape of a trained drafter's
+            trees, or a plan with one shape for greedy decoding and one for sampling.
         compiled: whether to compile decoding steps and the drafter with `torch.compile`; the first
             steps then take long.
         packed: whether the target computes with weights reordered for the CPU. The verification of
             a small tree then takes less time on most processors, and the target needs twice the
-            memory. The logits differ by rounding.
+            memory. The logits differ by rounding. "auto" for what is faster on this machine.
+        threads: number of threads that decoding steps compute with on a CPU. "auto" for the
+            fastest number; None for the number that the process uses.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
@@ -89,14 +94,15 @@ class SpeculativeDecoder:
         target: CausalLM,
         drafter: JakiroDrafter | Drafter | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        tree: Trees | None = None,
+        tree: Trees = "auto",
         *,
         compiled: bool = False,
-        packed: bool = False,
+        packed: Packed = False,
+        threads: Threads = None,
     ) -> None:
         self.target = TargetAdapter(target.eval())
-        if packed:
-            self.target.pack()
+        self.compute = choose_compute(self.target, threads, packed, drafts=drafter is not None)
+        self.compute.prepare(self.target)
         if compiled:
             self.target.compile()
         self.tokenizer = tokenizer
@@ -104,10 +110,10 @@ class SpeculativeDecoder:
         record = None
         if isinstance(drafter, JakiroDrafter):
             self.drafter = self._trained(drafter, tree, compiled)
-            # The recorded tau was measured with the default trees, so it applies only to them.
-            record = drafter.config.record if tree is None else None
+            # The recorded tau was measured with these trees, so it applies only to them.
+            record = drafter.config.record if tree == "fixed" else None
         elif drafter is not None:
-            _refuse_tree(tree)
+            _refuse_shape(tree)
             self.drafter = drafter
         self.policy = self._policy(is_auto=tree == "auto")
         self._watch = TauWatch(record)
@@ -117,10 +123,11 @@ class SpeculativeDecoder:
         cls,
         drafter: str | Path,
         target: str | Path | None = None,
-        tree: Trees | None = None,
+        tree: Trees = "auto",
         *,
         compiled: bool = False,
-        packed: bool = False,
+        packed: Packed = "auto",
+        threads: Threads = None,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
@@ -131,9 +138,10 @@ class SpeculativeDecoder:
                 drafters that share trees, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
             target: folder or hub name of the target; None for the target named in the drafter's
                 config.
-            tree: as for the class; for two drafters, the trees of the trained drafter.
+            tree: as for the class; for two drafters, a shape is that of the trained drafter.
             compiled: as for the class.
             packed: as for the class.
+            threads: as for the class.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -150,6 +158,7 @@ class SpeculativeDecoder:
             parts.tree,
             compiled=compiled,
             packed=packed,
+            threads=threads,
         )
 
     def __repr__(self) -> str:
@@ -199,11 +208,11 @@ class SpeculativeDecoder:
             temperature: 0 for greedy decoding, above 0 for sampling; None to use the target's
                 generation config.
             seed: seed of all random numbers; the same seed gives the same output. None for a seed
-                from torch's generator. If the drafter learns from requests, or with `tree="auto"`,
-                the random numbers also depend on the number of earlier requests. With a drafter
-                that learns, the same requests in the same order give the same output after every
-                `reset()`. With `tree="auto"`, their output may differ, because the trees depend on
-                measured times.
+                from torch's generator. With `tree="auto"`, a request that samples with a seed gets
+                trees of a size that does not change, because the output depends on the trees. If
+                the drafter learns from requests, the random numbers also depend on the number of
+                earlier requests; the same requests in the same order give the same output after
+                every `reset()`.
             log_probs: whether to return the new tokens' log-probabilities under the target's
                 processed distribution.
             streamer: streamer that gets the prompt's ids, then new tokens as they are emitted; None
@@ -217,12 +226,12 @@ class SpeculativeDecoder:
             PromptError: the prompt or an argument cannot be used.
             NumericalError: the target's logits are not finite.
         """
-        requests, config = self._requests([prompt], temperature, seed, generation)
-        options = options_for(config, log_probs)
+        prepared = self._prepared([prompt], temperature, seed, generation)
+        options = options_for(prepared.config, log_probs)
         if conversation is None:
-            return self._finished(self._run(requests, options), streamer)[0]
-        arguments = {**self._parts(), "record": options}
-        with conversation.turn(requests[0], **arguments) as run:
+            return self._finished(self._run(prepared, options), streamer)[0]
+        arguments = {**self._parts(prepared.policy), "record": options}
+        with conversation.turn(prepared.requests[0], **arguments) as run:
             return self._finished(run, streamer)[0]
 
     def generate_batch(
@@ -267,8 +276,8 @@ class SpeculativeDecoder:
             several = prompts
         if not several:
             return []
-        requests, config = self._requests(several, temperature, seed, generation)
-        return self._finished(self._run(requests, options_for(config, log_probs)))
+        prepared = self._prepared(several, temperature, seed, generation)
+        return self._finished(self._run(prepared, options_for(prepared.config, log_probs)))
 
     def stream(
         self,
@@ -289,12 +298,12 @@ class SpeculativeDecoder:
         Raises:
             PromptError: as for `generate`, or the decoder has no tokenizer.
         """
-        requests, _ = self._requests([prompt], temperature, seed, generation)
+        prepared = self._prepared([prompt], temperature, seed, generation)
         if self.tokenizer is None:
             raise PromptError(
                 "streaming text requires a tokenizer", remedy="pass tokenizer= to the decoder"
             )
-        return pieces(self._watched(self._run(requests)), TextStream(self.tokenizer))
+        return pieces(self._watched(self._run(prepared)), TextStream(self.tokenizer))
 
     def steps(
         self,
@@ -317,11 +326,10 @@ class SpeculativeDecoder:
             conversation: as for `generate`.
             **generation: as for `generate`.
         """
-        requests, config = self._requests([prompt], temperature, seed, generation)
-        options = options_for(config, False)
+        prepared = self._prepared([prompt], temperature, seed, generation)
         if conversation is None:
-            return self._watched(self._run(requests, options))
-        return self._watched_turn(conversation, requests[0], options)
+            return self._watched(self._run(prepared, options_for(prepared.config, False)))
+        return self._watched_turn(conversation, prepared)
 
     def __call__(
         self,
@@ -349,8 +357,9 @@ class SpeculativeDecoder:
         handover = Handover(
             model, input_ids, mask, logits_processor, stopping_criteria, generation_config
         )
-        requests = self._numbered(handover.requests(self.target, seed, inputs))
-        run = self._run(requests, options_for(generation_config, log_probs=False))
+        requests = handover.requests(self.target, seed, inputs)
+        prepared = self._numbered(requests, generation_config, is_seeded=seed is not None)
+        run = self._run(prepared, options_for(generation_config, log_probs=False))
         return in_transformers_form(
             self._finished(run, streamer),
             input_ids,
@@ -378,43 +387,51 @@ class SpeculativeDecoder:
             seed: as for `generate`.
             **generation: as for `generate`.
         """
-        requests, config = self._requests(prompts, temperature, seed, generation)
-        return self._run(requests, options_for(config, False))
+        prepared = self._prepared(prompts, temperature, seed, generation)
+        return self._run(prepared, options_for(prepared.config, False))
 
-    def reset(self) -> None:
+    def reset(self, *, trees: bool = True) -> None:
         """Discard what was learned from earlier requests about trees and texts.
 
         With an adaptive drafter, the same requests with the same seeds give the same tokens after
         every reset, unless other requests are being decoded during the reset. In that case, the
         drafter still learns from those requests, and the numbering of requests, on which the random
         numbers depend, does not start again from 0.
+
+        Args:
+            trees: whether to discard what `tree="auto"` learned; False to discard only what the
+                drafter learned.
         """
-        self.policy.reset()
+        if trees:
+            self.policy.reset()
         if isinstance(self.drafter, AdaptiveDrafter):
             self.drafter.reset()
 
-    def _trained(
-        self, drafter: JakiroDrafter, tree: Trees | None, compiled: bool
-    ) -> TrainedDrafter:
+    def _trained(self, drafter: JakiroDrafter, tree: Trees, compiled: bool) -> TrainedDrafter:
         if self.tokenizer is None:
             self.tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
-        plan = largest_trees(drafter) if tree == "auto" else tree
+        plan = _plan(drafter, tree)
         return TrainedDrafter.for_target(
             drafter, self.target, self.tokenizer, plan, compiled=compiled
         )
 
     def _policy(self, is_auto: bool) -> DraftPolicy:
-        if not is_auto or not isinstance(self.drafter, TrainedDrafter):
-            return AlwaysDraft(self.drafter)
-        return AutoTree(self.drafter.plan, known_costs(self.target, self.drafter.model))
+        if not is_auto or self.drafter is None:
+            return AlwaysDraft.with_all_of(self.drafter)
+        drafter, model = self.drafter, None
+        trees: TreePlan | Budget = Budget(drafter.max_nodes, drafter.max_depth)
+        if isinstance(drafter, TrainedDrafter):
+            trees, model = drafter.plan, drafter.model
+        with num_threads(self.compute.threads):
+            return AutoTree(trees, known_costs(self.target, model))
 
-    def _requests(
+    def _prepared(
         self,
         prompts: Sequence[Prompt],
         temperature: float | int | None,
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
-    ) -> tuple[list[Request], GenerationConfig]:
+    ) -> "_Prepared":
         temperature = float(temperature) if type(temperature) is int else temperature
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(
@@ -426,15 +443,20 @@ class SpeculativeDecoder:
             max_position=self.target.spec.max_position,
             tokenizer=self.tokenizer,
         )
-        return self._numbered(requests), config
+        return self._numbered(requests, config, is_seeded=seed is not None)
 
-    def _numbered(self, requests: list[Request]) -> list[Request]:
+    def _numbered(
+        self, requests: list[Request], config: GenerationConfig, *, is_seeded: bool
+    ) -> "_Prepared":
         """Return the requests, numbered if the drafter or the policy learns from requests."""
-        counter = request_counter_of(self.drafter) or self.policy.request_counter
+        policy = self.policy
+        if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
+            policy = policy.reproducible()
+        counter = request_counter_of(self.drafter) or policy.request_counter
         if counter is None:
-            return requests
+            return _Prepared(requests, config, policy)
         ticket = counter.take()
-        return [
+        numbered = [
             replace(
                 request,
                 sampling=replace(request.sampling, request_index=ticket.number),
@@ -442,12 +464,19 @@ class SpeculativeDecoder:
             )
             for request in requests
         ]
+        return _Prepared(numbered, config, policy)
 
-    def _run(self, requests: list[Request], options: OutputOptions | None = None) -> DecodeRun:
-        return DecodeRun(requests=requests, record=options, **self._parts())
+    def _run(self, prepared: "_Prepared", options: OutputOptions | None = None) -> DecodeRun:
+        parts = self._parts(prepared.policy)
+        return DecodeRun(requests=prepared.requests, record=options, **parts)
 
-    def _parts(self) -> dict[str, Any]:
-        return {"target": self.target, "drafter": self.drafter, "policy": self.policy}
+    def _parts(self, policy: DraftPolicy) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "drafter": self.drafter,
+            "policy": policy,
+            "threads": self.compute.threads,
+        }
 
     def _finished(
         self, run: DecodeRun, streamer: BaseStreamer | None = None
@@ -457,10 +486,12 @@ class SpeculativeDecoder:
         return outputs_of(run, steps, self.tokenizer)
 
     def _watched_turn(
-        self, conversation: Conversation, request: Request, options: OutputOptions | None
+        self, conversation: Conversation, prepared: "_Prepared"
     ) -> Generator[DecodeStep, None, None]:
         """Yield the steps of a chat turn; closing the generator leaves the conversation usable."""
-        with conversation.turn(request, record=options, **self._parts()) as run:
+        options = options_for(prepared.config, False)
+        arguments = {**self._parts(prepared.policy), "record": options}
+        with conversation.turn(prepared.requests[0], **arguments) as run:
             yield from self._watched(run)
 
     def _watched(self, run: DecodeRun) -> Generator[DecodeStep, None, None]:
@@ -471,11 +502,26 @@ class SpeculativeDecoder:
         self._watch.add(run)
 
 
-def _refuse_tree(tree: Trees | None) -> None:
-    if tree is not None:
+class _Prepared(NamedTuple):
+    """Requests that can be decoded together."""
+
+    requests: list[Request]
+    config: GenerationConfig
+    policy: DraftPolicy
+
+
+def _plan(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
+    """Return the trees of a trained drafter; None for the levels that it was trained for."""
+    if tree == "auto":
+        return largest_trees(drafter)
+    return None if isinstance(tree, str) else tree
+
+
+def _refuse_shape(tree: Trees) -> None:
+    if not isinstance(tree, str):
         raise ConfigError(
-            "tree= applies to trained drafters only",
-            expected="no tree= for this drafter",
+            "only the trees of a trained drafter have a shape",
+            expected='tree="auto" or tree="fixed" for this drafter',
             got=tree,
-            remedy="leave out tree=, and set num_nodes and depth in the drafter's settings",
+            remedy="set num_nodes and depth in the drafter's settings",
         )

@@ -25,7 +25,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
-Trees = TreeShape | TreePlan | Literal["auto"]
+Trees = TreeShape | TreePlan | Literal["auto", "fixed"]
 
 
 class Parts(NamedTuple):
@@ -34,13 +34,13 @@ class Parts(NamedTuple):
     target: PreTrainedModel
     drafter: JakiroDrafter | Drafter
     tokenizer: PreTrainedTokenizerBase
-    tree: Trees | None = None
+    tree: Trees = "auto"
 
 
 def load_parts(
     drafter: str | Path,
     target: str | Path | None,
-    tree: Trees | None = None,
+    tree: Trees = "auto",
     *,
     compiled: bool = False,
     **load: Any,
@@ -51,9 +51,8 @@ def load_parts(
         drafter: folder or hub name of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
             `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
         target: folder or hub name of the target; None for the target named in the drafter's config.
-        tree: tree shapes for a trained drafter; None for trees with as many levels as the drafter
-            was trained for. In a pair, the trained drafter already contains these shapes, so the
-            returned `tree` is None.
+        tree: trees, as for `SpeculativeDecoder`. In a pair, the trained drafter already contains
+            shapes that are given here, so the returned `tree` is "fixed" in that case.
         compiled: whether to compile the trained drafter of a pair.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
@@ -106,7 +105,7 @@ def combined_drafter(
     target: CausalLM,
     tokenizer: PreTrainedTokenizerBase | None = None,
     settings: CombinedSettings | None = None,
-    tree: Trees | None = None,
+    tree: TreeShape | TreePlan | None = None,
     *,
     compiled: bool = False,
 ) -> CombinedDrafter:
@@ -124,15 +123,7 @@ def combined_drafter(
 
     Raises:
         TargetMismatch: the trained drafter or the tokenizer belongs to another target.
-        ConfigError: `tree` is "auto".
     """
-    if tree == "auto":
-        raise ConfigError(
-            'tree="auto" is not supported for two drafters that share trees',
-            expected="a fixed tree shape, or no tree=",
-            got='tree="auto"',
-            remedy="leave out tree=, or use the trained drafter without the second drafter",
-        )
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())
         first = TrainedDrafter.for_target(first, adapter, tokenizer, tree, compiled=compiled)
@@ -144,8 +135,10 @@ def _paired(parts: Parts, pair: PairName, compiled: bool) -> Parts:
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
     second = build_beside(pair.beside, target, tokenizer)
-    drafter = combined_drafter(first, second, target, tokenizer, tree=tree, compiled=compiled)
-    return Parts(target, drafter, tokenizer, None if isinstance(first, JakiroDrafter) else tree)
+    shapes = None if isinstance(tree, str) else tree
+    drafter = combined_drafter(first, second, target, tokenizer, tree=shapes, compiled=compiled)
+    has_shapes = shapes is not None and isinstance(first, JakiroDrafter)
+    return Parts(target, drafter, tokenizer, "fixed" if has_shapes else tree)
 
 
 def _load_target(

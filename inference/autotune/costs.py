@@ -1,34 +1,33 @@
 """Seconds of verification and drafting on this machine, measured once and interpolated."""
 
-import os
-import platform
-import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
-from platformdirs import user_cache_path
 from transformers import LogitsProcessorList
 
+from inference.autotune.measurement import (
+    CONTEXT,
+    cached,
+    machine_facts,
+    seconds_of,
+    verifications,
+)
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.context import Context
 from inference.protocol import Budget
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import TargetAdapter, chain_step
-from jakiro.utils.files import fingerprint, write_atomically
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
-NODE_COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)  # numbers of nodes for which verification is timed
+NODE_COUNTS = (0, 2, 4, 8, 12, 16, 24)  # numbers of nodes for which verification is timed
 # Drafting is timed with 1, 2, ... passes of the drafter's trunk, up to at least this number.
 FEWEST_PASSES = 3
-CONTEXT = 128  # number of tokens in the context during timing
-REPEATS = 9  # number of repetitions, of which the first is a warm-up
+REPEATS = 5  # number of repetitions, of which the first is a warm-up
 
 _logger = get_logger(__name__)
 
@@ -63,24 +62,28 @@ class Costs(Settings):
         return tau / seconds
 
 
-def measure_costs(target: TargetAdapter, model: JakiroDrafter, max_passes: int) -> Costs:
+def measure_costs(
+    target: TargetAdapter, model: JakiroDrafter | None = None, max_passes: int = 0
+) -> Costs:
     """Measure the seconds of verification and drafting, alternating between the two.
 
     Verification is timed for each of `NODE_COUNTS`, and drafting for each number of trunk passes.
 
     Args:
         target: the frozen target.
-        model: the drafter.
+        model: the drafter; None to time only verification.
         max_passes: largest number of trunk passes to time.
     """
-    verify: dict[int, list[float]] = {count: [] for count in NODE_COUNTS}
-    draft: dict[int, list[float]] = {passes: [] for passes in range(1, max_passes + 1)}
-    steps, drafts = _verifications(target), _draftings(target, model, max_passes)
+    _logger.info("measuring the times of verification and drafting on this machine")
+    steps = verifications(target, NODE_COUNTS)
+    drafts = {} if model is None else _draftings(target, model, max_passes)
+    verify: dict[int, list[float]] = {count: [] for count in steps}
+    draft: dict[int, list[float]] = {passes: [] for passes in drafts}
     for _ in range(REPEATS):
         for count, step in steps.items():
-            verify[count].append(_seconds(step))
+            verify[count].append(seconds_of(step))
         for passes, work in drafts.items():
-            draft[passes].append(_seconds(work))
+            draft[passes].append(seconds_of(work))
     return Costs(
         verify={count: median(times[1:]) for count, times in verify.items()},
         draft={passes: median(times[1:]) for passes, times in draft.items()},
@@ -92,63 +95,28 @@ def timed_passes(model: JakiroDrafter) -> int:
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 
-def known_costs(target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None) -> Costs:
+def known_costs(
+    target: TargetAdapter, model: JakiroDrafter | None, folder: Path | None = None
+) -> Costs:
     """Return costs from the cache, or measure the costs in a few seconds and cache them.
 
     Args:
         target: the frozen target.
-        model: the drafter.
+        model: the drafter; None for drafters that need no model.
         folder: folder of the cache; None for the user's cache folder.
     """
-    folder = folder or user_cache_path("jakiro")
-    path = folder / f"costs-{_fingerprint(target, model)[:16]}.json"
-    try:
-        return Costs.model_validate_json(path.read_text())
-    except (OSError, ValueError):
-        pass
-    costs = measure_costs(target, model, timed_passes(model))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, costs.model_dump_json())
-    except OSError:
-        _logger.warning(
-            "cannot store the measured costs in %s; the next run will measure them again", path
-        )
-    return costs
-
-
-def _fingerprint(target: TargetAdapter, model: JakiroDrafter) -> str:
-    """Return a hash of everything on which the costs depend."""
-    device = target.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
-    settings = model.config.settings.model_dump(mode="json")
-    return fingerprint(
-        timed_passes(model),
-        machine,
+    key = [
+        machine_facts(target),
         target.spec.fingerprint,
-        settings,
         str(target.dtype),
         target.is_compiled,
-        target.is_packed,
-    )
-
-
-def _verifications(target: TargetAdapter) -> dict[int, Callable[[], object]]:
-    """Return functions that verify a chain, by the number of nodes in the chain."""
-    context = min(CONTEXT, target.spec.max_position // 2)
-    cache = target.new_cache(1, context + max(NODE_COUNTS) + 1)
-    tokens = torch.zeros(1, context + max(NODE_COUNTS) + 1, dtype=torch.long, device=target.device)
-    with torch.inference_mode():
-        target.forward(chain_step(tokens[:, :context], 0), cache)
-
-    def verify(count: int) -> object:
-        parents = torch.arange(-1, count, device=target.device)[None]
-        step = chain_step(tokens[:, : count + 1], context)
-        step = replace(step, parents=parents, max_depth=min(count + 1, 4))
-        return target.logits(target.forward(step, cache).features).argmax(-1).tolist()
-
-    return {count: partial(verify, count) for count in NODE_COUNTS}
+        target.form,
+    ]
+    if model is None:
+        return cached(Costs, "costs", key, lambda: measure_costs(target), folder)
+    passes = timed_passes(model)
+    key += [passes, model.config.settings.model_dump(mode="json")]
+    return cached(Costs, "costs", key, lambda: measure_costs(target, model, passes), folder)
 
 
 def _draftings(
@@ -178,10 +146,3 @@ def _draftings(
         return draft
 
     return {passes: start(passes) for passes in range(1, max_passes + 1)}
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    with torch.inference_mode():
-        work()
-    return time.perf_counter() - started

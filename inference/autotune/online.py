@@ -11,6 +11,7 @@ after a pause, and each further pause is twice as long.
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from threading import Lock
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
 from inference.draft_tree import SequenceTree
+from inference.engine.policy import AlwaysDraft
 from inference.protocol import Budget, RequestCounter
 from inference.rates import FadingRates
 from inference.sampling import PREFIX_FREE, Sampling
@@ -34,17 +36,28 @@ MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 FIRST_TRIAL, LATER_TRIAL = 4, 2
 SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # decoding steps without drafts before the next trial
 EXPLORE_EVERY = 32  # drafted steps after which the largest tree and a step without drafts are tried
+# If this many drafted steps in a row take this much longer than expected, the load of the machine
+# has changed, and steps without drafts are timed again.
+SURPRISES, SURPRISING = 3, 1.5
+ASSUMED_RATE = 0.6  # acceptance rate of the first candidate before any observation
 
 NodePosition = tuple[int, int, int]
 
 
 class TreeArm(NamedTuple):
-    """A tree size that can be selected."""
+    """A tree size that can be selected.
+
+    Attributes:
+        budget: limits of the trees.
+        block: exclusive upper bounds of the node positions in such a tree.
+        seconds: seconds to draft and verify a tree, by the cost model.
+        shape: shape of a trained drafter's trees; None for other drafters.
+    """
 
     budget: Budget
-    shape: TreeShape
-    block: NodePosition  # exclusive upper bounds of the node positions in such a tree
-    seconds: float  # seconds to draft and verify a tree, by the cost model
+    block: NodePosition
+    seconds: float
+    shape: TreeShape | None = None
 
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
         """Return the positions of the nodes of a path.
@@ -57,8 +70,10 @@ class TreeArm(NamedTuple):
             tree: verified tree.
             path: accepted nodes.
         """
-        if not self.shape.sampled:
-            return [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
+        if self.shape is None or not self.shape.sampled:
+            ranked = [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
+            # A tree may be larger than its budget, if repeats were added to it.
+            return [position for position in ranked if position[1] < self.block[1]]
         children = self.shape.children
         first = [0, *accumulate(self.shape.level_sizes)]
         return [
@@ -66,17 +81,26 @@ class TreeArm(NamedTuple):
             for depth, node in enumerate(path)
         ]
 
+    @property
+    def assumed_tau(self) -> float:
+        """The mean acceptance length that is assumed if nothing may be learned."""
+        depth, width, children = self.block
+        if self.shape is None or not self.shape.sampled:
+            return sum(ASSUMED_RATE**rank for rank in range(width + 1))
+        rejected = prod(1 - ASSUMED_RATE / 2**sibling for sibling in range(children))
+        return sum((1 - rejected) ** level for level in range(depth + 1))
+
 
 class AutoTree:
     """Selects trees for all requests of a decoder, and learns from all of them.
 
     Args:
-        plan: largest trees, for greedy decoding and for sampling.
+        trees: the largest trees: shapes of a trained drafter's trees, or limits of another drafter.
         costs: costs of target and drafter on this machine.
     """
 
-    def __init__(self, plan: TreePlan, costs: Costs) -> None:
-        self.plan = plan
+    def __init__(self, trees: TreePlan | Budget, costs: Costs) -> None:
+        self.trees = trees
         self.costs = costs
         self.request_counter = RequestCounter()
         self._lock = Lock()
@@ -92,7 +116,7 @@ class AutoTree:
         key = (sampling.do_sample, _described(sampling.processors), batch)
         with self._lock:
             if key not in self._learners:
-                arms = _arms(self.plan.shape(sampling), self.costs)
+                arms = _arms(self.trees, sampling, self.costs)
                 self._learners[key] = _Learner(arms, self.costs.verify_seconds(0))
         return AutoRun(self._learners[key], self._lock)
 
@@ -101,6 +125,43 @@ class AutoTree:
         with self._lock:
             self._learners.clear()
         self.request_counter.reset()
+
+    def reproducible(self) -> "ReproducibleTree":
+        """Return a policy with trees that depend only on the measured costs."""
+        return ReproducibleTree(self)
+
+
+class ReproducibleTree:
+    """Drafts trees of a single size, for sampling with a given seed.
+
+    The sampled text depends on the trees, so trees that follow the durations of decoding steps
+    would give another text for the same seed. The size is the one that is expected to be fastest at
+    assumed acceptance rates.
+
+    Args:
+        auto: policy whose trees and costs are used.
+    """
+
+    request_counter: RequestCounter | None = None
+
+    def __init__(self, auto: AutoTree) -> None:
+        self._auto = auto
+
+    def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
+        """Return the policy of a run, which learns nothing.
+
+        Args:
+            sampling: sampling of the run.
+            batch: number of sequences, which makes no difference.
+        """
+        costs = self._auto.costs
+        arms = _arms(self._auto.trees, sampling, costs)
+        best = max(arms, key=lambda arm: arm.assumed_tau / arm.seconds)
+        pays = best.assumed_tau / best.seconds > 1 / costs.verify_seconds(0)
+        return AlwaysDraft(best.budget if pays else None)
+
+    def reset(self) -> None:
+        """Do nothing, because nothing was learned."""
 
 
 class AutoRun:
@@ -164,11 +225,11 @@ class _Learner:
         depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
         self.acceptance = FadingRates((depth, width, children), MEMORY)
         self.slowness = _Slowness(len(arms))
-        self.num_drafted = 0
+        self.num_drafted = self.num_surprises = 0
         self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
         self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
-        small = [arm for arm in arms if arm.shape.max_nodes <= FIRST_TREE]
+        small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
         self.best = small[-1] if small else arms[0]
 
     def choose(self) -> TreeArm | None:
@@ -199,7 +260,7 @@ class _Learner:
             self.left_of_pause = max(0, self.left_of_pause - 1)
             return
         if seconds is not None:
-            self.slowness.take(self.arms.index(arm), seconds / arm.seconds)
+            self._time(self.arms.index(arm), seconds / arm.seconds)
         self.num_drafted += 1
         self.left_of_trial -= 1
         self._count(arm, positions, batch)
@@ -212,6 +273,15 @@ class _Learner:
         elif self.left_of_trial <= 0:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.left_of_trial = LATER_TRIAL
+
+    def _time(self, index: int, ratio: float) -> None:
+        """Learn from the ratio of measured to modelled seconds of a drafted step."""
+        is_surprising = ratio > SURPRISING * self.slowness.of_arms[index]
+        self.num_surprises = self.num_surprises + 1 if is_surprising else 0
+        self.slowness.take(index, ratio)
+        if self.num_surprises == SURPRISES:
+            self.num_surprises, self.left_of_pause = 0, 2
+            self.slowness.expect_change()
 
     def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
         accepted, offered = np.zeros((2, *self.acceptance.shape))
@@ -262,6 +332,10 @@ class _Slowness:
         """The ratio of a step without drafts."""
         return self._overall if np.isnan(self._autoregressive) else self._autoregressive
 
+    def expect_change(self) -> None:
+        """Let the next ratios outweigh the earlier ones."""
+        self._counts = np.minimum(self._counts, 1)
+
     def take(self, arm: int, ratio: float) -> None:
         """Learn from a drafted step.
 
@@ -290,9 +364,20 @@ def _moved(mean: float, value: float, count: float) -> float:
     return mean + max(1 / count, 1 / MEMORY_OF_TIMES) * (min(value, 2 * mean) - mean)
 
 
-def _arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
+def _arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:
     """Return the distinct tree sizes, the largest last."""
-    arms: dict[NodePosition, TreeArm] = {}
+    if isinstance(trees, TreePlan):
+        return _shaped_arms(trees.shape(sampling), costs)
+    counts = [count for count in NODE_COUNTS if count < trees.num_nodes]
+    depth = trees.num_nodes if trees.depth is None else trees.depth
+    return [
+        TreeArm(Budget(count, depth), (depth, count, 1), costs.verify_seconds(count))
+        for count in (*counts, trees.num_nodes)
+    ]
+
+
+def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
+    arms: dict[NodePosition, tuple[tuple[int, int], TreeArm]] = {}
     for depth in range(1, shape.depth + 1):
         for num_nodes in NODE_COUNTS:
             budget = Budget(num_nodes, depth)
@@ -303,8 +388,9 @@ def _arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
             block = (cut.depth, cut.max_nodes, 1)
             if cut.sampled:
                 block = (cut.depth, cut.breadth if cut.depth > 1 else 1, cut.children)
-            arms.setdefault(block, TreeArm(budget, cut, block, seconds))
-    return sorted(arms.values(), key=lambda arm: (arm.shape.max_nodes, arm.shape.depth))
+            size = (cut.max_nodes, cut.depth)
+            arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
+    return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]
 
 
 def _described(processors: LogitsProcessorList) -> tuple[str, ...]:

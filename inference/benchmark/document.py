@@ -53,6 +53,10 @@ class ComparisonSettings(Settings):
         seed: seed that determines the order of prompts and methods, and all other random choices.
         keep_state: whether adaptive methods keep what they have learned from earlier prompts; if
             not, they are reset before each group of prompts.
+        threads: number of threads to compute with on a CPU; "auto" for the fastest number for each
+            method; None for the process's number.
+        packed: whether this package reorders the target's weights for the CPU; "auto" for what is
+            faster.
         baseline: name of the method that speed-ups refer to; None for `transformers` if that
             method is compared, else for `autoregressive` if that method is compared, else for the
             first method.
@@ -69,6 +73,8 @@ class ComparisonSettings(Settings):
     repeats: PositiveInt = 1
     seed: NonNegativeInt = 0
     keep_state: bool = False
+    threads: PositiveInt | Literal["auto"] | None = None
+    packed: bool | Literal["auto"] = False
     baseline: str | None = None
 
 

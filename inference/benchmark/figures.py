@@ -96,7 +96,7 @@ def figures_of(
         repeated_4gram_share=repeated_ngram_share(_texts(samples)),
         tree=method.tree(measured.temperature),
         parameters=method.parameters,
-        notes=tuple(note for note in (method.note, *notes) if note),
+        notes=tuple(note for note in (method.note, *notes, str(method.compute)) if note),
         categories=_categories(samples, baseline.samples),
         samples=tuple(map(_record, samples)),
     )

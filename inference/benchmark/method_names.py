@@ -16,7 +16,7 @@ WITH_PATH = (ASSISTED, DRAFTER, LM)
 OPTIONAL_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
 
-Tree = Literal["trained", "auto", "deterministic", "sampled"]
+Tree = Literal["auto", "fixed", "deterministic", "sampled"]
 Candidates = int | Literal["costs"]
 
 _OPTIONS = (
@@ -29,6 +29,7 @@ _OPTIONS = (
     "merged-repeats",
     "name",
 )
+_SIZES = frozenset({"candidates", "levels", "settings", "merged-repeats"})  # options of sizes
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 
 
@@ -40,10 +41,11 @@ class MethodName:
         kind: kind of method, such as `drafter`.
         path: path of the drafting model, or of the initial table of `aded`; None if not given.
         name: name of the method in the results.
-        tree: "trained" for trees of the depth that the drafter was trained for, "auto" for trees
-            whose size is expected to be the fastest in each decoding step, "deterministic" for
-            trees of the best candidates at every temperature, "sampled" (the same as "trained") for
-            trees whose candidates are sampled if tokens are sampled.
+        tree: "auto" for trees whose size is expected to be the fastest in each decoding step,
+            "fixed" for trees of a single shape, by default of the depth that the drafter was
+            trained for, "deterministic" for trees of the best candidates at every temperature,
+            "sampled" (the same as "fixed") for trees whose candidates are sampled if tokens are
+            sampled.
         candidates: number of nodes of a draft tree; "costs" for the trees that are fastest
             according to measured costs; None for the default.
         levels: number of forward passes of the drafter per tree; None for the number that the
@@ -61,7 +63,7 @@ class MethodName:
     kind: str
     path: str | None = None
     name: str = ""
-    tree: Tree = "trained"
+    tree: Tree = "auto"
     candidates: Candidates | None = None
     levels: int | None = None
     settings: str | None = None
@@ -122,12 +124,10 @@ def _parse(text: str) -> MethodName:
     _check_kind(kind, path, text)
     if "(" in options.get("name", ""):  # parentheses mark one of several settings
         raise _malformed(text, "a name without parentheses", options["name"])
-    if options.get("tree") == "auto" and "candidates" in options:
+    if options.get("tree") == "auto" and kind == DRAFTER and "candidates" in options:
         raise _malformed(
             text, "either tree=auto, which selects the number of candidates, or candidates=N", text
         )
-    if options.get("tree") == "auto" and pair is not None:
-        raise _malformed(text, "either tree=auto or two drafters that share trees", text)
     _check_options(kind, options, text)
     for option in ("beside-settings", "sharing-settings"):
         if beside is None and option in options:
@@ -137,7 +137,7 @@ def _parse(text: str) -> MethodName:
         kind=kind,
         path=path or None,
         name=options.get("name") or _name(kind, beside),
-        tree=_tree(options.get("tree", "trained"), text),
+        tree=_tree(options, text),
         candidates=_candidates(options.get("candidates"), text),
         levels=_count("levels", options.get("levels"), text),
         settings=options.get("settings"),
@@ -153,12 +153,12 @@ def _name(kind: str, beside: str | None) -> str:
 
 
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
-    if kind != DRAFTER and ("tree" in options or options.get("candidates") == "costs"):
-        raise _malformed(
-            text,
-            f"tree and candidates=costs only with {DRAFTER}=PATH",
-            "these options with a different method",
-        )
+    if kind != DRAFTER and options.get("candidates") == "costs":
+        raise _malformed(text, f"candidates=costs only with {DRAFTER}=PATH", kind)
+    if kind not in (DRAFTER, *UNTRAINED) and "tree" in options:
+        raise _malformed(text, f"tree only with {DRAFTER}=PATH or {', '.join(UNTRAINED)}", kind)
+    if kind in UNTRAINED and options.get("tree", "auto") not in ("auto", "fixed"):
+        raise _malformed(text, f"tree=auto or tree=fixed with {kind}", text)
     sized = kind == DRAFTER and options.get("candidates", "costs") != "costs"
     if "levels" in options and not sized:
         raise _malformed(text, f"levels only with {DRAFTER}=PATH,candidates=N", text)
@@ -184,12 +184,14 @@ def _check_kind(kind: str, path: str, text: str) -> None:
         raise _malformed(text, f"{kind}=PATH" if kind in WITH_PATH else kind, text)
 
 
-def _tree(value: str, text: str) -> Tree:
-    match value:
-        case "trained" | "auto" | "deterministic" | "sampled":
+def _tree(options: Mapping[str, str], text: str) -> Tree:
+    """Return the kind of trees, which are fixed by default if an option gives their size."""
+    match options.get("tree", "fixed" if _SIZES.intersection(options) else "auto"):
+        case "auto" | "fixed" | "deterministic" | "sampled" as value:
             return value
-    known = ", ".join(f"tree={tree}" for tree in get_args(Tree))
-    raise _malformed(text, f"one of {known}", f"tree={value}")
+        case unknown:
+            known = ", ".join(f"tree={tree}" for tree in get_args(Tree))
+            raise _malformed(text, f"one of {known}", f"tree={unknown}")
 
 
 def _candidates(value: str | None, text: str) -> Candidates | None:

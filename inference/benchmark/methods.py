@@ -3,6 +3,10 @@
 import time
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
+
+from inference.autotune.compute import Compute
+from inference.autotune.online import AutoTree
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -36,6 +40,7 @@ class Method(Protocol):
     family: str  # name under which the fastest of several settings is reported
     kind: str
     note: str  # remark for readers of the report
+    compute: Compute  # threads and form of the target's weights
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together.
@@ -48,7 +53,7 @@ class Method(Protocol):
         ...
 
     def reset(self) -> None:
-        """Discard everything learned from earlier prompts."""
+        """Discard what was learned from the texts of earlier prompts."""
         ...
 
     def tree(self, temperature: float) -> TreeShape | None:
@@ -76,6 +81,7 @@ class OwnDecoding:
         self.kind = kind
         self.decoder = decoder
         self.note = note
+        self.compute = decoder.compute
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together.
@@ -106,17 +112,22 @@ class OwnDecoding:
             sampling: sampling options.
             seed: seed of all random numbers.
         """
+        own_seed: int | None = seed
+        if isinstance(self.decoder.policy, AutoTree):
+            # With an explicit seed, sampling would use trees of a size that does not change.
+            torch.manual_seed(seed)
+            own_seed = None
         return self.decoder.start(
             prompts,
             temperature=sampling.temperature,
-            seed=seed,
+            seed=own_seed,
             max_new_tokens=sampling.max_new_tokens,
             **sampling.limits,
         )
 
     def reset(self) -> None:
-        """Discard everything learned from earlier prompts."""
-        self.decoder.reset()
+        """Discard what was learned from the texts of earlier prompts, as opposed to tree sizes."""
+        self.decoder.reset(trees=False)
 
     def tree(self, temperature: float) -> TreeShape | None:
         """Return the shape of the draft trees; None if there are no trees of a fixed shape."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from inference.autotune.compute import Packed, Threads, choose_compute
 from inference.benchmark.method_names import (
     ASSISTED,
     AUTOREGRESSIVE,
@@ -30,8 +32,10 @@ from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.loading import Trees, combined_drafter
 from inference.protocol import Drafter
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from jakiro.utils.settings import load_settings
 
@@ -55,12 +59,54 @@ def load_target(
     return model, load_tokenizer(name_or_path, "the tokenizer of the target")
 
 
-def build_methods(
-    names: Sequence[MethodName],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    trial: Trial | None = None,
-) -> list[Method]:
+class Subject(NamedTuple):
+    """The target of a comparison, and how methods compute with it.
+
+    Attributes:
+        model: the target.
+        tokenizer: tokenizer of the target.
+        threads: number of threads; "auto" for the fastest number for each method, None for the
+            process's number.
+        packed: whether the methods of this package reorder the target's weights; "auto" for what is
+            faster.
+        trial: trial that selects trees by measured costs, as returned by `trial_for`.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    threads: Threads = None
+    packed: Packed = False
+    trial: Trial = Trial()
+
+    def decoder(
+        self, drafter: JakiroDrafter | Drafter | None = None, tree: Trees = "auto"
+    ) -> SpeculativeDecoder:
+        """Return a decoder of the target.
+
+        Args:
+            drafter: drafter of the trees; None for autoregressive decoding.
+            tree: trees, as for `SpeculativeDecoder`.
+        """
+        return SpeculativeDecoder(
+            self.model,
+            drafter,
+            self.tokenizer,
+            tree,
+            packed=self.packed,
+            threads=self.threads,
+        )
+
+    def threads_of_transformers(self, *, drafts: bool) -> int | None:
+        """Return the number of threads with which transformers is fastest, as far as it may choose.
+
+        Args:
+            drafts: whether transformers verifies several tokens at once.
+        """
+        target = TargetAdapter(self.model.eval())
+        return choose_compute(target, self.threads, packed=False, drafts=drafts).threads
+
+
+def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]:
     """Return the methods.
 
     A method of which only the fastest setting is reported (such as prompt lookup) yields one
@@ -68,10 +114,7 @@ def build_methods(
 
     Args:
         names: parsed names of the methods.
-        model: the target.
-        tokenizer: tokenizer of the target.
-        trial: trial that selects trees by measured costs, as returned by `trial_for`; None if no
-            method needs a trial.
+        subject: the target, and how methods compute with it.
 
     Raises:
         CheckpointError: a drafting model or table cannot be loaded.
@@ -79,78 +122,78 @@ def build_methods(
         ConfigError: the vocabulary of a drafting model differs from the target's, or settings
             cannot be used.
     """
-    trial = trial or Trial()
-    return [
-        method for name in names for method in _BUILDERS[name.kind](name, model, tokenizer, trial)
-    ]
+    return [method for name in names for method in _BUILDERS[name.kind](name, subject)]
 
 
-def _transformers(name: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
-    return [TransformersDecoding(name.name, name.kind, model)]
+def _transformers(name: MethodName, subject: Subject) -> list[Method]:
+    threads = subject.threads_of_transformers(drafts=False)
+    return [TransformersDecoding(name.name, name.kind, subject.model, threads=threads)]
 
 
-def _lookup(name: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
+def _lookup(name: MethodName, subject: Subject) -> list[Method]:
+    threads = subject.threads_of_transformers(drafts=True)
     return [
         TransformersDecoding(
             f"{name.name} ({count})",
             name.kind,
-            model,
+            subject.model,
             family=name.name,
             note=f"prompt_lookup_num_tokens={count}",
+            threads=threads,
             prompt_lookup_num_tokens=count,
         )
         for count in LOOKUP_TOKENS
     ]
 
 
-def _assisted(name: MethodName, model: PreTrainedModel, *_: object) -> list[Method]:
-    assistant = _assistant(str(name.path), model)
-    return [TransformersDecoding(name.name, name.kind, model, assistant_model=assistant)]
+def _assisted(name: MethodName, subject: Subject) -> list[Method]:
+    model, assistant = subject.model, _assistant(str(name.path), subject.model)
+    threads = subject.threads_of_transformers(drafts=True)
+    return [
+        TransformersDecoding(
+            name.name, name.kind, model, threads=threads, assistant_model=assistant
+        )
+    ]
 
 
-def _autoregressive(
-    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
-) -> list[Method]:
-    return [OwnDecoding(name.name, name.kind, SpeculativeDecoder(model, tokenizer=tokenizer))]
+def _autoregressive(name: MethodName, subject: Subject) -> list[Method]:
+    return [OwnDecoding(name.name, name.kind, subject.decoder())]
 
 
-def _drafted(
-    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trial: Trial
-) -> list[Method]:
+def _drafted(name: MethodName, subject: Subject) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(name.path))
-    decoder = SpeculativeDecoder(model, drafter, tokenizer)
-    plan = trial.plan(name, decoder, drafter)
-    if name.beside is not None:
-        both = _combined(name, drafter, model, tokenizer, plan)
-        decoder = SpeculativeDecoder(model, both, tokenizer)
-    elif plan is not None:
-        decoder = SpeculativeDecoder(model, drafter, tokenizer, plan)
-    return [OwnDecoding(name.name, name.kind, _with_repeats(name, decoder), trial.note(name))]
+    tree = subject.trial.tree(name, subject.decoder(drafter, "fixed"), drafter)
+    if name.beside is None:
+        decoder = subject.decoder(drafter, tree)
+    else:
+        shapes = None if isinstance(tree, str) else tree
+        both = _combined(name, drafter, subject, shapes)
+        decoder = subject.decoder(both, "auto" if tree == "auto" else "fixed")
+    note = subject.trial.note(name)
+    return [OwnDecoding(name.name, name.kind, _with_repeats(name, subject, decoder), note)]
 
 
-def _untrained(
-    name: MethodName, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, _: object
-) -> list[Method]:
+def _untrained(name: MethodName, subject: Subject) -> list[Method]:
     settings = None if name.settings is None else Path(name.settings)
     assert name.candidates != "costs", "rejected when the name was parsed"
     untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
-    drafter: Drafter = build_untrained(untrained, model, tokenizer)
+    drafter: Drafter = build_untrained(untrained, subject.model, subject.tokenizer)
     if name.beside is not None:
         assert isinstance(drafter, SmallLMDrafter), "checked when the name was parsed"
-        drafter = _combined(name, drafter, model, tokenizer)
-    decoder = SpeculativeDecoder(model, drafter, tokenizer)
-    return [OwnDecoding(name.name, name.kind, _with_repeats(name, decoder))]
+        drafter = _combined(name, drafter, subject)
+    decoder = subject.decoder(drafter, "auto" if name.tree == "auto" else "fixed")
+    return [OwnDecoding(name.name, name.kind, _with_repeats(name, subject, decoder))]
 
 
 def _combined(
     name: MethodName,
     first: JakiroDrafter | SmallLMDrafter,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tree: Trees | None = None,
+    subject: Subject,
+    tree: TreeShape | TreePlan | None = None,
 ) -> CombinedDrafter:
     """Return the drafter of a method in which two drafters share the trees."""
     assert name.beside is not None
+    model, tokenizer = subject.model, subject.tokenizer
     settings = None if name.beside_settings is None else Path(name.beside_settings)
     second = build_beside(name.beside, model, tokenizer, settings)
     sharing = None
@@ -159,12 +202,14 @@ def _combined(
     return combined_drafter(first, second, model, tokenizer, sharing, tree)
 
 
-def _with_repeats(name: MethodName, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+def _with_repeats(
+    name: MethodName, subject: Subject, decoder: SpeculativeDecoder
+) -> SpeculativeDecoder:
     if name.merged_repeats is None:
         return decoder
     assert decoder.drafter is not None, "rejected when the name was parsed"
     repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=name.merged_repeats))
-    return SpeculativeDecoder(decoder.target.model, repeating, decoder.tokenizer)
+    return subject.decoder(repeating, "auto" if name.tree == "auto" else "fixed")
 
 
 def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:

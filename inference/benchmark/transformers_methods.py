@@ -11,10 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from inference.autotune.compute import Compute
 from inference.benchmark.method_names import TRANSFORMERS
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.engine.stats import DecodeStats
+from inference.engine.threads import num_threads
 from inference.trees.shape import TreeShape
 
 
@@ -27,6 +29,7 @@ class TransformersDecoding:
         model: the target.
         family: name under which the fastest of several settings is reported; None for `name`.
         note: remark for readers of the report.
+        threads: number of threads to compute with on a CPU; None for the process's number.
         **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
 
@@ -38,12 +41,14 @@ class TransformersDecoding:
         *,
         family: str | None = None,
         note: str = "",
+        threads: int | None = None,
         **how: Any,
     ) -> None:
         self.name = name
         self.family = family or name
         self.kind = kind
         self.note = note
+        self.compute = Compute(threads=threads)
         self._model = model
         self._how = how
         self._assistant = how.get("assistant_model")
@@ -61,7 +66,7 @@ class TransformersDecoding:
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
-        with _watched(self._model) as watch:
+        with _watched(self._model) as watch, num_threads(self.compute.threads):
             tokens = generate(
                 input_ids,
                 attention_mask=mask,

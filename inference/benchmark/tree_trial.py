@@ -34,10 +34,10 @@ class Trial:
     temperature: float = 1.0
     max_new_tokens: int = _LONGEST
 
-    def plan(
+    def tree(
         self, name: MethodName, decoder: SpeculativeDecoder, drafter: JakiroDrafter
-    ) -> TreePlan | Literal["auto"] | None:
-        """Return the trees of a method; None for the default trees of the drafter.
+    ) -> TreePlan | Literal["auto", "fixed"]:
+        """Return the trees of a method.
 
         Args:
             name: parsed name of the method.
@@ -52,7 +52,7 @@ class Trial:
         if name.candidates == "costs":
             return self._by_costs(name, decoder, drafter)
         if name.candidates is None and name.tree != "deterministic":
-            return None
+            return "fixed"
         plan = _sized(name, drafter)
         return TreePlan.of(plan.greedy) if name.tree == "deterministic" else plan
 

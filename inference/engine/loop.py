@@ -16,6 +16,7 @@ from inference.engine.details import OutputOptions, TokenDetails, details_of
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request, SequenceState
 from inference.engine.stats import DecodeStats
+from inference.engine.threads import num_threads
 from inference.protocol import AdaptiveSession, Drafter, VerifyResult
 from jakiro.target.adapter import StepInput, TargetAdapter
 
@@ -46,6 +47,8 @@ class DecodeRun:
         context: context of an earlier chat turn, for a run with a single request. The context
             remains open at the end of the run. None for a new context.
         record: details to return for each token; None to return none.
+        threads: number of threads that decoding steps compute with on a CPU; None to leave the
+            process's number as it is.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class DecodeRun:
         policy: DraftPolicy | None = None,
         context: Context | None = None,
         record: OutputOptions | None = None,
+        threads: int | None = None,
     ) -> None:
         several = [requests] if isinstance(requests, Request) else list(requests)
         sampling = several[0].sampling
@@ -63,8 +67,9 @@ class DecodeRun:
         self.target = target
         self.sequences = [SequenceState.of(index, request) for index, request in enumerate(several)]
         self.live = list(self.sequences)  # sequences that are not complete yet
-        self.policy = (policy or AlwaysDraft(drafter)).new_run(sampling, len(several))
+        self.policy = (policy or AlwaysDraft.with_all_of(drafter)).new_run(sampling, len(several))
         self.record = record
+        self.threads = threads
         self.is_context_lent = context is not None
         self.context = context or Context(target, drafter, sampling, len(several), capacity)
         self.context.reserve(capacity)
@@ -95,7 +100,8 @@ class DecodeRun:
                 if not self.live:
                     return
                 started = time.perf_counter()
-                steps = self._step()
+                with num_threads(self.threads):
+                    steps = self._step()
         finally:
             self.close()
 

@@ -53,16 +53,25 @@ class DraftPolicy(Protocol):
 
 
 class AlwaysDraft:
-    """Drafts at every decoding step, as much as the drafter allows.
+    """Drafts at every decoding step, with the same limits.
 
     Args:
-        drafter: drafter of the trees; None to decode without drafts.
+        budget: limits of the trees; None to decode without drafts.
     """
 
     request_counter: RequestCounter | None = None
 
-    def __init__(self, drafter: Drafter | None) -> None:
-        self.budget = None if drafter is None else Budget(drafter.max_nodes)
+    def __init__(self, budget: Budget | None) -> None:
+        self.budget = budget
+
+    @classmethod
+    def with_all_of(cls, drafter: Drafter | None) -> "AlwaysDraft":
+        """Return a policy that drafts as much as the drafter allows.
+
+        Args:
+            drafter: drafter of the trees; None to decode without drafts.
+        """
+        return cls(None if drafter is None else Budget(drafter.max_nodes))
 
     def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
         """Return the policy itself, because nothing is learned.
@@ -77,7 +86,7 @@ class AlwaysDraft:
         """Do nothing, because nothing was learned."""
 
     def next_budget(self) -> Budget | None:
-        """Return the limits of the drafter; None if there is no drafter."""
+        """Return the limits of every tree; None to decode without drafts."""
         return self.budget
 
     def learn(

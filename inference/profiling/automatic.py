@@ -83,8 +83,7 @@ def _measure(
 
     Before that, the first prompt is decoded once in each of the two ways, as a warm-up.
     """
-    plan = largest_trees(drafter)
-    trained = TrainedDrafter(drafter, target, plan)
+    trained = TrainedDrafter(drafter, target, largest_trees(drafter))
     costs = known_costs(target, drafter)
 
     def run(prompt: list[int], seed: int, policy: DraftPolicy | None) -> DecodeRun:
@@ -98,9 +97,9 @@ def _measure(
         )
         return DecodeRun(target, trained if policy else None, requests, policy)
 
-    for policy in (None, AutoTree(plan, costs)):
+    for policy in (None, AutoTree(trained.plan, costs)):
         run(prompts[0], 0, policy).finish()
-    automatic = AutoTree(plan, costs)  # a new policy, which has not learned anything yet
+    automatic = AutoTree(trained.plan, costs)  # a new policy, which has not learned anything yet
     pairs = []
     for seed, prompt in enumerate(prompts):
         runs = [run(prompt, seed, None), run(prompt, seed, automatic)]

@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     from inference.benchmark.run import Track
 
 _METHODS = """A decoding method; may be repeated. transformers: generate() of transformers;
-transformers-lookup: generate() with prompt lookup, the fastest of three settings;
-transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: Jakiro's
-decode loop without a drafter; drafter=PATH: the loop with a trained drafter; lookup or aded: the
-loop with a drafter that needs no training; aded=TABLE: aded that starts with trigrams counted by
-`jakiro aded build`; lm=SMALL_LM: the loop with a small model that has the target's tokenizer;
-aded+drafter=PATH, lookup+lm=SMALL_LM and other pairs: the loop with two drafters that share trees.
-Options follow the method after commas. drafter=PATH takes tree=trained (the default: levels as in
-training), tree=auto (a new choice in each decoding step), tree=deterministic (the most likely
-candidates, even if tokens are sampled) or tree=sampled (candidates are sampled whenever tokens
-are). drafter=PATH also takes candidates=N, optionally with levels=M for M passes of the drafter, or
-candidates=costs for the trees that are most efficient according to measured costs. These trees are
-selected on 4 prompts from the end of the file, spread over its categories; these prompts are
-excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml. Pairs take
-beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-settings=FILE.yaml for
-the division of the trees (CombinedSettings). lookup, aded and tree=deterministic take
-merged-repeats=N: a path that ends with the same tokens as another path is continued in the same
-way, up to N candidates in all. All methods take name=NAME, the name in the results."""
+transformers-lookup: generate() with prompt lookup, the fastest of three settings; transformers-
+assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: Jakiro's decode loop
+without a drafter; drafter=PATH: the loop with a trained drafter; lookup or aded: the loop with a
+drafter that needs no training; aded=TABLE: aded that starts with trigrams counted by `jakiro aded
+build`; lm=SMALL_LM: the loop with a small model that has the target's tokenizer; aded+drafter=PATH,
+lookup+lm=SMALL_LM and other pairs: the loop with two drafters that share trees. Options follow the
+method after commas. Methods with a drafter take tree=auto (the default: the fastest size, or no
+tree, in each decoding step) or tree=fixed (trees of one size, with the levels of training; the
+default if another option gives the size). drafter=PATH also takes tree=deterministic (the most
+likely candidates, even if tokens are sampled) and tree=sampled (candidates are sampled whenever
+tokens are). drafter=PATH also takes candidates=N, optionally with levels=M for M passes of the
+drafter, or candidates=costs for the trees that are most efficient according to measured costs.
+These trees are selected on 4 prompts from the end of the file, spread over its categories; these
+prompts are excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml.
+Pairs take beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-
+settings=FILE.yaml for the division of the trees (CombinedSettings). lookup, aded and
+tree=deterministic take merged-repeats=N: a path that ends with the same tokens as another path is
+continued in the same way, up to N candidates in all. All methods take name=NAME, the name in the
+results."""
 
 
 def bench(
@@ -84,6 +86,8 @@ def bench(
     baseline: Annotated[
         str | None, typer.Option(help="Name of the method that speed-ups are relative to.")
     ] = None,
+    threads: options.ThreadCount = "auto",
+    packed: options.PackedWeights = "auto",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json_file: Annotated[
@@ -115,7 +119,13 @@ def bench(
         )
     from inference.benchmark.document import ComparisonSettings
 
-    settings = settings_from(context, ComparisonSettings, prompts=str(prompts))
+    settings = settings_from(
+        context,
+        ComparisonSettings,
+        prompts=str(prompts),
+        threads=options.as_threads(threads),
+        packed=options.as_packed(packed),
+    )
     if json_file is not None and json_file == report:
         raise ConfigError(
             "--json and --report name the same file",
@@ -133,7 +143,7 @@ def _measured(
 ) -> "ComparisonDocument":
     from inference.benchmark.method_names import parse_methods
     from inference.benchmark.run import Comparison, prompts_for, trial_for
-    from inference.benchmark.subject import build_methods, load_target
+    from inference.benchmark.subject import Subject, build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
     from jakiro.utils.pretrained import choose_device
 
@@ -141,7 +151,8 @@ def _measured(
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
         names = parse_methods(settings.methods)
-        methods = build_methods(names, model, tokenizer, trial_for(settings))
+        subject = Subject(model, tokenizer, settings.threads, settings.packed, trial_for(settings))
+        methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
     with _progress() as track:
         return comparison.run(track)

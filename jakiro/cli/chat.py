@@ -37,9 +37,15 @@ def chat(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: Annotated[
-        int, typer.Option(help="The same seed and messages give the same answers.")
-    ] = 0,
-    tree: options.TreeChoice = "trained",
+        int | None,
+        typer.Option(
+            help="The same seed and messages give the same answers; by default, sampled answers "
+            "differ each time."
+        ),
+    ] = None,
+    tree: options.TreeChoice = "auto",
+    threads: options.ThreadCount = "auto",
+    packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -51,7 +57,16 @@ def chat(
     from jakiro.cli.dialogue import Dialogue, DialogueSettings
 
     settings = settings_from(context, DialogueSettings)
-    decoder = load_decoder(drafter, target, tree, dtype, device, compiled=compiled)
+    decoder = load_decoder(
+        drafter,
+        target,
+        tree=tree,
+        dtype=dtype,
+        device=device,
+        compiled=compiled,
+        threads=options.as_threads(threads),
+        packed=options.as_packed(packed),
+    )
     with closing(Dialogue(decoder, settings)) as dialogue:
         _Terminal(dialogue).run()
 

@@ -26,14 +26,14 @@ A line that starts with a space is a message, even if / follows."""
 
 
 class DialogueSettings(Settings):
-    """Settings of a dialogue; None stands for the value of the target's generation config."""
+    """Settings of a dialogue; without values, sampling follows the target's generation config."""
 
     system: str | None = None
     max_new_tokens: int = Field(512, ge=1)  # largest number of tokens of an answer
     temperature: float | None = Field(None, ge=0, allow_inf_nan=False)  # 0 for greedy decoding
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)
-    seed: int = 0
+    seed: int | None = None  # None for random numbers that differ each time
 
 
 class Dialogue:
@@ -174,7 +174,7 @@ class Dialogue:
             max_new_tokens=limit,
             temperature=settings.temperature,
             # Every answer has its own random numbers.
-            seed=settings.seed + self._num_answers,
+            seed=None if settings.seed is None else settings.seed + self._num_answers,
             **{name: value for name, value in chosen.items() if value is not None},
         )
         self._num_answers += 1

@@ -38,7 +38,9 @@ def generate(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    tree: options.TreeChoice = "trained",
+    tree: options.TreeChoice = "auto",
+    threads: options.ThreadCount = "auto",
+    packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics to standard error.")
@@ -50,7 +52,16 @@ def generate(
     from inference.generation.streaming import TextPrinter
 
     text = _prompt_text(prompt)
-    decoder = load_decoder(drafter, target, tree, dtype, device, compiled=compiled)
+    decoder = load_decoder(
+        drafter,
+        target,
+        tree=tree,
+        dtype=dtype,
+        device=device,
+        compiled=compiled,
+        threads=options.as_threads(threads),
+        packed=options.as_packed(packed),
+    )
     is_chat = _is_chat(decoder, raw, system)
     sampling: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
     output = decoder.generate(
@@ -69,26 +80,18 @@ def generate(
 
 
 def load_decoder(
-    drafter: str,
-    target: str | None,
-    tree: str,
-    dtype: str,
-    device: options.Device,
-    *,
-    compiled: bool = False,
+    drafter: str, target: str | None, *, dtype: str, device: options.Device, **decoding: Any
 ) -> "SpeculativeDecoder":
-    """Return a decoder, and name the dtype of its target unless the user chose it."""
+    """Return a decoder, and name the dtype of its target unless the user chose it.
+
+    The options of decoding are arguments of `SpeculativeDecoder.from_pretrained`.
+    """
     from inference import SpeculativeDecoder
     from jakiro.utils.gguf import gguf_checksum
     from jakiro.utils.pretrained import choose_device, describe_model
 
     decoder = SpeculativeDecoder.from_pretrained(
-        drafter,
-        target,
-        "auto" if tree == "auto" else None,
-        compiled=compiled,
-        dtype=dtype,
-        device_map=choose_device(device),
+        drafter, target, dtype=dtype, device_map=choose_device(device), **decoding
     )
     model: Any = decoder.target.model
     if dtype == "auto" or gguf_checksum(model.config) is not None:

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, validate_settings
 
 if TYPE_CHECKING:
     from typer import Context as Context
+
+    from inference.autotune.compute import Packed, Threads
 else:
     Context = typer.Context.__base__  # typer declares a subclass but passes this class
 
@@ -60,15 +63,29 @@ System = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System prompt: instructions for a chat model.")
 ]
 TreeChoice = Annotated[
-    Literal["trained", "auto"],
+    Literal["auto", "fixed"],
     typer.Option(
-        help="trained: draft trees with the levels of training; auto: trees that are chosen in "
-        "each decoding step by measured costs."
+        help="auto: trees that are chosen in each decoding step by measured costs; fixed: "
+        "trees of one shape, with the levels of training."
     ),
 ]
 Compiled = Annotated[
     bool,
     typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
+]
+ThreadCount = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|N",
+        help="Threads of decoding steps on a CPU; auto measures which number is fastest.",
+    ),
+]
+PackedWeights = Annotated[
+    Literal["auto", "yes", "no"],
+    typer.Option(
+        help="Whether to reorder the target's weights for the CPU, which takes as much memory "
+        "again; auto measures what is faster."
+    ),
 ]
 RecordsOut = Annotated[
     Path,
@@ -83,6 +100,28 @@ WritingDrafter = Annotated[
         help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
     ),
 ]
+
+
+def as_threads(value: str) -> "Threads":
+    """Return the value of `--threads` as an argument of `SpeculativeDecoder`.
+
+    Raises:
+        ConfigError: the value is neither "auto" nor a number of at least 1.
+    """
+    if value == "auto":
+        return "auto"
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(
+            "--threads cannot be used",
+            expected="auto, or a number of at least 1",
+            got=value,
+        )
+    return int(value)
+
+
+def as_packed(value: Literal["auto", "yes", "no"]) -> "Packed":
+    """Return the value of `--packed` as an argument of `SpeculativeDecoder`."""
+    return "auto" if value == "auto" else value == "yes"
 
 
 def settings_from(context: Context, settings_class: type[SettingsT], **changes: Any) -> SettingsT:

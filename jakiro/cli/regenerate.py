@@ -72,9 +72,9 @@ def load_decoder(
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
         if drafter is None:
-            return SpeculativeDecoder(model, tokenizer=tokenizer)
+            return SpeculativeDecoder(model, tokenizer=tokenizer, packed="auto")
         parts = parts_over(drafter, model, tokenizer)
-        return SpeculativeDecoder(model, parts.drafter, tokenizer)
+        return SpeculativeDecoder(model, parts.drafter, tokenizer, packed="auto")
 
 
 def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:

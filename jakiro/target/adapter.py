@@ -30,7 +30,7 @@ from jakiro.target.masks import (
     same_document,
     slot_mask,
 )
-from jakiro.target.packed_linear import can_pack, packed_copy
+from jakiro.target.packed_linear import can_pack, form_name, packed_copy
 from jakiro.utils.files import fingerprint
 from jakiro.utils.gguf import gguf_checksum
 
@@ -169,6 +169,7 @@ class TargetAdapter:
         # The modules that compute: the model's own, or their packed copies.
         self._layers: nn.Module = self.decoder
         self._output: nn.Module = self.head
+        self._packs_single = False
         self.spec = self._probe()
 
     @property
@@ -238,10 +239,13 @@ class TargetAdapter:
         """Compile decoding steps; the first step of each shape then takes about a minute."""
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
-    def pack(self) -> None:
+    def pack(self, *, single: bool = False) -> None:
         """Compute with weights that are reordered for the CPU.
 
         The model itself does not change. The reordered weights need as much memory again.
+
+        Args:
+            single: whether to use the reordered weights for a single token, too.
 
         Raises:
             TargetNotSupported: the weights, the device or the installed torch do not allow it.
@@ -254,12 +258,23 @@ class TargetAdapter:
                 got=f"{str(self.dtype).removeprefix('torch.')} on {self.device}",
                 remedy="decode without packed weights",
             )
-        self._layers, self._output = packed_copy(self.decoder), packed_copy(self.head)
+        self._packs_single = single
+        self._layers = packed_copy(self.decoder, pack_single=single)
+        self._output = packed_copy(self.head, pack_single=single)
+
+    def unpack(self) -> None:
+        """Compute with the model's own weights again."""
+        self._layers, self._output = self.decoder, self.head
 
     @property
     def is_packed(self) -> bool:
         """Whether decoding computes with reordered weights."""
         return self._layers is not self.decoder
+
+    @property
+    def form(self) -> str:
+        """The form of the weights that decoding computes with, in words."""
+        return form_name(self.is_packed, self._packs_single)
 
     @property
     def is_compiled(self) -> bool:

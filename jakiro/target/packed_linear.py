@@ -8,6 +8,7 @@ little more than one. The results differ only by rounding.
 import copy
 from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ _ROWS = 16  # number of tokens that the layout is chosen for; any number can be 
 class PackedLinear(nn.Module):
     """Computes the same as a linear layer, with a reordered copy of its weight.
 
-    The copy is made again if the weight is replaced or changed in place. A single token is
-    multiplied by the weight itself, which is faster in most cases.
+    The copy is made again if the weight is replaced or changed in place. All packed layers of the
+    same layer share the copy.
 
     Args:
         layer: layer whose weight and bias are used; it is not changed.
@@ -32,8 +33,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.layer = layer
         self.pack_single = pack_single
-        self._packed: Tensor | None = None
-        self._packed_from: tuple[object, ...] | None = None
+        self._reordered = _ReorderedWeight.of(layer)
 
     @property
     def weight(self) -> Tensor:
@@ -51,13 +51,37 @@ class PackedLinear(nn.Module):
         Args:
             x: input of the layer, shape [..., in_features].
         """
-        weight = self.layer.weight
         if x.numel() == x.shape[-1] and not self.pack_single:
-            return linear(x, weight, self.layer.bias)
-        version = version_of(weight)
-        if self._packed is None or version != self._packed_from:
-            self._packed, self._packed_from = _reordered(weight), version
-        return _product(x, self._packed, self.layer.bias)
+            return linear(x, self.layer.weight, self.layer.bias)
+        return _product(x, self._reordered.current(), self.layer.bias)
+
+
+class _ReorderedWeight:
+    """The reordered copy of a layer's weight, made on first use."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+        self._copy: Tensor | None = None
+        self._version: tuple[object, ...] | None = None
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> "_ReorderedWeight":
+        """Return the copy that is in use for a layer, or a new one."""
+        known = _in_use.get(id(layer))
+        if known is None:
+            known = _in_use[id(layer)] = cls(layer)
+        return known
+
+    def current(self) -> Tensor:
+        """Return the copy; it is made again if the weight has changed."""
+        version = version_of(self.layer.weight)
+        if self._copy is None or version != self._version:
+            self._copy, self._version = _reordered(self.layer.weight), version
+        return self._copy
+
+
+# By id of the layer, which cannot be reused for another layer because the value refers to it.
+_in_use: WeakValueDictionary[int, _ReorderedWeight] = WeakValueDictionary()
 
 
 def version_of(weight: Tensor) -> tuple[object, ...]:
@@ -97,6 +121,21 @@ def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
     configs = (getattr(module, "config", None) for module in model.modules())
     shared |= {id(config): config for config in configs if config is not None}
     return _with_packed_layers(copy.deepcopy(model, shared), pack_single)
+
+
+def form_name(packed: bool, pack_single: bool) -> str:
+    """Return the form of the weights in words."""
+    if not packed:
+        return "own weights"
+    return "reordered weights" if pack_single else "reordered weights for trees"
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Return the number of bytes of the copies that `packed_copy` makes of a model's weights."""
+    weights = {
+        id(module.weight): module.weight for module in model.modules() if type(module) is nn.Linear
+    }
+    return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
 def _with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:

@@ -16,7 +16,7 @@ pytestmark = [
 @pytest.mark.parametrize("batch", [1, 3])
 def test_greedy_tokens_on_a_gpu_are_those_of_generate(batch: int) -> None:
     model = tiny_llama().cuda()
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
     prompts = [[1, 2, 3 + index] for index in range(batch)]
     outputs = decoder.generate_batch(prompts, max_new_tokens=24, temperature=0)
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -27,7 +27,7 @@ def test_greedy_tokens_on_a_gpu_are_those_of_generate(batch: int) -> None:
 
 def test_decoding_in_bfloat16_is_finite_and_repeatable_on_a_gpu() -> None:
     model = tiny_llama().to("cuda", torch.bfloat16)
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
     first, second = (
         decoder.generate([1, 2, 3], max_new_tokens=24, temperature=1.0, seed=5) for _ in range(2)
     )

@@ -9,6 +9,7 @@ from helpers.tokenizers import TEXT, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 from inference.engine.context import Context
 from inference.generation.streaming import TextStream
 from jakiro.config import config_for
@@ -38,24 +39,26 @@ def drafter_path(
 
 
 def test_a_drafter_loads_the_target_and_tokenizer_it_was_made_for(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     output = decoder.generate("def main(", max_new_tokens=12)
     assert output.text == decoder.tokenizer.decode(output.new_token_ids)
     assert output.stats.emitted == len(output.new_token_ids) == len(output.depths) == 12
 
 
 def test_the_repr_is_one_line_with_all_parts(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     assert repr(decoder) == (
         "SpeculativeDecoder(target=LlamaForCausalLM, drafter=JakiroDrafter, "
         "tree=(up to 10 nodes and depth 3), dtype=float32)"
     )
     plain = SpeculativeDecoder(decoder.target.model)
     assert "drafter=None, tree=(none)" in repr(plain)
+    lookup = SpeculativeDecoder(decoder.target.model, LookupDrafter())
+    assert "drafter=LookupDrafter, tree=(auto, up to " in repr(lookup)
 
 
 def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     arguments = {"max_new_tokens": 40, "temperature": 1.0, "seed": 5}
     pieces = list(decoder.stream("def main(", **arguments))
     assert "".join(pieces) == decoder.generate("def main(", **arguments).text
@@ -73,7 +76,7 @@ def test_streams_never_cut_a_code_point(tokenizer: PreTrainedTokenizerFast) -> N
 def test_an_abandoned_stream_frees_its_caches(
     drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     contexts = []
     monkeypatch.setattr(Context, "close", lambda context: contexts.append(context))
     pieces = decoder.stream("def main(", max_new_tokens=30)
@@ -84,7 +87,7 @@ def test_an_abandoned_stream_frees_its_caches(
 
 
 def test_stop_strings_end_the_text(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     full = decoder.generate("def main(", max_new_tokens=30)
     texts = [decoder.tokenizer.decode([token]) for token in full.new_token_ids]
     place = next(index for index, text in enumerate(texts) if index > 2 and text.isascii())
@@ -94,7 +97,7 @@ def test_stop_strings_end_the_text(drafter_path: Path) -> None:
 
 
 def test_chat_messages_go_through_the_template(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path)
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     messages = [{"role": "user", "content": "def main("}]
     with pytest.raises(PromptError, match="no chat template"):
         decoder.generate(messages)
@@ -109,7 +112,7 @@ def test_a_foreign_tokenizer_is_refused(drafter_path: Path) -> None:
     foreign = tiny_tokenizer()
     foreign.add_tokens(["<new>"])
     with pytest.raises(TargetMismatch, match="tokenizer"):
-        SpeculativeDecoder(model, drafter, foreign)
+        SpeculativeDecoder(model, drafter, foreign, tree="fixed")
 
 
 def test_another_chat_template_is_warned_of(
@@ -119,10 +122,10 @@ def test_another_chat_template_is_warned_of(
     tokenizer.chat_template = "{{ messages[0].content }}"
     record = record_target(TargetAdapter(model).spec, "nowhere", tokenizer)
     drafter = JakiroDrafter(config_for(tiny_settings(), record))
-    SpeculativeDecoder(model, drafter, tokenizer)
+    SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
     assert "chat template" not in caplog.text
     tokenizer.chat_template = "{{ messages[-1].content }}"
-    SpeculativeDecoder(model, drafter, tokenizer)
+    SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
     assert "chat template" in caplog.text
 
 
@@ -130,4 +133,4 @@ def test_a_target_that_has_moved_away_is_an_error_with_a_remedy(
     drafter_path: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match="pass target="):
-        SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone")
+        SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone", tree="fixed")

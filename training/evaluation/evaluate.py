@@ -97,7 +97,8 @@ class Evaluation:
         return sampler, min(self._settings.evaluation.num_sequences, len(sequences))
 
     def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
-        decoder = SpeculativeDecoder(self._inputs.target.model, drafter, self._inputs.tokenizer)
+        target, tokenizer = self._inputs.target.model, self._inputs.tokenizer
+        decoder = SpeculativeDecoder(target, drafter, tokenizer, "fixed")
         return [
             self._decode(decoder, temperature)
             for temperature in self._settings.evaluation.temperatures

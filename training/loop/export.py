@@ -158,7 +158,7 @@ def _problem_of_decoding(drafter: JakiroDrafter, inputs: Prepared) -> str | None
     try:
         with torch.random.fork_rng(devices=[]):
             answers = [
-                SpeculativeDecoder(inputs.target.model, used, inputs.tokenizer).generate(
+                SpeculativeDecoder(inputs.target.model, used, inputs.tokenizer, "fixed").generate(
                     prompt, temperature=0.0, min_new_tokens=count, max_new_tokens=count
                 )
                 for used in (drafter, None)

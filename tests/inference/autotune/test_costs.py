@@ -32,6 +32,7 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
         return Costs(verify={0: 1.0}, draft={1: float(len(measured))})
 
     monkeypatch.setattr("inference.autotune.costs.measure_costs", measure)
+    monkeypatch.setattr("inference.autotune.measurement.QUIET", float("inf"))
     first = [known_costs(target, drafter, tmp_path) for drafter in drafters]
     assert measured == drafters
     assert [known_costs(target, drafter, tmp_path) for drafter in drafters] == first

@@ -1,7 +1,6 @@
 """`tree="auto"` drafts where it pays, stops where it does not, and never changes a token."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +8,10 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
-from inference.autotune.costs import Costs, known_costs
+from inference.autotune.costs import Costs
 from inference.autotune.online import SHORTEST_PAUSE, AutoRun, AutoTree, TreeArm, _arms, _Learner
 from inference.draft_tree import SequenceTree
+from inference.drafters.lookup import LookupDrafter
 from inference.protocol import Budget
 from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -106,12 +106,10 @@ def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_automatic_trees_change_no_token(temperature: float, tmp_path: Path) -> None:
+def test_automatic_trees_change_no_token(temperature: float) -> None:
     model = tiny_llama(vocab=11)
-    target = TargetAdapter(model)
-    drafter = tiny_drafter(target)
-    automatic = SpeculativeDecoder(model, drafter)
-    automatic.policy = AutoTree(PLAN, known_costs(target, drafter, tmp_path))
+    automatic = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
+    assert isinstance(automatic.policy, AutoTree)
     prompts = [[1, 2, 3 + n] for n in range(4)]
     for seed, prompt in enumerate(prompts):
         output = automatic.generate(prompt, max_new_tokens=40, temperature=temperature, seed=seed)
@@ -119,16 +117,58 @@ def test_automatic_trees_change_no_token(temperature: float, tmp_path: Path) -> 
         if temperature == 0:
             expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=40)
             assert output.new_token_ids == expected.new_token_ids
-    assert [path.name[:6] for path in tmp_path.iterdir()] == ["costs-"]
 
 
-def test_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = TargetAdapter(tiny_llama(vocab=11))
-    drafter = tiny_drafter(target)
-    folder = tmp_path / "a new user's cache"
-    first = known_costs(target, drafter, folder)
-    monkeypatch.setattr("inference.autotune.costs.measure_costs", None)
-    assert known_costs(target, drafter, folder) == first
+def test_a_given_seed_gives_the_same_sample_however_long_steps_take() -> None:
+    model = tiny_llama(vocab=11)
+    automatic = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)))
+    automatic.policy = AutoTree(PLAN, COSTS)
+    several = [
+        automatic.generate([1, 2, 3], max_new_tokens=30, temperature=0.9, seed=5).new_token_ids
+        for _ in range(2)
+    ]
+    assert several[0] == several[1]
+    assert automatic.policy.request_counter.take().number == 0  # nothing was learned
+    fixed = automatic.policy.reproducible().new_run(SAMPLING, 1)
+    assert fixed.next_budget() == fixed.next_budget() is not None
+
+
+def test_a_tree_that_does_not_pay_at_assumed_rates_is_not_drafted_with_a_seed() -> None:
+    dear = Costs(verify={0: 1.0, 24: 30.0}, draft={1: 3.0, 2: 4.0, 3: 5.0})
+    assert AutoTree(PLAN, dear).reproducible().new_run(SAMPLING, 1).next_budget() is None
+
+
+def test_drafters_without_a_model_are_paused_too() -> None:
+    run, drafted = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1), 0
+    for _ in range(300):
+        budget = run.next_budget()
+        count = 0 if budget is None else budget.num_nodes
+        depths = list(range(1, count + 1))
+        parents, ranks = list(range(-1, count - 1)), list(range(count))
+        tree = SequenceTree([0] * count, parents, depths, ranks, [], {}, {}, {})
+        run.learn([tree], [[]], COSTS.verify_seconds(count))
+        drafted += count > 0
+    assert 0 < drafted < 12
+
+
+def test_automatic_trees_of_a_drafter_without_a_model_change_no_token() -> None:
+    model, prompt = tiny_llama(vocab=11), [1, 2, 3, 4] * 4
+    automatic = SpeculativeDecoder(model, LookupDrafter())
+    assert isinstance(automatic.policy, AutoTree)
+    expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=60, temperature=0)
+    output = automatic.generate(prompt, max_new_tokens=60, temperature=0)
+    assert output.new_token_ids == expected.new_token_ids
+
+
+def test_three_slow_steps_in_a_row_cause_steps_without_drafts() -> None:
+    learner = _Learner(_arms(PLAN, GREEDY, COSTS), COSTS.verify_seconds(0))
+    for slower in [1.0] * 12 + [3.0] * 3:
+        while (arm := learner.choose()) is None:
+            learner.learn(None, [], 1, COSTS.verify_seconds(0))
+        best_path = [(depth, depth, 0) for depth in range(min(arm.block[0], arm.block[1]))]
+        learner.learn(arm, best_path, 1, slower * arm.seconds)
+    assert learner.choose() is None
+    assert learner.left_of_pause == 2
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 8, 13, 30])
@@ -151,7 +191,7 @@ def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
 def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates() -> None:
     wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
     deterministic, sampled = (
-        TreeArm(Budget(12), shape.model_copy(update=wanted), (3, 12, 1), 1.0)
+        TreeArm(Budget(12), (3, 12, 1), 1.0, shape.model_copy(update=wanted))
         for shape in PLAN.shapes
     )
     # Two levels of candidates; nodes 2 and 5, with ranks 1 and 3, are accepted.
@@ -165,7 +205,7 @@ def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates(
 
 
 def test_every_sequence_of_a_batch_counts_as_experience() -> None:
-    arms = _arms(PLAN.greedy, COSTS)
+    arms = _arms(PLAN, GREEDY, COSTS)
     learner = _Learner(arms, COSTS.verify_seconds(0))
     learner.learn(arms[0], [], batch=3, seconds=None)
     _, offered = learner.acceptance.counts()
@@ -180,7 +220,7 @@ def test_pauses_grow_while_drafting_does_not_pay() -> None:
 
 
 def test_trees_that_are_slower_than_modelled_are_given_up() -> None:
-    arms = _arms(PLAN.greedy, COSTS)
+    arms = _arms(PLAN, GREEDY, COSTS)
     learner = _Learner(arms, COSTS.verify_seconds(0))
     learner.learn(None, [], 1, COSTS.verify_seconds(0))
     for _ in range(20):

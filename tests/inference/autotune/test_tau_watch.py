@@ -4,13 +4,12 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
+from inference.loading import Trees
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 
-def _decoder(
-    tau: float, temperature: float = 0.0, tree: TreeShape | None = None
-) -> SpeculativeDecoder:
+def _decoder(tau: float, temperature: float = 0.0, tree: Trees = "fixed") -> SpeculativeDecoder:
     model = tiny_llama(vocab=61)
     drafter = tiny_drafter(TargetAdapter(model))  # untrained: its drafts are hardly ever accepted
     figures = {"temperature": temperature, "tau": tau}

@@ -32,7 +32,7 @@ def tokenizer() -> SlowTokenizer:
 
 
 def _method(model: LlamaForCausalLM, drafter: Drafter | JakiroDrafter | None) -> OwnDecoding:
-    return OwnDecoding("mine", "drafter", SpeculativeDecoder(model, drafter))
+    return OwnDecoding("mine", "drafter", SpeculativeDecoder(model, drafter, tree="fixed"))
 
 
 def _always_right(model: LlamaForCausalLM) -> SmallLMDrafter:

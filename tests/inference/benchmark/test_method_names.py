@@ -9,7 +9,7 @@ from jakiro.errors import ConfigError
 def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
     texts = [
         "autoregressive",
-        "drafter=runs/a,candidates=12,tree=trained",
+        "drafter=runs/a,candidates=12,tree=fixed",
         "drafter=b,c=d,name=other",
     ]
     texts += ["drafter=b,tree=auto,name=auto"]
@@ -23,15 +23,15 @@ def test_a_method_has_a_kind_a_path_and_options_in_any_order() -> None:
     ]
     assert parse_methods(texts) == [
         MethodName("autoregressive", None, "autoregressive"),
-        MethodName("drafter", "runs/a", "drafter", "trained", 12),
+        MethodName("drafter", "runs/a", "drafter", "fixed", 12),
         MethodName("drafter", "b,c=d", "other"),
         MethodName("drafter", "b", "auto", "auto"),
         MethodName("drafter", "b", "best", "deterministic"),
         MethodName("drafter", "b", "pays", "sampled", "costs"),
-        MethodName("lm", "small", "lm", candidates=12),
+        MethodName("lm", "small", "lm", "fixed", 12),
         MethodName("aded", None, "aded"),
-        MethodName("aded", "t", "warm", candidates=8),
-        MethodName("lookup", None, "lookup", settings="s.yaml"),
+        MethodName("aded", "t", "warm", "fixed", 8),
+        MethodName("lookup", None, "lookup", "fixed", settings="s.yaml"),
     ]
 
 
@@ -49,11 +49,9 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
     texts = ["lookup,merged-repeats=24", "aded+drafter=a,beside-settings=s.yaml"]
     texts += ["lookup+lm=a,sharing-settings=t.yaml,candidates=8"]
     assert parse_methods(texts) == [
-        MethodName("lookup", None, "lookup", merged_repeats=24),
+        MethodName("lookup", None, "lookup", "fixed", merged_repeats=24),
         MethodName("drafter", "a", "aded+drafter", beside="aded", beside_settings="s.yaml"),
-        MethodName(
-            "lm", "a", "lookup+lm", candidates=8, beside="lookup", sharing_settings="t.yaml"
-        ),
+        MethodName("lm", "a", "lookup+lm", "fixed", 8, beside="lookup", sharing_settings="t.yaml"),
     ]
 
 
@@ -63,7 +61,7 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
         (["plan"], "one of transformers"),
         (["drafter"], "drafter=PATH"),
         (["autoregressive=path"], "expected: autoregressive"),
-        (["drafter=a,tree=large"], "tree=auto, tree=deterministic, tree=sampled"),
+        (["drafter=a,tree=large"], "tree=auto, tree=fixed, tree=deterministic, tree=sampled"),
         (["drafter=a,candidates=0"], "N of at least 1"),
         (["drafter=a,levels=8"], "levels only with drafter=PATH,candidates=N"),
         (["drafter=a,candidates=costs,levels=8"], "levels only with"),
@@ -72,8 +70,9 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
         (["drafter=a,candidates=many"], "or candidates=costs"),
         (["drafter=a,tree=auto,candidates=costs"], "selects the number of candidates"),
         (["autoregressive,candidates=3"], "candidates only with drafter=PATH or aded, lookup, lm"),
-        (["lookup,tree=auto"], "tree and candidates=costs only with drafter=PATH"),
-        (["aded,candidates=costs"], "tree and candidates=costs only with drafter=PATH"),
+        (["lookup,tree=sampled"], "tree=auto or tree=fixed with lookup"),
+        (["transformers,tree=auto"], "tree only with drafter=PATH or aded, lookup, lm"),
+        (["aded,candidates=costs"], "candidates=costs only with drafter=PATH"),
         (["drafter=a,settings=b"], "settings only with aded, lookup, lm"),
         (["aded,beside-settings=b"], "two drafters"),
         (["drafter=a,sharing-settings=b"], "two drafters"),
@@ -81,7 +80,6 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
         (["lookup,merged-repeats=0"], "N of at least 1"),
         (["lookup=a"], "expected: lookup"),
         (["lm"], "expected: lm=PATH"),
-        (["aded+drafter=a,tree=auto"], "two drafters that share trees"),
         (["aded+lookup"], "one of transformers"),
         (["drafter=a,tree=auto,candidates=3"], "selects the number of candidates"),
         (["autoregressive,name=lookup (3)"], "without parentheses"),

@@ -17,7 +17,7 @@ from inference.benchmark.method_names import parse_methods
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.run import Comparison, prompts_for, trial_for
 from inference.benchmark.samples import Arrival, Continuation, Decoded
-from inference.benchmark.subject import build_methods, load_target
+from inference.benchmark.subject import Subject, build_methods, load_target
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.engine.stats import DecodeStats
 from inference.trees.shape import TreeShape
@@ -51,23 +51,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Subject = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 @pytest.fixture(scope="module")
-def subject(folder: Path) -> Subject:
+def subject(folder: Path) -> Loaded:
     """The loaded target and its tokenizer."""
     return load_target(str(folder / "target"), "float32", torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument]:
+def compared(folder: Path, subject: Loaded) -> Callable[..., ComparisonDocument]:
     """A function that runs a comparison."""
 
     def run(*methods: str, **changes: Any) -> ComparisonDocument:
         settings = _settings(folder, *methods, **changes)
         model, tokenizer = subject
-        built = build_methods(parse_methods(methods), model, tokenizer)
+        built = build_methods(parse_methods(methods), Subject(model, tokenizer))
         prompts = prompts_for(settings)
         return Comparison(settings, prompts, built, model, tokenizer, "tiny").run()
 
@@ -214,7 +214,7 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
 
 @pytest.mark.slow
 def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
-    folder: Path, subject: Subject
+    folder: Path, subject: Loaded
 ) -> None:
     drafter = f"drafter={folder / 'drafter'},candidates=costs"
     names = ("autoregressive", drafter, f"{drafter},tree=deterministic,name=best")
@@ -226,7 +226,7 @@ def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
     assert [one.first for one in measured] == ["def main("]
     assert not {one.identity for one in measured} & {one.identity for one in trial.prompts}
     model, tokenizer = subject
-    methods = build_methods(parse_methods(names), model, tokenizer, trial)
+    methods = build_methods(parse_methods(names), Subject(model, tokenizer, trial=trial))
     document = Comparison(settings, measured, methods, model, tokenizer, "tiny").run()
     assert document.prompts == 1
     for name, is_sampled in (("drafter", True), ("best", False)):
@@ -235,7 +235,7 @@ def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
         assert "on 4 prompts of the file, which are not measured" in one.notes[0]
     assert document.figures("autoregressive", 1.0).notes == ()
     with pytest.raises(ConfigError, match="no prompts to select trees on"):
-        build_methods(parse_methods(names), model, tokenizer)
+        build_methods(parse_methods(names), Subject(model, tokenizer))
     everything = prompts_for(_settings(folder, "autoregressive"))
     assert len(everything) == len(RECORDS)
     assert not trial_for(_settings(folder, "autoregressive")).prompts
@@ -319,7 +319,7 @@ def test_few_prompts_come_from_all_categories(folder: Path) -> None:
     assert [prompt.category for prompt in prompts] == ["code", "chat", "ids"]
 
 
-def test_a_sample_of_transformers_ends_with_its_end_token(subject: Subject) -> None:
+def test_a_sample_of_transformers_ends_with_its_end_token(subject: Loaded) -> None:
     model, _ = subject
     method = TransformersDecoding("transformers", "transformers", model)
     sampling = SamplingOptions(0.0, NEW_TOKENS)
@@ -351,15 +351,15 @@ def test_settings_that_do_not_fit_are_refused(
         prompts_for(_settings(folder, **({"methods": ("autoregressive",)} | changes)))
 
 
-def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Subject) -> None:
+def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Loaded) -> None:
     model, tokenizer = subject
     nowhere = parse_methods([f"transformers-assisted={folder / 'nowhere'}"])
     with pytest.raises(CheckpointError, match="cannot load the assistant"):
-        build_methods(nowhere, model, tokenizer)
+        build_methods(nowhere, Subject(model, tokenizer))
     tiny_llama(vocab=61).save_pretrained(folder / "other")
     other = parse_methods([f"transformers-assisted={folder / 'other'}"])
     with pytest.raises(ConfigError, match="different vocabulary"):
-        build_methods(other, model, tokenizer)
+        build_methods(other, Subject(model, tokenizer))
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_decoded(

@@ -52,7 +52,7 @@ def drafter(request: pytest.FixtureRequest) -> Drafter:
 
 def test_greedy_tokens_equal_those_of_transformers(drafter: Drafter) -> None:
     model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     accepted = 0
     for prompt in PROMPTS:
         output = decoder.generate(prompt, max_new_tokens=40)
@@ -66,7 +66,7 @@ def test_generate_of_the_target_takes_the_decoder(drafter: Drafter) -> None:
     ids = torch.tensor([[1, 2, 3, 1, 2], [4, 4, 5, 6, 7]])
     arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     expected = model.generate(ids, max_new_tokens=20, **arguments)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     got = model.generate(ids, max_new_tokens=20, custom_generate=decoder, **arguments)
     assert got.tolist() == expected.tolist()
 
@@ -74,11 +74,13 @@ def test_generate_of_the_target_takes_the_decoder(drafter: Drafter) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> None:
     model = tiny_llama(vocab=11)
-    together = SpeculativeDecoder(model, DRAFTERS[name]()).generate_batch(
+    together = SpeculativeDecoder(model, DRAFTERS[name](), tree="fixed").generate_batch(
         PROMPTS[:2], max_new_tokens=25
     )
     for prompt, output in zip(PROMPTS, together, strict=False):
-        alone = SpeculativeDecoder(model, DRAFTERS[name]()).generate(prompt, max_new_tokens=25)
+        alone = SpeculativeDecoder(model, DRAFTERS[name](), tree="fixed").generate(
+            prompt, max_new_tokens=25
+        )
         assert output.new_token_ids == alone.new_token_ids
         if name in ("aded by request", "lookup"):  # others learn from the whole batch
             assert output.depths == alone.depths
@@ -88,7 +90,7 @@ def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> 
 @pytest.mark.parametrize("name", ["aded with logits", "lookup"])
 def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
-    decoder = SpeculativeDecoder(model, DRAFTERS[name]())
+    decoder = SpeculativeDecoder(model, DRAFTERS[name](), tree="fixed")
     assert assert_follows_distribution(decoder, model, 1.0).accepted.total() > 20
 
 
@@ -140,19 +142,19 @@ def test_a_session_takes_tokens_in_once_and_refuses_gaps(drafter: Drafter) -> No
 
 def test_a_conversation_goes_on_where_it_was(drafter: Drafter) -> None:
     model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     assert_conversation_goes_on(decoder, model)
 
 
 def test_learned_trigrams_are_kept_until_a_reset() -> None:
     model = tiny_llama(vocab=11)
     aded = DRAFTERS["aded"]()
-    decoder = SpeculativeDecoder(model, aded)
+    decoder = SpeculativeDecoder(model, aded, tree="fixed")
     taus = [decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
     assert taus[1] > taus[0]
     decoder.reset()
     assert decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau == taus[0]
-    by_request = SpeculativeDecoder(model, DRAFTERS["aded by request"]())
+    by_request = SpeculativeDecoder(model, DRAFTERS["aded by request"](), tree="fixed")
     same = [by_request.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
     assert same[0] == same[1]
 
@@ -160,7 +162,7 @@ def test_learned_trigrams_are_kept_until_a_reset() -> None:
 def test_tokens_that_were_not_emitted_are_learned_from_logits() -> None:
     model = tiny_llama(vocab=11)
     aded = AdedDrafter(AdedSettings(distribution_tokens=3))
-    SpeculativeDecoder(model, aded).generate([1, 2, 3], max_new_tokens=8)
+    SpeculativeDecoder(model, aded, tree="fixed").generate([1, 2, 3], max_new_tokens=8)
     assert any(len(row) >= 3 for _, row in aded.table.frozen().items())
 
 
@@ -217,7 +219,7 @@ def test_distribution_tokens_are_limited_by_successors_and_vocabulary() -> None:
 
 def test_threads_share_a_decoder(drafter: Drafter) -> None:
     model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     with ThreadPoolExecutor(3) as threads:
         outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
     for prompt, output in zip(PROMPTS, outputs, strict=True):
@@ -225,7 +227,7 @@ def test_threads_share_a_decoder(drafter: Drafter) -> None:
 
 
 def test_only_trained_drafters_take_a_tree(drafter: Drafter) -> None:
-    decoder = SpeculativeDecoder(tiny_llama(), drafter)
+    decoder = SpeculativeDecoder(tiny_llama(), drafter, tree="fixed")
     assert decoder.plan is None
     assert decoder.bytes_per_token > SpeculativeDecoder(tiny_llama()).bytes_per_token
     for tree in (TreeShape(), "auto"):
@@ -241,7 +243,9 @@ def _committed(tokens: list[int]) -> Committed:
 
 def test_nothing_is_learned_with_step_0() -> None:
     drafter = AdedDrafter(AdedSettings(step=0))
-    SpeculativeDecoder(tiny_llama(vocab=11), drafter).generate(PROMPTS[0], max_new_tokens=20)
+    SpeculativeDecoder(tiny_llama(vocab=11), drafter, tree="fixed").generate(
+        PROMPTS[0], max_new_tokens=20
+    )
     assert drafter.table.num_bigrams == 0
 
 
@@ -249,7 +253,7 @@ def test_nothing_is_learned_with_step_0() -> None:
 def test_every_trigram_of_a_request_is_learned_at_its_end(count: int) -> None:
     model = tiny_llama(vocab=11)
     aded = AdedDrafter()
-    decoder = SpeculativeDecoder(model, aded)
+    decoder = SpeculativeDecoder(model, aded, tree="fixed")
     prompts = [[4, 5, 6, 7], [1, 2, 3]]
     for output in decoder.generate_batch(prompts, max_new_tokens=count):
         ids = output.sequences[0].tolist()
@@ -263,7 +267,7 @@ def test_nothing_after_the_end_of_a_request_is_learned() -> None:
     whole = greedy_by_transformers(model, prompt, count)
     for end in range(4, count):
         aded = AdedDrafter(AdedSettings(distribution_tokens=1, distribution_step=1e-6))
-        decoder = SpeculativeDecoder(model, aded)
+        decoder = SpeculativeDecoder(model, aded, tree="fixed")
         aded.table.add(*trigrams_of(np.array(whole)), np.full(count + 1, 2.0, np.float32))
         before = dict(aded.table.frozen().items())
         ids = decoder.generate(prompt, max_new_tokens=end).sequences[0].tolist()

@@ -107,7 +107,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
     model = tiny_llama(vocab=11)
     drafter = RepeatingDrafter(DRAFTERS[name](model), SETTINGS)
     assert isinstance(drafter, Drafter)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     expected = []
     accepted = Counter[int]()
     for prompt in PROMPTS:
@@ -125,7 +125,9 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
 @pytest.mark.slow
 def test_sampled_sequences_have_the_target_distribution() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
-    decoder = SpeculativeDecoder(model, RepeatingDrafter(DRAFTERS["combined"](model), SETTINGS))
+    decoder = SpeculativeDecoder(
+        model, RepeatingDrafter(DRAFTERS["combined"](model), SETTINGS), tree="fixed"
+    )
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.0, "top_p": 0.9}
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(2):
@@ -154,7 +156,9 @@ def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
 
 def test_sampled_trees_are_refused() -> None:
     model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, RepeatingDrafter(_trained(model, sampled=True)))
+    decoder = SpeculativeDecoder(
+        model, RepeatingDrafter(_trained(model, sampled=True)), tree="fixed"
+    )
     with pytest.raises(ConfigError, match="cannot be added to trees of sampled candidates"):
         decoder.generate([1, 2], temperature=1.0, max_new_tokens=4)
 

@@ -53,7 +53,7 @@ def _drafter(model: LlamaForCausalLM, **settings: object) -> SmallLMDrafter:
 def test_greedy_tokens_equal_those_of_transformers(depth: int, children: int, breadth: int) -> None:
     model = tiny_llama(vocab=31)
     drafter = _drafter(model, depth=depth, children=children, breadth=breadth)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     accepted = 0
     for prompt in PROMPTS:
         output = decoder.generate(prompt, max_new_tokens=30)
@@ -65,7 +65,7 @@ def test_greedy_tokens_equal_those_of_transformers(depth: int, children: int, br
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
     model = tiny_llama(vocab=31)
-    decoder = SpeculativeDecoder(model, _drafter(model))
+    decoder = SpeculativeDecoder(model, _drafter(model), tree="fixed")
     arguments = {"temperature": temperature, "max_new_tokens": 20, "seed": 3}
     together = decoder.generate_batch(PROMPTS, **arguments)
     alone = decoder.generate(PROMPTS[0], **arguments)
@@ -81,7 +81,7 @@ def test_rows_of_a_batch_equal_each_prompt_alone(temperature: float) -> None:
 @pytest.mark.slow
 def test_sampled_sequences_have_the_target_distribution() -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
-    decoder = SpeculativeDecoder(model, _drafter(model))
+    decoder = SpeculativeDecoder(model, _drafter(model), tree="fixed")
     assert assert_follows_distribution(decoder, model, 0.8).accepted.total() > 200
 
 
@@ -99,9 +99,9 @@ def test_a_small_model_that_overflows_costs_speed_and_no_exactness(
     samples: int, batch: int
 ) -> None:
     model = tiny_llama(vocab=23)
-    decoder = SpeculativeDecoder(model, _spoilt(model, slice(5, 14)))
+    decoder = SpeculativeDecoder(model, _spoilt(model, slice(5, 14)), tree="fixed")
     assert assert_follows_distribution(decoder, model, 1.0, samples, batch).accepted.total() > 20
-    silent = SpeculativeDecoder(model, _spoilt(model, slice(0, 23)))
+    silent = SpeculativeDecoder(model, _spoilt(model, slice(0, 23)), tree="fixed")
     for temperature in (0.0, 1.0):
         output = silent.generate([1, 2], temperature=temperature, seed=0, max_new_tokens=9)
         assert output.stats.accepted.total() == 0
@@ -115,7 +115,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> N
     model = tiny_llama(vocab=31)
     settings = SmallLMSettings(breadth=16)  # every node is expanded
     drafter = SmallLMDrafter(tiny_llama(vocab=31), model, settings)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     output = decoder.generate([1, 2, 3], temperature=temperature, seed=1, max_new_tokens=41)
     assert output.stats.tau == 4.0  # three drafts and the target's own
 
@@ -226,7 +226,7 @@ def test_a_budget_narrows_trees_before_sampling() -> None:
 def test_trees_end_where_the_small_model_has_no_more_positions() -> None:
     model = tiny_llama(vocab=31)
     small = _small(model, max_position_embeddings=16)
-    decoder = SpeculativeDecoder(model, SmallLMDrafter(small, model))
+    decoder = SpeculativeDecoder(model, SmallLMDrafter(small, model), tree="fixed")
     output = decoder.generate([1, 2, 3], max_new_tokens=40)
     assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 40)
     assert max(place for place, depth in enumerate(output.depths, start=3) if depth) <= 16
@@ -235,20 +235,22 @@ def test_trees_end_where_the_small_model_has_no_more_positions() -> None:
 def test_vocabularies_may_be_padded_differently() -> None:
     model = tiny_llama(vocab=31)
     for vocab in (29, 40):
-        decoder = SpeculativeDecoder(model, SmallLMDrafter(_small(model, vocab=vocab), model))
+        decoder = SpeculativeDecoder(
+            model, SmallLMDrafter(_small(model, vocab=vocab), model), tree="fixed"
+        )
         output = decoder.generate([1, 2, 3], max_new_tokens=20)
         assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 20)
 
 
 def test_a_conversation_goes_on_where_it_was() -> None:
     model = tiny_llama(vocab=31)
-    decoder = SpeculativeDecoder(model, _drafter(model))
+    decoder = SpeculativeDecoder(model, _drafter(model), tree="fixed")
     assert_conversation_goes_on(decoder, model)
 
 
 def test_a_long_prompt_is_read_at_once() -> None:
     model = tiny_llama(vocab=31)
-    decoder = SpeculativeDecoder(model, _drafter(model))
+    decoder = SpeculativeDecoder(model, _drafter(model), tree="fixed")
     prompts = [list(range(1, 31)) * 3, [5, 6]]
     for prompt, output in zip(
         prompts, decoder.generate_batch(prompts, max_new_tokens=9), strict=True

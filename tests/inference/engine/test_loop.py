@@ -149,9 +149,9 @@ def test_unusable_prompts_are_refused_before_any_work(
 def test_a_drafter_of_another_target_is_refused() -> None:
     drafter = tiny_drafter(TargetAdapter(tiny_llama(seed=0)), tiny_settings())
     with pytest.raises(TargetMismatch, match="fingerprint"):
-        SpeculativeDecoder(tiny_llama(seed=1), drafter)
+        SpeculativeDecoder(tiny_llama(seed=1), drafter, tree="fixed")
     with pytest.raises(TargetMismatch, match="hidden size"):
-        SpeculativeDecoder(tiny_llama(hidden_size=16), drafter)
+        SpeculativeDecoder(tiny_llama(hidden_size=16), drafter, tree="fixed")
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_automatic_trees_change_no_token_of_a_drafter_that_feeds_back(tmp_path: 
     model = tiny_llama(vocab=11)
     target = TargetAdapter(model)
     drafter = tiny_drafter(target, KINDS["feedback"])
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     decoder.policy = AutoTree(TreePlan(), known_costs(target, drafter, tmp_path))
     for prompt in PROMPTS * 2:
         got = decoder.generate(prompt, max_new_tokens=NEW)

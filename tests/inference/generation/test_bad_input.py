@@ -148,7 +148,7 @@ def test_duplicate_stop_strings_are_one_and_empty_ones_are_refused() -> None:
 def test_padded_embeddings_are_ordinary_tokens() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer) + 20)
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer, tree="fixed")
     ids = torch.tensor([tokenizer.encode("def main")])
     mask = torch.ones_like(ids)
     own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": 20}

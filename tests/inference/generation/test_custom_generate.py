@@ -215,7 +215,7 @@ def test_transformers_streamers_get_the_text_piece_by_piece(
 ) -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer, tree="fixed")
     output = decoder.generate("def", max_new_tokens=12, streamer=TextStreamer(tokenizer))
     assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")
     ids = torch.tensor([tokenizer.encode("def")])
@@ -357,7 +357,7 @@ def test_other_positions_are_refused(model: LlamaForCausalLM, decoder: Speculati
 def test_prompts_of_ids_that_may_be_embedded_but_never_follow_are_refused() -> None:
     model = tiny_llama(vocab=11)
     model.set_input_embeddings(torch.nn.Embedding(13, model.config.hidden_size))
-    decoder = SpeculativeDecoder(model, LookupDrafter())
+    decoder = SpeculativeDecoder(model, LookupDrafter(), tree="fixed")
     ids = torch.tensor([[1, 2, 12, 1, 2]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "pad_token_id": 0}
     with pytest.raises(PromptError, match=r"ids outside the target's vocabulary.*got: 12"):

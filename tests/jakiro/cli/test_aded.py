@@ -11,7 +11,7 @@ from inference import SpeculativeDecoder
 from inference.benchmark.document import read_document
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.methods import OwnDecoding
-from inference.benchmark.subject import build_methods
+from inference.benchmark.subject import Subject, build_methods
 from inference.drafters.aded.file import load_trigrams
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
@@ -84,7 +84,7 @@ def test_two_drafters_are_loaded_by_their_names(folder: Path) -> None:
     decoder = SpeculativeDecoder.from_pretrained(*names)
     assert isinstance(decoder.drafter, CombinedDrafter)
     assert decoder.drafter.settings == CombinedSettings()
-    with pytest.raises(ConfigError, match="applies to trained drafters only"):
+    with pytest.raises(ConfigError, match="only the trees of a trained drafter"):
         SpeculativeDecoder.from_pretrained(*names, tree=TreeShape())
 
 
@@ -105,7 +105,7 @@ def test_a_file_sets_how_two_drafters_share_trees(folder: Path, tmp_path: Path) 
     tiny_drafter(target).save_pretrained(tmp_path / "drafter")
     for first in (f"lm={folder / 'small'}", f"drafter={tmp_path / 'drafter'}"):
         name = f"lookup+{first},sharing-settings={tmp_path / 'sharing.yaml'}"
-        [method] = build_methods(parse_methods([name]), target.model, tokenizer)
+        [method] = build_methods(parse_methods([name]), Subject(target.model, tokenizer))
         assert isinstance(method, OwnDecoding)
         assert isinstance(method.decoder.drafter, CombinedDrafter)
         assert method.decoder.drafter.settings == CombinedSettings(num_nodes=5, trust=0.25)
@@ -159,7 +159,9 @@ def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -
     ]
     (folder / "last.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert _build(folder, tmp_path / "table", corpus="last.jsonl") == 0
-    decoder = SpeculativeDecoder.from_pretrained(f"aded={tmp_path / 'table'}", tmp_path / "less")
+    decoder = SpeculativeDecoder.from_pretrained(
+        f"aded={tmp_path / 'table'}", tmp_path / "less", tree="fixed"
+    )
     assert decoder.generate(ids, max_new_tokens=4).new_token_ids
 
 

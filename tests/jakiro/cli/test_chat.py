@@ -49,7 +49,7 @@ def _terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _chat(target: Path, *options: str) -> int:
-    words = ["chat", "lookup", "--target", str(target), "--max-new-tokens", "40"]
+    words = ["chat", "lookup", "--target", str(target), "--max-new-tokens", "40", "--tree", "fixed"]
     return exit_code(*words, *options)
 
 

@@ -19,7 +19,7 @@ from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
 def decoder() -> SpeculativeDecoder:
     tokenizer = family_tokenizer("chatml")
     model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=256)
-    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer, tree="fixed")
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def test_answers_are_those_of_the_decoder_for_all_messages(
 
 
 def test_pieces_have_the_depths_of_their_tokens(decoder: SpeculativeDecoder) -> None:
-    lookup = SpeculativeDecoder(decoder.target.model, LookupDrafter(), decoder.tokenizer)
+    target, tokenizer = decoder.target.model, decoder.tokenizer
+    lookup = SpeculativeDecoder(target, LookupDrafter(), tokenizer, tree="fixed")
     expected = lookup.generate([{"role": "user", "content": "main"}], max_new_tokens=60)
     with closing(Dialogue(lookup, DialogueSettings(max_new_tokens=60))) as dialogue:
         depths = [piece.depth for piece in dialogue.answer("main")]

@@ -102,7 +102,7 @@ def test_a_run_with_a_vocabulary_of_its_own_decodes_losslessly(workshop: Path) -
     assert ids is not None
     assert len(ids) == 24
     assert ids.tolist() != list(range(24))
-    decoder = SpeculativeDecoder.from_pretrained(folder)
+    decoder = SpeculativeDecoder.from_pretrained(folder, tree="fixed")
     for text in TEXTS[:3]:
         prompt = decoder.tokenizer(text[:20], return_tensors="pt")
         expected = decoder.target.model.generate(**prompt, do_sample=False, max_new_tokens=24)

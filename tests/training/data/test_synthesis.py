@@ -76,7 +76,7 @@ def test_records_depend_neither_on_the_batch_size_nor_on_interruptions(
 def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_path: Path) -> None:
     settings = SynthesisSettings(**SMALL, greedy=1.0)
     alone, _ = _write(target, tmp_path / "alone.jsonl", greedy=1.0)
-    decoder = SpeculativeDecoder(target, LookupDrafter(), TOKENIZER)
+    decoder = SpeculativeDecoder(target, LookupDrafter(), TOKENIZER, tree="fixed")
     output = OutputFile(tmp_path / "drafted.jsonl")
     Synthesizer(decoder, settings).write(output)
     by_question = {r["messages"][0]["content"]: r["messages"][1] for r in alone}

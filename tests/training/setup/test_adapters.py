@@ -137,7 +137,11 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
     found = peft.PeftModel.from_pretrained(before, settings.run_folder / "adapter")
     again = merged(found.base_model.model).state_dict()
     torch.testing.assert_close(again, trained, rtol=0, atol=1e-6)
-    assert SpeculativeDecoder.from_pretrained(folder).generate("def", max_new_tokens=4).text
+    assert (
+        SpeculativeDecoder.from_pretrained(folder, tree="fixed")
+        .generate("def", max_new_tokens=4)
+        .text
+    )
     # As if the run had stopped after step 2.
     whole = [line for line in read_metrics(settings.run_folder) if "loss" in line]
     for lost in ("drafter", "checkpoints/step-00000004"):
@@ -197,7 +201,9 @@ def test_a_target_with_adapters_of_its_own_is_trained_for_and_decodes(workshop: 
     assert sum(losses[-4:]) < sum(losses[:4])
     assert all(torch.equal(before[name], part) for name, part in adapted.state_dict().items())
     text = "def add_one(first"
-    output = SpeculativeDecoder(adapted, drafter, tokenizer).generate(text, max_new_tokens=8)
+    output = SpeculativeDecoder(adapted, drafter, tokenizer, tree="fixed").generate(
+        text, max_new_tokens=8
+    )
     ids = tokenizer(text, return_tensors="pt")
     expected = adapted.generate(**ids, max_new_tokens=8, do_sample=False)
     assert output.sequences.tolist() == expected.tolist()

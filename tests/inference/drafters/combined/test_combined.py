@@ -73,7 +73,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
     model = tiny_llama(vocab=11)
     drafter = DRAFTERS[name](model)
     assert isinstance(drafter, Drafter)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     expected = [greedy_by_transformers(model, prompt, 30) for prompt in PROMPTS]
     proposed, accepted = Counter[int](), Counter[int]()
     for prompt, tokens in zip(PROMPTS, expected, strict=True):
@@ -92,7 +92,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
-    decoder = SpeculativeDecoder(model, DRAFTERS[name](model))
+    decoder = SpeculativeDecoder(model, DRAFTERS[name](model), tree="fixed")
     accepted = assert_follows_distribution(decoder, model, 1.0).accepted_by_proposer
     assert all(accepted[proposer] > 5 for proposer in (0, decoder.drafter.second_id))
 
@@ -205,7 +205,7 @@ def test_the_model_reads_tokens_that_only_the_text_proposed() -> None:
 
 def test_a_conversation_goes_on_where_it_was() -> None:
     model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, DRAFTERS["trained and aded"](model))
+    decoder = SpeculativeDecoder(model, DRAFTERS["trained and aded"](model), tree="fixed")
     assert_conversation_goes_on(decoder, model)
 
 
@@ -213,10 +213,12 @@ def test_a_combined_drafter_is_built_from_a_trained_one_for_the_target() -> None
     model = tiny_llama()
     trained = tiny_drafter(TargetAdapter(model))
     drafter = combined_drafter(trained, LookupDrafter(), model)
-    decoder = SpeculativeDecoder(model, drafter)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     assert decoder.plan is None
     assert drafter.settings == CombinedSettings()
-    assert decoder.bytes_per_token > SpeculativeDecoder(model, trained).bytes_per_token
+    assert (
+        decoder.bytes_per_token > SpeculativeDecoder(model, trained, tree="fixed").bytes_per_token
+    )
     own = combined_drafter(trained, LookupDrafter(), model, settings=SIZES, tree=TREE)
     assert own.max_nodes == SIZES.num_nodes
     assert own.first.plan.greedy == TREE

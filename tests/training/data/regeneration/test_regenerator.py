@@ -67,7 +67,7 @@ def regenerator(
 ) -> Regenerator:
     drafter = tiny_drafter(TargetAdapter(target)) if is_drafting else None
     values = {"max_new_tokens": 6, "prompt_tokens": 8, "batch_size": 4} | settings
-    decoder = SpeculativeDecoder(target, drafter, TOKENIZER)
+    decoder = SpeculativeDecoder(target, drafter, TOKENIZER, tree="fixed")
     return Regenerator(decoder, RegenerationSettings(**values))
 
 
@@ -176,7 +176,9 @@ def test_sampled_records_of_one_drafter_are_not_continued_with_another(
     trained = tiny_drafter(TargetAdapter(target))
     drafters = (None, LookupDrafter(), AdedDrafter(), small, other, *pairs, trained)
     sources = find_sources([str(data)])
-    decoders = [SpeculativeDecoder(target, drafter, TOKENIZER) for drafter in drafters]
+    decoders = [
+        SpeculativeDecoder(target, drafter, TOKENIZER, tree="fixed") for drafter in drafters
+    ]
     fingerprints = [fingerprint_fields(decoder, settings, sources) for decoder in decoders]
     assert len({fields["drafter"] for fields in fingerprints}) == len(drafters)
 

@@ -71,7 +71,7 @@ def test_the_two_by_two_is_reported_for_each_kind_of_trees() -> None:
     [
         (["candidates=4,name=other"], "one or more of tree=..., candidates=... and levels=..."),
         (["4"], "one or more of tree=..., candidates=... and levels=..."),
-        (["tree=wide"], "one of tree=trained"),
+        (["tree=wide"], "one of tree=auto"),
         (["candidates=4", "candidates=4"], "a different name for each"),
     ],
 )

@@ -1,0 +1,213 @@
+"""The number of threads and the form of the weights with which a target computes fastest on a CPU.
+
+A small model is often fastest with a single thread, and a large model with all threads. With
+reordered weights (`jakiro.target.packed_linear`), the verification of a tree usually takes less
+time, but a single token may take more. Both are therefore chosen together, by measurement.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from pathlib import Path
+from statistics import median
+from typing import Literal, NamedTuple
+
+import psutil
+import torch
+
+from inference.autotune.measurement import cached, machine_facts, seconds_of, verifications
+from inference.engine.threads import num_threads
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.packed_linear import can_pack, form_name, packed_bytes
+from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import Settings
+
+TREE_NODES = 8  # number of nodes of the tree whose verification is timed
+TREE_TAU = 2.0  # mean acceptance length that is assumed for such trees in the choice
+REPEATS = 4  # number of repetitions, of which the first is a warm-up
+CLEARLY = 1.6  # a way that is slower by this factor for token and tree is not repeated
+MEMORY_SHARE = 0.5  # largest share of the available memory that reordered weights may take
+
+Threads = int | Literal["auto"] | None
+Packed = bool | Literal["auto"]
+
+_logger = get_logger(__name__)
+
+
+class Compute(Settings, frozen=True):
+    """A way to compute on a CPU.
+
+    Attributes:
+        threads: number of threads of decoding steps; None for the process's number.
+        packed: whether the target's weights are reordered.
+        pack_single: whether a single token is multiplied by reordered weights, too.
+    """
+
+    threads: int | None = None
+    packed: bool = False
+    pack_single: bool = False
+
+    def prepare(self, target: TargetAdapter) -> None:
+        """Make the target compute with this form of its weights."""
+        if self.packed:
+            target.pack(single=self.pack_single)
+        else:
+            target.unpack()
+
+    def __str__(self) -> str:
+        """Return the way to compute in words."""
+        form = form_name(self.packed, self.pack_single)
+        return form if self.threads is None else f"threads: {self.threads}, {form}"
+
+
+class ComputeSeconds(Settings):
+    """The measured seconds of the target's forward passes in one way to compute.
+
+    Attributes:
+        compute: way to compute.
+        token: seconds of a forward pass over a single token.
+        tree: seconds of a forward pass over a root and `TREE_NODES` nodes.
+    """
+
+    compute: Compute
+    token: float
+    tree: float
+
+    def rate(self, *, drafts: bool) -> float:
+        """Return the expected number of tokens per second.
+
+        Args:
+            drafts: whether trees may be drafted where that is faster.
+        """
+        autoregressive = 1 / self.token
+        return max(autoregressive, TREE_TAU / self.tree) if drafts else autoregressive
+
+
+class ComputeGrid(Settings):
+    """The measured seconds of all ways to compute that were tried."""
+
+    ways: tuple[ComputeSeconds, ...]
+
+    def best(self, *, drafts: bool) -> Compute:
+        """Return the way to compute that is expected to be fastest.
+
+        Args:
+            drafts: whether trees may be drafted where that is faster.
+        """
+        return max(self.ways, key=lambda way: way.rate(drafts=drafts)).compute
+
+
+def choose_compute(
+    target: TargetAdapter,
+    threads: Threads = "auto",
+    packed: Packed = "auto",
+    *,
+    drafts: bool = True,
+    folder: Path | None = None,
+) -> Compute:
+    """Return the fastest way to compute, measured unless the arguments leave no choice.
+
+    Args:
+        target: the frozen target.
+        threads: number of threads; "auto" to choose it, None for the process's number.
+        packed: whether weights are reordered; "auto" to choose it.
+        drafts: whether a drafter will be used.
+        folder: folder in which measurements are cached; None for the user's cache folder.
+
+    Raises:
+        TargetNotSupported: `packed` is True, but the weights cannot be reordered.
+    """
+    ways = list(_ways(target, threads, packed))
+    if len(ways) == 1:
+        return ways[0]
+    return known_grid(target, ways, folder).best(drafts=drafts)
+
+
+def known_grid(
+    target: TargetAdapter, ways: Sequence[Compute], folder: Path | None = None
+) -> ComputeGrid:
+    """Return measured seconds from the cache, or measure them in a few seconds and cache them.
+
+    Args:
+        target: the frozen target.
+        ways: ways to compute.
+        folder: folder of the cache; None for the user's cache folder.
+    """
+    described = [str(way) for way in ways]
+    key = (machine_facts(target), target.spec.fingerprint, str(target.dtype), described)
+    return cached(ComputeGrid, "compute", key, lambda: measure_grid(target, ways), folder)
+
+
+def measure_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
+    """Measure the ways to compute in turns; afterwards, the target's own weights are in use.
+
+    Args:
+        target: the frozen target.
+        ways: ways to compute. Those that are clearly slower than another in the first repetitions
+            are not measured further.
+    """
+    _logger.info("measuring with how many threads the target is fastest on this machine")
+    trials = [_Trial.start(way, target) for way in ways]
+    for repeat in range(REPEATS):
+        for trial in trials if repeat < 2 else _promising(trials):
+            trial.measure()
+    return ComputeGrid(ways=tuple(trial.result() for trial in trials))
+
+
+class _Trial(NamedTuple):
+    """The measurements of a way to compute, by number of nodes."""
+
+    compute: Compute
+    steps: dict[int, Callable[[], object]]
+    seconds: dict[int, list[float]]
+
+    @classmethod
+    def start(cls, compute: Compute, target: TargetAdapter) -> "_Trial":
+        own = copy(target)  # shares everything but the choice of the form
+        compute.prepare(own)
+        steps = verifications(own, (0, TREE_NODES))
+        return cls(compute, steps, {count: [] for count in steps})
+
+    def measure(self) -> None:
+        with num_threads(self.compute.threads):
+            for count, step in self.steps.items():
+                self.seconds[count].append(seconds_of(step))
+
+    def result(self) -> ComputeSeconds:
+        token, tree = (median(self.seconds[count][1:]) for count in (0, TREE_NODES))
+        return ComputeSeconds(compute=self.compute, token=token, tree=tree)
+
+
+def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
+    """Return the trials that are not clearly slower than the best in both sizes."""
+    results = [trial.result() for trial in trials]
+    token = min(result.token for result in results)
+    tree = min(result.tree for result in results)
+    return [
+        trial
+        for trial, result in zip(trials, results, strict=True)
+        if result.token < CLEARLY * token or result.tree < CLEARLY * tree
+    ]
+
+
+def _ways(target: TargetAdapter, threads: Threads, packed: Packed) -> Iterator[Compute]:
+    """Yield the ways to compute that the arguments and the machine admit."""
+    if target.device.type != "cpu":
+        yield Compute(packed=packed is True)
+        return
+    for count in _thread_counts() if threads == "auto" else (threads,):
+        if packed is not True:
+            yield Compute(threads=count)
+        if packed is True or (packed == "auto" and _may_pack(target)):
+            yield Compute(threads=count, packed=True)
+            yield Compute(threads=count, packed=True, pack_single=True)
+
+
+def _thread_counts() -> list[int]:
+    most = torch.get_num_threads()
+    return sorted({1, max(1, most // 2), most})
+
+
+def _may_pack(target: TargetAdapter) -> bool:
+    if target.is_compiled or not can_pack(target.model):
+        return False
+    return packed_bytes(target.model) <= MEMORY_SHARE * psutil.virtual_memory().available

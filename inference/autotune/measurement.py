@@ -1,0 +1,131 @@
+"""Timing of a target's forward passes, and a cache of measurements on this machine."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import TypeVar
+
+import torch
+from platformdirs import user_cache_path
+
+from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.utils.files import fingerprint, write_atomically
+from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import Settings
+
+CONTEXT = 128  # number of tokens in the context during timing
+REFERENCE_SECONDS = 0.03  # duration of each check whether other processes slow this one down
+QUIET = 1.3  # largest ratio of reference times at which a measurement is kept
+
+_logger = get_logger(__name__)
+_in_this_process: dict[Path, Settings] = {}
+
+MeasuredT = TypeVar("MeasuredT", bound=Settings)
+
+
+def cached(
+    kind: type[MeasuredT],
+    name: str,
+    key: Sequence[object],
+    measure: Callable[[], MeasuredT],
+    folder: Path | None = None,
+) -> MeasuredT:
+    """Return a measurement from the cache, or measure and cache the result.
+
+    The result is kept on disk only if no other process slowed the measurement down; otherwise it is
+    used in this process only.
+
+    Args:
+        kind: class of the measurement.
+        name: beginning of the file's name.
+        key: everything on which the measurement depends.
+        measure: function that measures.
+        folder: folder of the cache; None for the user's cache folder.
+    """
+    folder = folder or user_cache_path("jakiro")
+    path = folder / f"{name}-{fingerprint(*key)[:16]}.json"
+    try:
+        return kind.model_validate_json(path.read_text())
+    except (OSError, ValueError):
+        pass
+    known = _in_this_process.get(path)
+    if isinstance(known, kind):
+        return known
+    before = _reference()
+    measured = measure()
+    _in_this_process[path] = measured
+    if _is_quiet(before, _reference()):
+        _store(path, measured)
+    return measured
+
+
+def machine_facts(target: TargetAdapter) -> list[object]:
+    """Return everything on which times depend but for the models themselves."""
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
+
+
+def verifications(
+    target: TargetAdapter, node_counts: Sequence[int]
+) -> dict[int, Callable[[], object]]:
+    """Return functions that verify a chain, by the number of nodes in the chain.
+
+    Args:
+        target: the frozen target.
+        node_counts: numbers of nodes; 0 for a step without drafts.
+    """
+    most = max(node_counts)
+    context = min(CONTEXT, target.spec.max_position // 2)
+    cache = target.new_cache(1, context + most + 1)
+    tokens = torch.zeros(1, context + most + 1, dtype=torch.long, device=target.device)
+    with torch.inference_mode():
+        target.forward(chain_step(tokens[:, :context], 0), cache)
+
+    def verify(count: int) -> object:
+        parents = torch.arange(-1, count, device=target.device)[None]
+        step = chain_step(tokens[:, : count + 1], context)
+        step = replace(step, parents=parents, max_depth=min(count + 1, 4))
+        return target.logits(target.forward(step, cache).features).argmax(-1).tolist()
+
+    return {count: partial(verify, count) for count in node_counts}
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds that a function takes; the function must wait for its device."""
+    started = time.perf_counter()
+    with torch.inference_mode():
+        work()
+    return time.perf_counter() - started
+
+
+def _reference() -> tuple[float, float]:
+    """Return the median and the mean seconds of a small product on one core.
+
+    Time slices of other processes raise the mean, but not the median.
+    """
+    x = torch.ones(48, 48)
+    times: list[float] = []
+    end = time.perf_counter() + REFERENCE_SECONDS
+    while (started := time.perf_counter()) < end:
+        torch.mm(x, x)
+        times.append(time.perf_counter() - started)
+    return median(times), fmean(times)
+
+
+def _is_quiet(*references: tuple[float, float]) -> bool:
+    values = [value for reference in references for value in reference]
+    return max(values) <= QUIET * min(values)
+
+
+def _store(path: Path, measured: Settings) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, measured.model_dump_json())
+    except OSError:
+        _logger.warning("cannot store measured times in %s; the next run will measure again", path)

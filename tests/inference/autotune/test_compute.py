@@ -1,0 +1,68 @@
+"""The number of threads and the form of the weights are chosen by measured times."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models import tiny_llama
+
+from inference import SpeculativeDecoder
+from inference.autotune.compute import (
+    Compute,
+    ComputeGrid,
+    ComputeSeconds,
+    choose_compute,
+    measure_grid,
+)
+from inference.drafters.lookup import LookupDrafter
+from jakiro.errors import TargetNotSupported
+from jakiro.target.adapter import TargetAdapter
+
+OWN, TREES, ALL = (
+    Compute(threads=1),
+    Compute(threads=1, packed=True),
+    Compute(threads=2, packed=True, pack_single=True),
+)
+GRID = ComputeGrid(
+    ways=(
+        ComputeSeconds(compute=OWN, token=1.0, tree=4.0),
+        ComputeSeconds(compute=TREES, token=1.1, tree=1.2),
+        ComputeSeconds(compute=ALL, token=1.2, tree=1.1),
+    )
+)
+
+
+def test_trees_count_only_with_a_drafter() -> None:
+    assert GRID.best(drafts=True) == ALL
+    assert GRID.best(drafts=False) == OWN
+
+
+def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:
+    target = TargetAdapter(tiny_llama())
+    grid = measure_grid(target, [OWN, TREES, ALL])
+    assert [way.compute for way in grid.ways] == [OWN, TREES, ALL]
+    assert all(way.token > 0 and way.tree > 0 for way in grid.ways)
+    assert not target.is_packed
+
+
+def test_a_choice_without_alternatives_is_not_measured(tmp_path: Path) -> None:
+    target = TargetAdapter(tiny_llama())
+    assert choose_compute(target, None, False, folder=tmp_path) == Compute()
+    assert choose_compute(target, 3, False, folder=tmp_path) == Compute(threads=3)
+    half = TargetAdapter(tiny_llama().to(torch.float16))
+    assert choose_compute(half, 1, "auto", folder=tmp_path) == Compute(threads=1)
+
+
+def test_reordered_weights_that_were_asked_for_must_be_possible() -> None:
+    with pytest.raises(TargetNotSupported, match="cannot be reordered"):
+        SpeculativeDecoder(tiny_llama().to(torch.float16), packed=True)
+
+
+def test_the_choice_changes_neither_the_text_nor_the_threads_of_the_process() -> None:
+    model, before = tiny_llama(vocab=23), torch.get_num_threads()
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
+    expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=30).new_token_ids
+    for threads in ("auto", 2):
+        decoder = SpeculativeDecoder(model, LookupDrafter(), threads=threads, packed="auto")
+        assert decoder.generate(prompt, max_new_tokens=30).new_token_ids == expected
+        assert torch.get_num_threads() == before

@@ -1,0 +1,44 @@
+"""Measurements are kept on disk unless other processes slowed them down."""
+
+from pathlib import Path
+
+import pytest
+
+from inference.autotune.measurement import _is_quiet, cached
+from jakiro.utils.settings import Settings
+
+
+class Figure(Settings):
+    """A measured number."""
+
+    value: float
+
+
+def test_a_measurement_is_made_once_for_each_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.autotune.measurement.QUIET", float("inf"))
+    values = iter([1.0, 2.0])
+    folder = tmp_path / "a new user's cache"
+
+    def figure(key: str) -> float:
+        return cached(Figure, "figure", [key], lambda: Figure(value=next(values)), folder).value
+
+    assert [figure("a"), figure("b"), figure("a")] == [1.0, 2.0, 1.0]
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_measurement_on_a_busy_machine_serves_only_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.autotune.measurement.QUIET", 0.0)
+    values = iter([1.0, 2.0])
+    for _ in range(2):
+        got = cached(Figure, "figure", ["a"], lambda: Figure(value=next(values)), tmp_path)
+        assert got.value == 1.0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mean_far_above_the_median_is_not_quiet() -> None:
+    assert _is_quiet((1.0, 1.1), (1.05, 1.2))
+    assert not _is_quiet((1.0, 1.1), (1.0, 1.6))
