@@ -1,6 +1,6 @@
 """The public decoder: an unmodified Hugging Face causal LM with a drafter."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +174,20 @@ class SpeculativeDecoder:
             draft_forms=draft_forms,
         )
 
+    def __repr__(self) -> str:
+        """Return a line with the target, the drafter, the largest tree and the dtype."""
+        drafter = self.drafter.model if isinstance(self.drafter, TrainedDrafter) else self.drafter
+        tree = "none"
+        if self.drafter is not None:
+            tree = f"up to {self.drafter.max_nodes} nodes and depth {self.drafter.max_depth}"
+        if isinstance(self.policy, AutoTree):
+            tree = f"auto, {tree}"
+        return (
+            f"SpeculativeDecoder(target={type(self.target.model).__name__}, "
+            f"drafter={None if drafter is None else type(drafter).__name__}, tree=({tree}), "
+            f"dtype={str(self.target.model.dtype).removeprefix('torch.')})"
+        )
+
     @property
     def plan(self) -> TreePlan | None:
         """The shapes of a trained drafter's trees; None for other drafters and with tree="auto"."""
@@ -310,18 +324,25 @@ class SpeculativeDecoder:
         *,
         temperature: float | int | None = None,
         seed: int | None = None,
+        conversation: Conversation | None = None,
         **generation: Any,
-    ) -> Iterator[DecodeStep]:
+    ) -> Generator[DecodeStep, None, None]:
         """Yield the decoding steps that continue a prompt, each as soon as it is finished.
+
+        Closing the generator ends decoding early. In a conversation, the tokens so far are then
+        cached, as at the end of a complete answer.
 
         Args:
             prompt: text, chat messages, or token ids.
             temperature: as for `generate`.
             seed: as for `generate`.
+            conversation: as for `generate`.
             **generation: as for `generate`.
         """
-        run = self.start([prompt], temperature=temperature, seed=seed, **generation)
-        return self._watched(run)
+        prepared = self._prepared([prompt], temperature, seed, generation)
+        if conversation is None:
+            return self._watched(self._run(prepared, options_for(prepared.config, False)))
+        return self._watched_turn(conversation, prepared)
 
     def __call__(
         self,
@@ -471,20 +492,23 @@ class SpeculativeDecoder:
             "threads": self.compute.threads,
         }
 
-    def _decode(self, token_ids: list[int]) -> str | None:
-        if self.tokenizer is None:
-            return None
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-
     def _finished(
         self, run: DecodeRun, streamer: BaseStreamer | None = None
     ) -> list[GenerateOutput]:
         steps = [step for together in feed(run, streamer) for step in together]
         self._watch.add(run)
-        texts = [self._decode(state.new_token_ids) for state in run.sequences]
-        return outputs_of(run, steps, texts)
+        return outputs_of(run, steps, self.tokenizer)
 
-    def _watched(self, run: DecodeRun) -> Iterator[DecodeStep]:
+    def _watched_turn(
+        self, conversation: Conversation, prepared: "_Prepared"
+    ) -> Generator[DecodeStep, None, None]:
+        """Yield the steps of a chat turn; closing the generator leaves the conversation usable."""
+        options = options_for(prepared.config, False)
+        arguments = {**self._parts(prepared.policy), "record": options}
+        with conversation.turn(prepared.requests[0], **arguments) as run:
+            yield from self._watched(run)
+
+    def _watched(self, run: DecodeRun) -> Generator[DecodeStep, None, None]:
         """Yield the steps of a single request; closing the iterator frees the caches at once."""
         with closing(iter(run)) as steps:
             for (step,) in steps:

@@ -154,7 +154,7 @@ def _paired(parts: Parts, pair: PairName, compiled: bool, draft_forms: FormChoic
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    remedy = "pass target= with the current folder or hub name of the target"
+    remedy = "pass target=, or --target on the command line, with the target's current folder or id"
     return (
         load_causal_lm(name_or_path, remedy=remedy, **load),
         load_tokenizer(name_or_path, "the tokenizer of the target", remedy=remedy),

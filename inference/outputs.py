@@ -2,22 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.engine.details import OutputOptions
 from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.request import SequenceState
 from inference.engine.stats import DecodeStats
+from inference.generation.colored_text import colored_html, pieces_by_depth
+
+_shortened = Repr()
+_shortened.maxstring = 400  # characters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GenerateOutput:
-    """The output for one prompt.
+    """The output for one prompt; notebooks show its text, in colours for accepted drafts.
 
     If several sequences were decoded together, the seconds in `stats` are those of the batch, and
     the counts are those of the sequence.
@@ -32,32 +38,49 @@ class GenerateOutput:
     log_probs: list[float] | None = None  # of new tokens under the target's processed distribution
     scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each new token
     logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # raw logits of each new token
+    tokenizer: PreTrainedTokenizerBase | None = None  # the tokenizer that decoded the text
+
+    def __repr__(self) -> str:
+        """Return the text, which is shortened if it is long, and the most important statistics."""
+        return (
+            f"GenerateOutput(text={_shortened.repr(self.text)}, tokens={len(self.new_token_ids)}, "
+            f"tau={self.stats.tau:.2f}, tokens_per_second={self.stats.tokens_per_second:.1f})"
+        )
+
+    def _repr_html_(self) -> str | None:
+        """Return the text for notebooks, with a colour for each depth; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        tokens = zip(self.new_token_ids, self.depths, strict=True)
+        return colored_html(pieces_by_depth(tokens, self.tokenizer), self.stats.summary)
 
 
 def outputs_of(
-    run: DecodeRun, steps: Sequence[DecodeStep], texts: Sequence[str | None]
+    run: DecodeRun,
+    steps: Sequence[DecodeStep],
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[GenerateOutput]:
     """Return the output of each request of a finished run.
 
     Args:
         run: finished run.
         steps: all decoding steps that the run yielded.
-        texts: text of each request's new tokens; None if there is no tokenizer.
+        tokenizer: tokenizer that decodes the text; None to return no text.
     """
     by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
     for step in steps:
         by_sequence[step.index].append(step)
     options = run.record or OutputOptions()
     return [
-        _output(state, by_sequence[state.index], text, options, run.seconds)
-        for state, text in zip(run.sequences, texts, strict=True)
+        _output(state, by_sequence[state.index], tokenizer, options, run.seconds)
+        for state in run.sequences
     ]
 
 
 def _output(
     state: SequenceState,
     steps: Sequence[DecodeStep],
-    text: str | None,
+    tokenizer: PreTrainedTokenizerBase | None,
     options: OutputOptions,
     seconds: Mapping[str, float],
 ) -> GenerateOutput:
@@ -67,12 +90,19 @@ def _output(
         sequences=torch.tensor([state.token_ids]),
         new_token_ids=state.new_token_ids,
         depths=[depth for step in steps for depth in step.depths],
-        text=text,
+        text=_decoded(tokenizer, state.new_token_ids),
         stats=state.stats,
         log_probs=[p for own in details for p in own.log_probs] if options.log_probs else None,
         scores=tuple(s for own in details for s in own.scores) if options.scores else None,
         logits=tuple(s for own in details for s in own.logits) if options.logits else None,
+        tokenizer=tokenizer,
     )
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase | None, token_ids: list[int]) -> str | None:
+    if tokenizer is None:
+        return None
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
 def in_transformers_form(

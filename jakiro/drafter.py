@@ -13,9 +13,15 @@ from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.errors import CheckpointError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.target.cache import StateSource, TargetState
+from jakiro.utils.fetch import KNOWN_MODELS
+from jakiro.utils.gguf import find_gguf
+from jakiro.utils.pretrained import refuse_missing_folder
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.trunk import Trunk, TrunkInputs
+
+_REMEDY = "check the path, or train a drafter with `jakiro train`"
+_HUB_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 
 
 class JakiroDrafter(PreTrainedModel):
@@ -132,22 +138,46 @@ class JakiroDrafter(PreTrainedModel):
             CheckpointError: there is no drafter at `path`, its weights are missing, unexpected, or
                 of the wrong shape, or the ids of the tokens that it may draft are invalid.
         """
+        refuse_missing_folder(path, "a drafter from", _REMEDY)
         # With these options, transformers returns a report of mismatches, in which `_check_report`
         # finds them.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
+            _refuse_other_model(path, kwargs)
             loaded: Any = super().from_pretrained(str(path), **kwargs)
         except (OSError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot load a drafter from {path}",
                 expected="config.json and model.safetensors as written by save_pretrained",
                 got=str(error).strip().splitlines()[0],
-                remedy="check the path, or train a drafter with `python -m training.train`",
+                remedy=_REMEDY,
             ) from error
         drafter, report = loaded
         _check_report(report, path)
         _check_ids(drafter, path)
         return cast(JakiroDrafter, drafter)
+
+
+def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
+    """Raise an error if a folder or hub id is that of another model, such as the target.
+
+    Raises:
+        CheckpointError: it is another model.
+        OSError: there is no config.
+    """
+    kind = "GGUF"
+    if str(path) not in KNOWN_MODELS and find_gguf(path) is None:
+        hub = {name: load[name] for name in _HUB_ARGUMENTS if name in load}
+        config, _ = JakiroConfig.get_config_dict(str(path), **hub)
+        kind = config.get("model_type", "")
+        if kind in (JakiroConfig.model_type, ""):  # an incomplete config has other errors
+            return
+    raise CheckpointError(
+        f"{path} is a {kind} model, not a drafter",
+        expected="a drafter that `jakiro train` wrote, or the name of a training-free drafter",
+        remedy="to decode with this model, use it as the target of a drafter that needs no "
+        f"training: `jakiro generate lookup PROMPT --target {path}`",
+    )
 
 
 def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryEncoder | None]:

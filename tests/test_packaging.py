@@ -43,6 +43,12 @@ def test_every_exported_name_can_be_imported(package: str) -> None:
         _ = module.Nonsense
 
 
+@pytest.mark.parametrize("package", ["inference", "jakiro"])
+def test_interactive_sessions_complete_the_exported_names(package: str) -> None:
+    module = import_module(package)
+    assert dir(module) == sorted(module.__all__)
+
+
 def test_imports_go_one_way() -> None:
     # In a process of its own: it disables the loggers of the one it runs in.
     program = Path(sys.executable).with_name("lint-imports")

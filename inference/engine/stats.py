@@ -60,6 +60,18 @@ class DecodeStats:
         decoding = self.seconds["total"] - self.seconds["prefill"]
         return self.decoded / decoding if decoding > 0 else 0.0
 
+    @property
+    def summary(self) -> str:
+        """One line for users: tokens, accepted drafts, tau, and speed."""
+        tokens = "1 token" if self.emitted == 1 else f"{self.emitted} tokens"
+        prefill = f"{self.seconds['prefill']:.2f} s to read the prompt"
+        if not self.target_forwards:
+            return f"{tokens} after {prefill}"
+        return (
+            f"{tokens} ({self.accepted.total()} of them drafted), tau {self.tau:.2f} (tokens per "
+            f"decoding step), {self.tokens_per_second:.1f} tokens/s after {prefill}"
+        )
+
     @classmethod
     def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
         """Return the sum of the statistics of several requests."""

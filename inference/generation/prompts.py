@@ -5,6 +5,7 @@ from operator import index
 from typing import Any
 
 from jaxtyping import Int
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -25,7 +26,8 @@ def encode_prompt(
 
     Raises:
         PromptError: the prompt is empty, contains several prompts or ids outside the target's
-            vocabulary, or needs a tokenizer or chat template that is missing.
+            vocabulary, needs a tokenizer or chat template that is missing, or is rejected by the
+            chat template.
     """
     if isinstance(prompt, Tensor):
         ids = _single(prompt)
@@ -148,5 +150,13 @@ def _templated(
             remedy="set tokenizer.chat_template, or pass the prompt as a text",
         )
     apply: Any = tokenizer.apply_chat_template
-    encoded = apply(messages, add_generation_prompt=True, return_dict=True)
+    try:
+        encoded = apply(messages, add_generation_prompt=True, return_dict=True)
+    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        raise PromptError(
+            "the chat template rejects the messages",
+            expected="roles and contents that the template supports",
+            got=error,
+            remedy="many templates require alternating roles, and some have no system prompt",
+        ) from error
     return list(encoded["input_ids"])

@@ -7,7 +7,7 @@ torch.
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -16,6 +16,7 @@ from jakiro import __version__
 from jakiro.cli.ablate import ablate
 from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
+from jakiro.cli.chat import chat
 from jakiro.cli.data import data
 from jakiro.cli.demo import demo
 from jakiro.cli.features import features
@@ -33,8 +34,8 @@ from jakiro.cli.verify import verify
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroError
 
 _DEBUG = "--debug"
-_COMMANDS = {
-    "Decode": (fetch, generate, demo),
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Decode": (fetch, generate, chat, demo),
     "Train": (train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),

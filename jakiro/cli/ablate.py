@@ -9,11 +9,13 @@ from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import say
 from jakiro.errors import ConfigError
+from jakiro.utils.logs import quiet_libraries
 
 _SWEEP = "Select a setting for each arm"
 _MEASURING = "Measurement"
 
 
+@quiet_libraries()
 def ablate(
     context: Context,
     base: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from jakiro.cli.output import say, writer
+from jakiro.utils.logs import quiet_libraries
 
 aded = typer.Typer(
     name="aded", help="Prepare the training-free drafter aded.", no_args_is_help=True
@@ -21,6 +22,7 @@ def _group() -> None:
 
 
 @aded.command()
+@quiet_libraries()
 def build(
     corpus: Annotated[
         list[str],

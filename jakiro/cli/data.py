@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from jakiro.utils.logs import quiet_libraries
+
 data = typer.Typer(
     name="data",
     help="Make texts, prompts and a small model from Python's standard library.",
@@ -15,6 +17,7 @@ _Tokenizer = Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The tar
 
 
 @data.command()
+@quiet_libraries()
 def texts(
     target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="Causal language model.")],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="File to write.")],

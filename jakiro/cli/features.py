@@ -8,11 +8,13 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
+from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
     from training.target_states.writer import TargetStateWriter
 
 
+@quiet_libraries()
 def features(
     config: Annotated[
         Path, typer.Option(metavar="FILE", help="YAML file with the training settings.")

@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from jakiro.cli.output import say
+from jakiro.utils.logs import quiet_libraries
 
 
+@quiet_libraries()
 def fetch(
     name: Annotated[
         str | None,
@@ -19,7 +21,7 @@ def fetch(
     fetched: their ids can be used directly.
     """
     from jakiro.utils.fetch import KNOWN_MODELS, fetch_model, known_model
-    from jakiro.utils.gguf import convert_gguf
+    from jakiro.utils.gguf import convert_gguf, default_dtype
 
     if name is None:
         for known, model in KNOWN_MODELS.items():
@@ -28,5 +30,6 @@ def fetch(
     say(known_model(name).note)
     file = fetch_model(name, say)
     folder = convert_gguf(file)
-    say(f"the GGUF file is {file}, and the converted model is in {folder}")
+    dtype = str(default_dtype()).removeprefix("torch.")
+    say(f"the GGUF file is {file}, and the model in {dtype} is in {folder}")
     typer.echo(name)

@@ -1,72 +1,143 @@
 """The command `jakiro generate`."""
 
+import sys
 from functools import partial
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.options import DRAFTERS
 from jakiro.cli.output import say
+from jakiro.errors import PromptError
+from jakiro.utils.logs import quiet_libraries
+
+if TYPE_CHECKING:
+    from inference import SpeculativeDecoder
+
+_STANDARD_INPUT = "-"
 
 
+@quiet_libraries()
 def generate(
-    drafter: Annotated[
-        str,
-        typer.Argument(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
+    drafter: options.DrafterName,
+    prompt: Annotated[
+        str, typer.Argument(help="Question to answer or text to continue; - for standard input.")
     ],
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    target: Annotated[
-        str | None,
+    target: options.TargetOfDrafter = None,
+    raw: Annotated[
+        bool,
         typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            help="The target; by default the one that the drafter's config names.",
+            "--raw",
+            help="Continue the prompt as plain text. By default, the target's chat template is "
+            "used, if there is one.",
         ),
-    ] = None,
+    ] = False,
+    system: options.System = None,
     max_new_tokens: Annotated[int, typer.Option(help="Largest number of new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    tree: Annotated[
-        Literal["auto", "fixed"],
-        typer.Option(
-            help="auto: trees that are chosen in each decoding step by measured costs; fixed: "
-            "trees of one shape, with the levels of training."
-        ),
-    ] = "auto",
+    tree: options.TreeChoice = "auto",
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
-    compiled: Annotated[
-        bool,
-        typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
-    ] = False,
+    compiled: options.Compiled = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics to standard error.")
     ] = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
 ) -> None:
-    """Continue a text exactly as the target would, sped up by a drafter."""
-    from inference.decoder import SpeculativeDecoder
+    """Answer a question or continue a text exactly as the target would, sped up by a drafter."""
     from inference.generation.streaming import TextPrinter
 
-    decoder = SpeculativeDecoder.from_pretrained(
+    text = _prompt_text(prompt)
+    decoder = load_decoder(
         drafter,
         target,
-        tree,
+        tree=tree,
+        dtype=dtype,
+        device=device,
         compiled=compiled,
-        packed=options.as_packed(packed),
         threads=options.as_threads(threads),
+        packed=options.as_packed(packed),
     )
+    is_chat = _is_chat(decoder, raw, system)
+    sampling: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
     output = decoder.generate(
-        prompt,
+        _messages(text, system) if is_chat else text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
         streamer=TextPrinter(decoder.tokenizer, partial(typer.echo, nl=False)),
+        **{name: value for name, value in sampling.items() if value is not None},
     )
     typer.echo()
+    if not (output.text or "").strip() and len(output.new_token_ids) < max_new_tokens:
+        say(f"the model ended the text at once; remedy: {_remedy(is_chat, raw)}")
     if stats:
-        figures = output.stats
-        say(
-            f"{figures.emitted} tokens, tau {figures.tau:.2f}, {figures.tokens_per_second:.1f}"
-            f" tokens/s after {figures.seconds['prefill'] * 1e3:.0f} ms of prefill,"
-            f" {decoder.bytes_per_token} bytes per cached token"
+        say(output.stats.summary)
+
+
+def load_decoder(
+    drafter: str, target: str | None, *, dtype: str, device: options.Device, **decoding: Any
+) -> "SpeculativeDecoder":
+    """Return a decoder, and name the dtype of its target unless the user chose it.
+
+    The options of decoding are arguments of `SpeculativeDecoder.from_pretrained`.
+    """
+    from inference import SpeculativeDecoder
+    from jakiro.utils.gguf import gguf_checksum
+    from jakiro.utils.pretrained import choose_device, describe_model
+
+    decoder = SpeculativeDecoder.from_pretrained(
+        drafter, target, dtype=dtype, device_map=choose_device(device), **decoding
+    )
+    model: Any = decoder.target.model
+    if dtype == "auto" or gguf_checksum(model.config) is not None:
+        say(f"target: {describe_model(model)}")
+    return decoder
+
+
+def _prompt_text(prompt: str) -> str:
+    """Return the prompt; from standard input, without the newline at its end."""
+    if prompt != _STANDARD_INPUT:
+        return prompt
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            "cannot read the prompt from standard input", expected="text in UTF-8", got=error
+        ) from error
+
+
+def _is_chat(decoder: "SpeculativeDecoder", raw: bool, system: str | None) -> bool:
+    """Return whether the prompt is a chat message, and tell the user."""
+    has_template = decoder.tokenizer is not None and decoder.tokenizer.chat_template is not None
+    is_chat = has_template and not raw
+    if system is not None and not is_chat:
+        raise PromptError(
+            "--system can only be used with the chat template of the target",
+            expected="a target with a chat template, and no --raw",
+            got="--raw" if raw else "a tokenizer without a chat template",
+            remedy="leave out --system" + (" or --raw" if has_template else ""),
         )
+    if is_chat:
+        say("answering with the target's chat template; --raw continues the prompt as plain text")
+    else:
+        reason = "--raw" if raw else "the target has no chat template"
+        say(f"continuing the prompt as plain text ({reason})")
+    return is_chat
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, Any]]:
+    if not text.strip():
+        raise PromptError("the prompt is empty", expected="a question", got=repr(text))
+    start = [] if system is None else [{"role": "system", "content": system}]
+    return [*start, {"role": "user", "content": text}]
+
+
+def _remedy(is_chat: bool, raw: bool) -> str:
+    if is_chat:
+        return "ask in other words, sample with --temperature 0.7, or try --raw"
+    return "leave out --raw" if raw else "use a longer prompt, or sample with --temperature 0.7"

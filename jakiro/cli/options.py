@@ -42,6 +42,37 @@ DRAFTERS = (
     "aded, aded=TABLE, lookup, lm=MODEL (a smaller model with the same tokenizer), or two "
     "drafters that share trees, such as aded+drafter=DRAFTER"
 )
+DrafterName = Annotated[
+    str, typer.Argument(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}.")
+]
+TargetOfDrafter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH_OR_HUB_ID",
+        help="The target; by default the one that the drafter's config names.",
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help="0 for greedy decoding, above 0 for sampling; by default the value of the target's "
+        "generation config."
+    ),
+]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="System prompt: instructions for a chat model.")
+]
+TreeChoice = Annotated[
+    Literal["auto", "fixed"],
+    typer.Option(
+        help="auto: trees that are chosen in each decoding step by measured costs; fixed: "
+        "trees of one shape, with the levels of training."
+    ),
+]
+Compiled = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
+]
 ThreadCount = Annotated[
     str,
     typer.Option(

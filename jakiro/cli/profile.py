@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from jakiro.cli.options import Context, settings_from
+from jakiro.utils.logs import quiet_libraries
 
 profile = typer.Typer(
     name="profile", help="Measure the decoding loop itself, part by part.", no_args_is_help=True
@@ -45,6 +46,7 @@ _NewTokens = Annotated[int, typer.Option(help="Number of new tokens per prompt."
 
 
 @profile.command()
+@quiet_libraries()
 def engine(
     context: Context,
     target: _Target = None,
@@ -73,6 +75,7 @@ def engine(
 
 
 @profile.command()
+@quiet_libraries()
 def automatic(
     context: Context,
     target: _Target = None,
@@ -104,6 +107,7 @@ def automatic(
 
 
 @profile.command()
+@quiet_libraries()
 def rounding(
     context: Context,
     target: _Target = None,

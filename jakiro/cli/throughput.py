@@ -7,8 +7,10 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import writer
+from jakiro.utils.logs import quiet_libraries
 
 
+@quiet_libraries()
 def throughput(
     config: Annotated[
         Path, typer.Option(metavar="FILE", help="YAML file with the settings of a training run.")

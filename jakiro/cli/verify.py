@@ -8,24 +8,20 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.options import DRAFTERS, Context, settings_from
 from jakiro.cli.output import writer
+from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
     from inference.losslessness import Check
 
 
+@quiet_libraries()
 def verify(
     context: Context,
     drafter: Annotated[
         str,
         typer.Option(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            help="The target; by default the one that the drafter's config names.",
-        ),
-    ] = None,
+    target: options.TargetOfDrafter = None,
     prompts: Annotated[
         Path | None,
         typer.Option(

@@ -11,15 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from inference.autotune.search import PlanChoice
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import AUTOREGRESSIVE
-from inference.generation.streaming import TextStream
+from inference.generation.colored_text import pieces_by_depth, terminal_legend, terminal_style
 from inference.outputs import GenerateOutput
 from inference.trees.shape import TreeShape
 
 JAKIRO = "jakiro"  # method name of the demo's drafter
 
-# Colours of tokens by depth: the first is for tokens from the target itself, the others are for
-# drafts accepted at depths 1, 2, ...
-_COLOURS = ("bright_black", "green", "cyan", "magenta", "yellow", "blue")
 _COLUMNS = {
     "method": "{method}",
     "T": "{temperature:g}",
@@ -71,15 +68,10 @@ def show_text(
         tokenizer: the target's tokenizer.
     """
     text = Text(str(tokenizer.decode(prompt)), style="dim")
-    stream = TextStream(tokenizer)  # a token may be only a part of a character
-    for token, depth in zip(output.new_token_ids, output.depths, strict=True):
-        text.append(stream.push([token]), style=_colour(depth))
-    legend = Text("\ntokens from: ")
-    legend.append("the target itself", style=_colour(0))
-    for depth in sorted(set(output.depths) - {0}):
-        legend.append(f"  draft at depth {depth}", style=_colour(depth))
+    for piece in pieces_by_depth(zip(output.new_token_ids, output.depths, strict=True), tokenizer):
+        text.append(piece.text, style=terminal_style(piece.depth))
     console.rule("the target's continuation, and the source of each token")
-    console.print(text, legend)
+    console.print(text, terminal_legend(output.depths), sep="\n\n")
 
 
 def show_results(
@@ -142,7 +134,3 @@ def explain_slowdowns(results: list[dict[str, Any]], choice: PlanChoice) -> list
 
 def _shape(temperature: float, choice: PlanChoice) -> TreeShape:
     return (choice.sampling if temperature else choice.greedy).shape
-
-
-def _colour(depth: int) -> str:
-    return _COLOURS[min(depth, len(_COLOURS) - 1)]

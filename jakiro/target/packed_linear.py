@@ -124,7 +124,12 @@ def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
 
 
 def form_name(packed: bool, pack_single: bool) -> str:
-    """Return the form of the weights in words."""
+    """Return the form of the weights in words.
+
+    Args:
+        packed: whether weights are reordered.
+        pack_single: whether a single token is multiplied by reordered weights, too.
+    """
     if not packed:
         return "own weights"
     return "reordered weights" if pack_single else "reordered weights for trees"

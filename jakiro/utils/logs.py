@@ -41,13 +41,20 @@ def _is_first_process(_record: logging.LogRecord) -> bool:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hide the progress bars and hints of transformers, which would disrupt Jakiro's own output."""
+    """Hide the progress bars and hints of transformers, which would disrupt Jakiro's own output.
+
+    Downloads from the hub, which may take long, still show their progress.
+    """
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging  # takes seconds to import
 
     verbosity = transformers_logging.get_verbosity()
     has_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    hides_downloads = are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()  # hides downloads as well
+    if not hides_downloads:
+        enable_progress_bars()
     try:
         yield
     finally:

@@ -70,6 +70,7 @@ def load_causal_lm(
     if attn_implementation is not None:
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
+    refuse_missing_folder(folder, what, remedy)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
     except (OSError, ValueError) as error:
@@ -118,6 +119,7 @@ def load_tokenizer(
         CheckpointError: the tokenizer cannot be loaded.
     """
     folder = local_model(name_or_path, any_dtype=True)
+    refuse_missing_folder(folder, what, remedy)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -154,12 +156,57 @@ def load_config(
     from transformers.utils.peft_utils import find_adapter_config_file
 
     place = local_model(name_or_path, any_dtype=True)
+    refuse_missing_folder(place, what, remedy)
     try:
         if find_adapter_config_file(place) is not None:
             place = PeftConfig.from_pretrained(place).base_model_name_or_path or place
         return AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
+
+
+def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> None:
+    """Raise an error if a name is the path of a missing folder, instead of asking the hub for it.
+
+    A name is a path, and not an id on the hub, if it starts with `/`, `.` or `~`, if it has more
+    than one slash, or if a folder with the name of its first part exists.
+
+    Args:
+        name_or_path: folder or hub id.
+        what: description of the model, tokenizer or config in the error message.
+        remedy: advice at the end of the error message.
+
+    Raises:
+        CheckpointError: the name is a path, and nothing exists there.
+    """
+    name = str(name_or_path)
+    first, *others = name.split("/")
+    is_path = first in ("", ".", "..", "~") or first.startswith("~") or len(others) > 1
+    is_path = is_path or (bool(others) and Path(first).is_dir())
+    if is_path and not Path(name).exists():
+        unexpanded = "; the shell did not expand ~" if first.startswith("~") else ""
+        raise CheckpointError(
+            f"cannot load {what} {name}",
+            expected="an existing folder, or a hub id such as owner/name",
+            got=f"a path at which nothing exists{unexpanded}",
+            remedy=remedy,
+        )
+
+
+def describe_model(model: PreTrainedModel) -> str:
+    """Return the name, the dtype and the number of parameters of a model."""
+    path = Path(str(model.name_or_path))
+    name = path.name if path.exists() else str(path)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{name}, {dtype}, {_rounded(model.num_parameters())} parameters"
+
+
+def _rounded(count: int) -> str:
+    """Return a count with three significant digits and a suffix, such as 135M."""
+    for suffix, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:#.3g}".rstrip(".") + suffix
+    return str(count)
 
 
 def choose_device(device: Device) -> torch.device:

@@ -70,6 +70,31 @@ def test_a_changed_history_is_read_again_from_the_change_on(decoder: Speculative
             assert got.new_token_ids == decoder.generate(prompt, max_new_tokens=9).new_token_ids
 
 
+def test_steps_of_a_turn_read_only_what_is_new(
+    decoder: SpeculativeDecoder, read: Iterator[list[int]]
+) -> None:
+    counts = next(read)
+    with Conversation() as conversation:
+        steps = decoder.steps([1] * 40, max_new_tokens=9, conversation=conversation)
+        answer = [token for step in steps for token in step.token_ids]
+        assert answer == decoder.generate([1] * 40, max_new_tokens=9).new_token_ids
+        counts.clear()
+        longer = [1] * 40 + [*answer, 7, 8]
+        list(decoder.steps(longer, max_new_tokens=5, conversation=conversation))
+        assert counts[0] == 3
+
+
+def test_a_turn_that_was_stopped_leaves_its_tokens_cached(decoder: SpeculativeDecoder) -> None:
+    with Conversation() as conversation:
+        steps = decoder.steps([1, 2, 3], max_new_tokens=30, conversation=conversation)
+        written = [token for _ in range(3) for token in next(steps).token_ids]
+        steps.close()
+        assert conversation.num_cached == 3 + len(written) - 1
+        prompt = [1, 2, 3, *written, 5, 6]
+        got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
+        assert got.new_token_ids == decoder.generate(prompt, max_new_tokens=9).new_token_ids
+
+
 def test_turns_may_sample_differently_and_outgrow_the_first_ones_room(
     decoder: SpeculativeDecoder,
 ) -> None:

@@ -10,6 +10,7 @@ from helpers.tokenizers import TEXT, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.forms import DraftForms, head_forms
 from inference.engine.context import Context
 from inference.generation.streaming import TextStream
@@ -59,6 +60,18 @@ def test_forms_reach_the_trained_drafter_alone_and_in_a_pair(drafter_path: Path)
         arguments = {"max_new_tokens": 12, "temperature": 0}
         expected = alone.generate("def main(", **arguments)
         assert decoder.generate("def main(", **arguments).text == expected.text
+
+
+def test_the_repr_is_one_line_with_all_parts(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
+    assert repr(decoder) == (
+        "SpeculativeDecoder(target=LlamaForCausalLM, drafter=JakiroDrafter, "
+        "tree=(up to 10 nodes and depth 3), dtype=float32)"
+    )
+    plain = SpeculativeDecoder(decoder.target.model)
+    assert "drafter=None, tree=(none)" in repr(plain)
+    lookup = SpeculativeDecoder(decoder.target.model, LookupDrafter())
+    assert "drafter=LookupDrafter, tree=(auto, up to " in repr(lookup)
 
 
 def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:

@@ -64,6 +64,25 @@ def test_a_folder_without_a_drafter_is_refused_with_a_remedy(tmp_path: Path) -> 
         JakiroDrafter.from_pretrained(tmp_path / "nowhere")
 
 
+def test_a_missing_folder_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nothing exists.*`jakiro train`"):
+        JakiroDrafter.from_pretrained(tmp_path / "gone")
+
+
+def test_the_folder_of_a_target_is_no_drafter(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"is a llama model, not a drafter.*generate lookup"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def test_a_gguf_file_is_no_drafter(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match="is a GGUF model, not a drafter"):
+        JakiroDrafter.from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="smollm2-135m-instruct is a GGUF model"):
+        JakiroDrafter.from_pretrained("smollm2-135m-instruct")
+
+
 def test_an_unknown_key_in_the_saved_settings_is_refused(
     target: TargetAdapter, tmp_path: Path
 ) -> None:

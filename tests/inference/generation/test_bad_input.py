@@ -7,6 +7,7 @@ from threading import Thread
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.templates import family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
@@ -153,6 +154,13 @@ def test_padded_embeddings_are_ordinary_tokens() -> None:
     own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": 20}
     expected = model.generate(ids, **own)
     assert decoder.generate("def main", max_new_tokens=20).sequences.tolist() == expected.tolist()
+
+
+def test_messages_that_the_chat_template_rejects_are_refused() -> None:
+    tokenizer = family_tokenizer("gemma")
+    decoder = SpeculativeDecoder(tiny_llama(vocab=len(tokenizer)), tokenizer=tokenizer)
+    with pytest.raises(PromptError, match="System role not supported"):
+        decoder.generate([{"role": "system", "content": "Be brief."}])
 
 
 def test_time_that_is_up_ends_the_generation() -> None:

@@ -1,6 +1,7 @@
 """Only the first process speaks, on standard error."""
 
 import pytest
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils.logging import is_progress_bar_enabled
 
 from jakiro.utils.logs import get_logger, quiet_libraries
@@ -32,4 +33,5 @@ def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
         with quiet_libraries():
             pass
         assert not is_progress_bar_enabled()
+        assert not are_progress_bars_disabled()  # of downloads, which may take long
     assert is_progress_bar_enabled()

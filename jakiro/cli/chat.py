@@ -1,0 +1,181 @@
+"""The command `jakiro chat`."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jakiro.cli import options
+from jakiro.cli.generate import load_decoder
+from jakiro.cli.options import Context, settings_from
+from jakiro.errors import JakiroError, PromptError
+from jakiro.utils.logs import quiet_libraries
+
+if TYPE_CHECKING:
+    from inference.generation.colored_text import TextPiece
+    from jakiro.cli.dialogue import Dialogue
+
+_GREETING = "/help lists the commands; Ctrl-C stops an answer, and Ctrl-D ends the chat"
+_PROMPT = "> "
+# Control characters other than tabs and newlines, which could change the state of a terminal.
+_UNSAFE = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
+@quiet_libraries()
+def chat(
+    context: Context,
+    drafter: options.DrafterName,
+    target: options.TargetOfDrafter = None,
+    system: options.System = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of an answer.")
+    ] = 512,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="The same seed and messages give the same answers; by default, sampled answers "
+            "differ each time."
+        ),
+    ] = None,
+    tree: options.TreeChoice = "auto",
+    threads: options.ThreadCount = "auto",
+    packed: options.PackedWeights = "auto",
+    compiled: options.Compiled = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+) -> None:
+    """Chat with a target in the terminal; colours show which tokens were drafted.
+
+    If standard input is not a terminal, each of its lines is a message.
+    """
+    from jakiro.cli.dialogue import Dialogue, DialogueSettings
+
+    settings = settings_from(context, DialogueSettings)
+    decoder = load_decoder(
+        drafter,
+        target,
+        tree=tree,
+        dtype=dtype,
+        device=device,
+        compiled=compiled,
+        threads=options.as_threads(threads),
+        packed=options.as_packed(packed),
+    )
+    with closing(Dialogue(decoder, settings)) as dialogue:
+        _Terminal(dialogue).run()
+
+
+class _Terminal:
+    """The terminal of a dialogue: reads lines, and writes answers and replies to commands.
+
+    Answers go to standard output, and everything else goes to standard error.
+    """
+
+    def __init__(self, dialogue: "Dialogue") -> None:
+        from rich.console import Console
+
+        self.dialogue = dialogue
+        self.is_interactive = sys.stdin.isatty()
+        self._answers = Console(highlight=False)
+        self._notices = Console(stderr=True, highlight=False)
+
+    def run(self) -> None:
+        """Answer lines until the input or the chat ends."""
+        if self.is_interactive:
+            with suppress(ImportError):  # some systems lack it
+                import readline  # noqa: F401 - lets users edit lines and recall earlier lines
+            self._say(_GREETING)
+        for line in self._lines():
+            self._handle(line)
+            if self.dialogue.is_over:
+                return
+
+    def _lines(self) -> Iterator[str]:
+        while True:
+            try:
+                line = input(self._prompt())
+            except EOFError:
+                if self.is_interactive:
+                    self._say("")  # ends the line of the prompt
+                return
+            except KeyboardInterrupt:
+                if not self.is_interactive:
+                    raise
+                self._say("\nCtrl-D or /quit ends the chat")
+                continue
+            except UnicodeDecodeError as error:
+                raise PromptError("cannot read a line", expected="UTF-8", got=error) from error
+            yield line
+
+    def _prompt(self) -> str:
+        if self.is_interactive and not self._answers.is_terminal:
+            self._notices.out(_PROMPT, end="")  # keeps the prompt out of the file with the answers
+            return ""
+        return _PROMPT if self.is_interactive else ""
+
+    def _handle(self, line: str) -> None:
+        try:
+            if line.startswith("/"):
+                self._say(self.dialogue.execute(line))
+                self._show_legend(line)
+            elif line.strip():
+                self._answer(line.strip())
+        except JakiroError as error:
+            if not self.is_interactive:
+                raise
+            self._say(f"error: {error}")
+        except KeyboardInterrupt:  # the second Ctrl-C during an answer
+            if not self.is_interactive:
+                raise
+            self._say("\nstopped")
+
+    def _answer(self, question: str) -> None:
+        with self._stoppable(), closing(self.dialogue.answer(question)) as pieces:
+            for piece in pieces:
+                self._write(piece)
+        typer.echo()
+        if self.dialogue.notice is not None:
+            self._say(f"[{self.dialogue.notice}]")
+
+    def _write(self, piece: "TextPiece") -> None:
+        from inference.generation.colored_text import terminal_style
+
+        if self._answers.is_terminal:
+            text, style = piece.text.translate(_UNSAFE), terminal_style(piece.depth)
+            self._answers.out(text, style=style, highlight=False, end="")
+        else:
+            typer.echo(piece.text, nl=False)
+
+    def _say(self, text: str) -> None:
+        self._notices.out(text, highlight=False)
+
+    def _show_legend(self, line: str) -> None:
+        from inference.generation.colored_text import DEEPEST_COLOR, terminal_legend
+
+        is_colored = self._answers.is_terminal and not self._answers.no_color
+        if line.startswith("/help") and is_colored:
+            self._notices.print(terminal_legend(range(DEEPEST_COLOR + 1)))
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Let the first Ctrl-C end the answer after a decoding step, and the second at once."""
+        if not self.is_interactive:
+            yield
+            return
+
+        def interrupt(number: int, frame: object) -> None:
+            if self.dialogue.is_stopped:
+                raise KeyboardInterrupt
+            self.dialogue.stop()
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,244 @@
+"""Dialogues of `jakiro chat`, without a terminal: messages, commands and streamed answers."""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+from pydantic import Field
+
+from inference import Conversation, SpeculativeDecoder
+from inference.engine.loop import BONUS, DecodeStep
+from inference.engine.stats import DecodeStats
+from inference.generation.colored_text import TextPiece, pieces_by_depth
+from inference.generation.prompts import encode_prompt, needed
+from jakiro.errors import PromptError
+from jakiro.utils.settings import Settings, validate_settings
+
+HELP = """\
+/help            show this list
+/reset           start a new chat with the same system prompt
+/stats           show statistics of the last answer and of all answers
+/temperature X   sample with temperature X from the next answer on; 0 for greedy decoding
+/system TEXT     replace the system prompt; without TEXT, remove it
+/quit            end the chat
+A line that starts with a space is a message, even if / follows."""
+
+
+class DialogueSettings(Settings):
+    """Settings of a dialogue; without values, sampling follows the target's generation config."""
+
+    system: str | None = None
+    max_new_tokens: int = Field(512, ge=1)  # largest number of tokens of an answer
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)  # 0 for greedy decoding
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    seed: int | None = None  # None for random numbers that differ each time
+
+
+class Dialogue:
+    """A chat with a target, in which every answer is decoded with a drafter.
+
+    Cached tokens of earlier chat turns are not processed again. Answers can be stopped; the text
+    that was written until then remains part of the chat.
+
+    Args:
+        decoder: decoder with a tokenizer that has a chat template.
+        settings: settings, which commands can change.
+
+    Attributes:
+        messages: questions and answers so far, without the system prompt.
+        notice: remark on the last answer; None for a complete answer.
+        last: statistics of the last answer.
+        total: statistics of all answers.
+        is_over: whether the user has ended the chat.
+
+    Raises:
+        PromptError: the tokenizer is missing, or it has no chat template.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, settings: DialogueSettings) -> None:
+        self.tokenizer = needed(decoder.tokenizer)
+        if self.tokenizer.chat_template is None:
+            raise PromptError(
+                "the target has no chat template, so it is no chat model",
+                expected="a target whose tokenizer has a chat template",
+                got=type(self.tokenizer).__name__,
+                remedy="continue plain texts with `jakiro generate`",
+            )
+        self.decoder = decoder
+        self.settings = settings
+        self.messages: list[dict[str, Any]] = []
+        self.notice: str | None = None
+        self.last = DecodeStats(prefilled=0)
+        self.total = DecodeStats(prefilled=0)
+        self.is_over = False
+        self._num_answers = 0
+        self._is_stopped = False
+        self._conversation = Conversation()
+        self._commands: dict[str, Callable[[str], str]] = {
+            "/help": lambda _: HELP,
+            "/reset": self._reset,
+            "/stats": self._describe_stats,
+            "/temperature": self._set_temperature,
+            "/system": self._set_system,
+            "/quit": self._quit,
+        }
+
+    def answer(self, question: str) -> Generator[TextPiece, None, None]:
+        """Yield the answer to a question piece by piece, and append both to the messages.
+
+        If the answer has no text, the question is dropped as well.
+
+        Args:
+            question: message of the user.
+
+        Raises:
+            PromptError: the target's context is full, or the chat template rejects the messages.
+        """
+        message = {"role": "user", "content": question}
+        prompt = self._encode([*self.messages, message])
+        limit = self._limit(prompt)
+        written: list[str] = []
+        self._is_stopped = False
+        try:
+            with closing(self._tokens(prompt, limit)) as tokens:
+                for piece in pieces_by_depth(tokens, self.tokenizer):
+                    written.append(piece.text)
+                    yield piece
+        except KeyboardInterrupt:
+            self._conversation.close()  # the interrupted forward pass may have left the caches
+            raise
+        finally:
+            self._finish(message, "".join(written), limit)
+
+    def stop(self) -> None:
+        """End the current answer after the current decoding step."""
+        self._is_stopped = True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the current answer was asked to end."""
+        return self._is_stopped
+
+    def execute(self, line: str) -> str:
+        """Execute a command, and return the reply for the user.
+
+        Args:
+            line: command and its argument, such as `/temperature 0.7`.
+
+        Raises:
+            PromptError: there is no such command.
+            ConfigError: the argument cannot be used.
+        """
+        name, _, argument = line.strip().partition(" ")
+        if name not in self._commands:
+            raise PromptError(
+                f"there is no command {name}",
+                expected=", ".join(self._commands),
+                got=name,
+                remedy="to send the line as a message, begin it with a space",
+            )
+        return self._commands[name](argument.strip())
+
+    def close(self) -> None:
+        """Free the caches."""
+        self._conversation.close()
+
+    def _encode(self, messages: list[dict[str, Any]]) -> list[int]:
+        system = self.settings.system
+        start = [{"role": "system", "content": system}] if system else []
+        vocab_size = self.decoder.target.spec.vocab_size
+        return encode_prompt([*start, *messages], self.tokenizer, vocab_size)
+
+    def _limit(self, prompt: list[int]) -> int:
+        """Return the largest number of tokens of an answer."""
+        context = self.decoder.target.spec.max_position
+        if len(prompt) >= context:
+            raise PromptError(
+                "the chat has filled the target's context",
+                expected=f"fewer than {context} tokens",
+                got=f"{len(prompt)} tokens",
+                remedy="start a new chat with /reset, or send a shorter message",
+            )
+        return min(self.settings.max_new_tokens, context - len(prompt))
+
+    def _tokens(self, prompt: list[int], limit: int) -> Generator[tuple[int, int], None, None]:
+        """Yield the id and the depth of each token of an answer."""
+        self.last = DecodeStats()
+        settings = self.settings
+        chosen: dict[str, Any] = {"top_p": settings.top_p, "top_k": settings.top_k}
+        steps = self.decoder.steps(
+            prompt,
+            conversation=self._conversation,
+            max_new_tokens=limit,
+            temperature=settings.temperature,
+            # Every answer has its own random numbers.
+            seed=None if settings.seed is None else settings.seed + self._num_answers,
+            **{name: value for name, value in chosen.items() if value is not None},
+        )
+        self._num_answers += 1
+        with closing(steps):
+            while (step := self._timed(steps)) is not None:
+                yield from zip(step.token_ids, step.depths, strict=True)
+                if self._is_stopped and not step.finished:
+                    return
+        self._is_stopped = False  # the answer is complete
+
+    def _timed(self, steps: Iterator[DecodeStep]) -> DecodeStep | None:
+        """Return the next decoding step, and add its counts and its time to the statistics."""
+        started = time.perf_counter()
+        step = next(steps, None)
+        seconds = time.perf_counter() - started
+        stats = self.last
+        if step is not None:
+            stats.seconds["total"] += seconds
+            if not stats.emitted:
+                stats.seconds["prefill"] = seconds
+            stats.target_forwards += bool(stats.emitted)
+            stats.emitted += len(step.token_ids)
+            stats.accepted.update(depth for depth in step.depths if depth != BONUS)
+        return step
+
+    def _finish(self, question: dict[str, Any], text: str, limit: int) -> None:
+        if self.last.emitted:
+            self.total = DecodeStats.pooled([self.total, self.last])
+        if text.strip():
+            self.messages += [question, {"role": "assistant", "content": text}]
+        self.notice = self._remark(text, limit)
+
+    def _remark(self, text: str, limit: int) -> str | None:
+        if self._is_stopped:
+            return "stopped; the text above stays in the chat" if text.strip() else "stopped"
+        if self.last.emitted >= limit:
+            if limit < self.settings.max_new_tokens:
+                return "the target's context is full; /reset starts a new chat"
+            return f"the answer has reached the limit of {limit} tokens; --max-new-tokens raises it"
+        if not text.strip():
+            return "the model ended its answer at once; ask in other words, or try /temperature 0.7"
+        return None
+
+    def _reset(self, _: str) -> str:
+        self.messages = []
+        return "new chat"
+
+    def _describe_stats(self, _: str) -> str:
+        if not self.total.emitted:
+            return "no answer yet"
+        return f"last answer: {self.last.summary}\nall answers: {self.total.summary}"
+
+    def _set_temperature(self, argument: str) -> str:
+        changes = {"temperature": argument or None}
+        self.settings = validate_settings(
+            DialogueSettings, self.settings.model_dump() | changes, source="the command"
+        )
+        value = self.settings.temperature
+        return f"temperature: {'that of the target' if value is None else f'{value:g}'}"
+
+    def _set_system(self, argument: str) -> str:
+        self.settings = self.settings.model_copy(update={"system": argument or None})
+        return "the next answer follows the new system prompt" if argument else "no system prompt"
+
+    def _quit(self, _: str) -> str:
+        self.is_over = True
+        return "end of the chat"

@@ -1,0 +1,20 @@
+"""The summary of statistics uses words that users understand."""
+
+from collections import Counter
+
+from inference.engine.stats import DecodeStats
+
+
+def test_the_summary_names_tokens_drafts_tau_and_speed() -> None:
+    stats = DecodeStats(emitted=9, target_forwards=4, accepted=Counter({1: 3, 2: 1}))
+    stats.seconds.update(prefill=0.5, total=4.5)
+    assert stats.summary == (
+        "9 tokens (4 of them drafted), tau 2.00 (tokens per decoding step), 2.0 tokens/s after "
+        "0.50 s to read the prompt"
+    )
+
+
+def test_a_single_token_has_no_speed() -> None:
+    stats = DecodeStats(emitted=1)
+    stats.seconds.update(prefill=0.5, total=0.5)
+    assert stats.summary == "1 token after 0.50 s to read the prompt"
