@@ -63,7 +63,7 @@ class JakiroDrafter(PreTrainedModel):
             num_parallel=settings.schedule.parallel_levels,
             **settings.experts.model_dump(),
         )
-        size = settings.draft_vocab_size
+        size = config.draft_vocab_size
         self.draft_ids: torch.Tensor | None
         self.register_buffer("draft_ids", None if size is None else torch.arange(size))
         self.post_init()

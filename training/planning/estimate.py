@@ -35,6 +35,8 @@ class Estimate:
         micro_batch: memory and operations of one micro-batch, computed as if all parameters were
             trained.
         shards: bytes of the target states on disk; 0 if the run does not read any from disk.
+        draft_vocab_size: number of tokens that may be drafted, or the largest possible number if
+            the training data determine it; None if all tokens may be drafted.
     """
 
     settings: TrainSettings
@@ -45,6 +47,7 @@ class Estimate:
     states: StateBytes
     micro_batch: Simulation
     shards: ExpectedBytes
+    draft_vocab_size: int | None
 
     @property
     def device_bytes(self) -> int:
@@ -110,6 +113,7 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
         states=state_bytes(module, settings, num_processes, device),
         micro_batch=simulate(settings, target),
         shards=expected_bytes(settings, config, target.spec),
+        draft_vocab_size=config.draft_vocab_size,
     )
 
 
@@ -217,6 +221,7 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     return {
         "target": size_text(found.target),
         f"drafter, {_parameters(found)}": size_text(states.parameters),
+        **_draft_vocabulary(found),
         "gradients": size_text(states.gradients),
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),
@@ -231,6 +236,15 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
         "an optimizer step": f"{found.flops / 1e12:,.2f} TFLOP",
         **_time(found, flops_per_second),
     }
+
+
+def _draft_vocabulary(found: Estimate) -> dict[str, str]:
+    if found.draft_vocab_size is None:
+        return {}
+    size = f"{found.draft_vocab_size:,} tokens"
+    if found.settings.drafter.draft_vocab_size == "auto":
+        return {"draft vocabulary (auto), at most": size}
+    return {"draft vocabulary": size}
 
 
 def _shards(found: Estimate) -> dict[str, str]:
