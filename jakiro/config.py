@@ -48,6 +48,11 @@ class TrunkSettings(Settings):
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
     joined."""
+    first_position: bool = True
+    """Whether self-attention attends to the first token of a text. If false, this token takes no
+    part in self-attention, as in EAGLE and vLLM; its memory and its features are read in any case.
+    The drafter must be used in the same way as it was trained, so this is part of the checkpoint.
+    """
 
     @property
     def attends_memory(self) -> bool:
