@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from jakiro.config import DrafterSettings
 from jakiro.utils.settings import Settings
@@ -18,6 +18,8 @@ from training.input_settings import (
 )
 from training.loss.anchors import AnchorRule
 from training.loss.objectives import ObjectiveSettings
+
+_NUM_EVALUATIONS = 10  # after the first step, with `evaluation.every: auto`
 
 
 class OptimizerSettings(Settings):
@@ -69,14 +71,19 @@ class EngineSettings(Settings):
 class EvaluationSettings(Settings):
     """Evaluation on held-out data: validation loss, and tau measured by the real decode loop.
 
-    Evaluation does not change the drafter, so a run can be resumed with different evaluation
-    settings. In that case, `best` contains the drafter with the highest tau of all evaluations,
-    whatever the settings of these evaluations were.
+    Evaluation does not change the weights, so a run can be resumed with different evaluation
+    settings. In that case, `best` contains the best drafter of all evaluations that measured the
+    same quantity, whatever the other settings of these evaluations were.
     """
 
-    every: int | None = Field(None, ge=1)
-    """Number of steps between evaluations; the first evaluation precedes the first step. null:
-    evaluate only at the end."""
+    every: int | Literal["auto"] | None = "auto"
+    """Number of steps between evaluations; the first evaluation precedes the first step. auto: a
+    tenth of the steps if there is anything to measure, otherwise as null. null: evaluate only at
+    the end."""
+    patience: int | None = Field(None, ge=1)
+    """Number of successive evaluations without improvement after which the run ends early; null:
+    take all steps. An evaluation improves on the earlier ones if its agreement on held-out data is
+    higher (without held-out data: its tau)."""
     prompts: Path | None = None
     """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
     of a dialogue is answered. null: use the beginnings of held-out records as prompts."""
@@ -92,6 +99,24 @@ class EvaluationSettings(Settings):
     num_sequences: int = Field(32, ge=0)
     """Largest number of packed held-out sequences on which losses are measured."""
 
+    @field_validator("every")
+    @classmethod
+    def _steps_pass_between(cls, every: int | str | None) -> int | str | None:
+        if isinstance(every, int) and every < 1:
+            raise ValueError("a number of at least 1, auto, or null")
+        return every
+
+    def interval(self, num_steps: int, *, has_data: bool) -> int | None:
+        """Return the number of steps between evaluations; None to evaluate only at the end.
+
+        Args:
+            num_steps: number of steps of the run.
+            has_data: whether there are held-out sequences or prompts.
+        """
+        if self.every != "auto":
+            return self.every
+        return max(1, num_steps // _NUM_EVALUATIONS) if has_data else None
+
 
 class CheckpointSettings(Settings):
     """Checkpoints from which an interrupted run resumes."""
@@ -101,8 +126,11 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=1)
     """Number of most recent checkpoints that are kept."""
     keep_best: bool = True
-    """Keep the drafter with the highest measured tau in the run's folder `best`; needs
-    evaluation.num_prompts above 0."""
+    """Keep the best drafter of all evaluations in the run's folder `best`: the one with the highest
+    agreement with the target on held-out data or, without held-out data, with the highest tau."""
+    finish_with_best: bool = True
+    """At the end, write the drafter with the highest agreement on held-out data, which may be an
+    earlier one, instead of the last drafter; needs held-out data and keep_best."""
 
 
 class TrainSettings(Settings):
@@ -142,6 +170,13 @@ class TrainSettings(Settings):
     run_folder: Path = Path("runs/drafter")
     """Folder of the metrics and checkpoints; the finished drafter is written to its sub-folder
     `drafter`."""
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether evaluations measure anything by which the best drafter can be kept."""
+        has_sequences = self.data.validation_size > 0 and self.evaluation.num_sequences > 0
+        is_measured = has_sequences or self.evaluation.num_prompts > 0
+        return self.checkpoint.keep_best and is_measured
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSettings":

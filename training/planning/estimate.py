@@ -176,8 +176,7 @@ def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int
     every = settings.checkpoint.every
     written = 0 if every is None else math.ceil(settings.steps / every)
     checkpoints = min(written, settings.checkpoint.keep + 1)
-    keeps_best = settings.checkpoint.keep_best and settings.evaluation.num_prompts > 0
-    drafters = 1 + 2 * keeps_best  # the best drafter exists twice while it is replaced
+    drafters = 1 + 2 * settings.keeps_best  # the best drafter exists twice while it is replaced
     return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
 
 
