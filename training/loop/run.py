@@ -43,6 +43,7 @@ class Run:
     def __init__(self, inputs: Prepared, processes: Processes) -> None:
         self._inputs = inputs
         self._settings = inputs.settings
+        self._num_steps = inputs.settings.with_steps(len(inputs.sequences)).num_steps
         self._processes = processes
         self._folder = RunFolder(inputs.settings.run_folder)
         self._exporter = Exporter(inputs, self._folder, processes)
@@ -133,7 +134,7 @@ class Run:
             sequences_per_step=self._settings.batch.global_batch_size,
             rule=anchor_rule(self._settings),
             seed=self._settings.seed,
-            narrow_steps=round(self._settings.batch.curriculum_fraction * self._settings.steps),
+            narrow_steps=round(self._settings.batch.curriculum_fraction * self._num_steps),
         )
 
     def _take_steps(
@@ -143,11 +144,11 @@ class Run:
         settings, checkpoints = self._settings, self._checkpoints
         self._begin(trainer, evaluation)
         state = self._state
-        task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
-        while state.step < settings.steps:
+        task = progress.add_task(self._description(), total=self._num_steps, completed=state.step)
+        while state.step < self._num_steps:
             self._take_step(trainer)
             progress.update(task, completed=state.step, description=self._description())
-            if self._is_due(self._evaluation_interval) and state.step < settings.steps:
+            if self._is_due(self._evaluation_interval) and state.step < self._num_steps:
                 evaluated = self._evaluate(trainer, evaluation)
                 if self._has_stalled:
                     return evaluated
@@ -163,7 +164,7 @@ class Run:
         state.add_kept(self._folder.best_state)
         self._processes.wait()  # before `best` changes
         every = self._evaluation_interval = settings.evaluation.interval(
-            settings.steps, has_data=evaluation.has_data
+            self._num_steps, has_data=evaluation.has_data
         )
         if not state.step:
             drafter = trainer.copy_drafter()
@@ -230,7 +231,7 @@ class Run:
     def _is_due(self, every: int | None) -> bool:
         """Return whether an action that happens every `every` steps and at the end is due now."""
         step = self._state.step
-        return every is not None and (step % every == 0 or step == self._settings.steps)
+        return every is not None and (step % every == 0 or step == self._num_steps)
 
     def _record(self, facts: dict[str, Any]) -> None:
         """Record the mean metrics of the steps since the last record."""

@@ -100,6 +100,7 @@ def prepare(
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
     start = _start(settings, config_for(settings.drafter, record))
     sequences = _pack(store, train, settings)
+    settings.with_steps(len(sequences))  # raises an error if the warm-up is too long
     draft_ids = _draft_ids(settings, store, train, target, start)
     return Prepared(
         settings=settings,
@@ -113,6 +114,19 @@ def prepare(
         draft_ids=draft_ids,
         start=start,
     )
+
+
+def count_steps(settings: TrainSettings) -> TrainSettings:
+    """Return the settings with the number of optimizer steps.
+
+    The data is read, and its tokens are cached, only if the settings set `epochs`; the target's
+    weights are not needed. Errors are the same as for `train`.
+    """
+    if settings.epochs is None:
+        return settings
+    store = open_store(settings, load_tokenizer(settings.target))
+    train, _ = split_validation(store, settings.data.validation_size, settings.data.fraction)
+    return settings.with_steps(len(_pack(store, train, settings)))
 
 
 def open_store(

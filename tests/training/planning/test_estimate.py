@@ -342,3 +342,10 @@ def test_an_automatic_draft_vocabulary_is_estimated_by_its_largest_size(
     assert {row for row in rows if str(row).startswith("draft vocabulary")} == (
         {expected} if expected else set()
     )
+
+
+def test_the_steps_of_epochs_are_counted_from_the_data(workshop: Path) -> None:
+    by_epochs = tiny_run(workshop, steps=None, epochs=2)
+    assert estimate(by_epochs, 1) == estimate(tiny_run(workshop, steps=5), 1)
+    chosen = choose_micro_batch(by_epochs, 1, 2**30)
+    assert (chosen.steps, chosen.epochs, chosen.batch.micro_batch_size) == (None, 2, 4)
