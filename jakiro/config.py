@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from transformers import PreTrainedConfig
 
 from jakiro.errors import ConfigError
@@ -48,6 +48,11 @@ class TrunkSettings(Settings):
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
     joined."""
+    first_position: bool = True
+    """Whether self-attention attends to the first token of a text. If false, this token takes no
+    part in self-attention, as in EAGLE and vLLM; its memory and its features are read in any case.
+    The drafter must be used in the same way as it was trained, so this is part of the checkpoint.
+    """
 
     @property
     def attends_memory(self) -> bool:
@@ -167,9 +172,18 @@ class DrafterSettings(Settings):
     """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
     the experts. The experts then predict the input of the first of these layers. Requires
     experts.combine sum and schedule.parallel_levels 0."""
-    draft_vocab_size: int | None = Field(None, ge=1)
-    """Number of distinct tokens that may be drafted, the most frequent ones in the training data;
-    null if all tokens may be drafted."""
+    draft_vocab_size: int | Literal["auto"] | None = "auto"
+    """Number of distinct tokens that may be drafted, the most frequent ones in the responses of the
+    training data, and at most as many as these responses contain. auto: the smallest of 8192, 16384
+    and 32768 that covers at least 97% of the response tokens, or 32768 if none of them does; for a
+    target whose vocabulary is not larger than the chosen number, all tokens. null: all tokens."""
+
+    @field_validator("draft_vocab_size")
+    @classmethod
+    def _some_token_is_drafted(cls, size: int | str | None) -> int | str | None:
+        if isinstance(size, int) and size < 1:
+            raise ValueError("a number of at least 1, auto, or null")
+        return size
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
@@ -179,6 +193,24 @@ class DrafterSettings(Settings):
                 "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
             )
         return self
+
+
+AUTO_DRAFT_VOCAB_SIZES = (8_192, 16_384, 32_768)
+"""Sizes that `draft_vocab_size: auto` selects from, in ascending order."""
+
+
+def largest_draft_vocab_size(settings: DrafterSettings, vocab_size: int) -> int | None:
+    """Return the largest draft vocabulary that the settings allow; None if it has all tokens.
+
+    Only training data determines the size that `auto` stands for.
+
+    Args:
+        settings: settings of the drafter.
+        vocab_size: size of the target's vocabulary.
+    """
+    if settings.draft_vocab_size != "auto":
+        return settings.draft_vocab_size
+    return AUTO_DRAFT_VOCAB_SIZES[-1] if vocab_size > AUTO_DRAFT_VOCAB_SIZES[-1] else None
 
 
 class JakiroConfig(PreTrainedConfig):
@@ -209,7 +241,14 @@ class JakiroConfig(PreTrainedConfig):
     @property
     def settings(self) -> DrafterSettings:
         """The validated drafter settings."""
-        return validate_settings(DrafterSettings, self.drafter or {}, source="the drafter config")
+        values = {"draft_vocab_size": None} | (self.drafter or {})
+        return validate_settings(DrafterSettings, values, source="the drafter config")
+
+    @property
+    def draft_vocab_size(self) -> int | None:
+        """The number of tokens that may be drafted; None if all tokens may be drafted."""
+        size = self.settings.draft_vocab_size
+        return size if isinstance(size, int) else None  # `config_for` writes no `auto`
 
     @property
     def target_record(self) -> TargetRecord:
@@ -244,6 +283,10 @@ def _check_complete(record: Mapping[str, Any]) -> None:
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     """Return the config of a drafter; trunk settings that are None get the target's values.
 
+    The config contains the size of the draft vocabulary as a number or None. If the settings say
+    `auto`, this is the largest size that they allow, see `largest_draft_vocab_size`; training
+    replaces `auto` by the size for its data first.
+
     Args:
         settings: settings of the drafter.
         target: record of the target that the drafter is for.
@@ -257,7 +300,8 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     _check_sizes(settings, target)
     heads = settings.trunk.heads_for(target.attention)
     trunk = settings.trunk.model_copy(update=heads.model_dump())
-    completed = settings.model_copy(update={"trunk": trunk})
+    size = largest_draft_vocab_size(settings, target.vocab_size)
+    completed = settings.model_copy(update={"trunk": trunk, "draft_vocab_size": size})
     return JakiroConfig(
         drafter=completed.model_dump(mode="json"), target=target.model_dump(mode="json")
     )
@@ -358,7 +402,7 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
             expected=f"fewer than the target's {last_hidden_state(target)} layers",
             got=tail,
         )
-    if size is not None and size > target.vocab_size:
+    if isinstance(size, int) and size > target.vocab_size:
         raise ConfigError(
             "drafter.draft_vocab_size is larger than the target's vocabulary",
             expected=f"at most {target.vocab_size}",

@@ -39,6 +39,9 @@ class JakiroDrafter(PreTrainedModel):
     `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, in ascending order,
     and is part of the checkpoint. `draft_ids` is None if all tokens may be drafted.
 
+    `attends_first` is the setting `trunk.first_position`. If it is False, callers mask the key of
+    position 0 in self-attention. The first token is never drafted, so no query is at position 0.
+
     Args:
         config: settings of the drafter and the record of its target.
 
@@ -64,12 +67,13 @@ class JakiroDrafter(PreTrainedModel):
             input_norms=settings.trunk.input_norms,
             **settings.trunk.geometry,
         )
+        self.attends_first = settings.trunk.first_position
         self.experts = MixtureOfExperts(
             hidden=target.hidden_size,
             num_parallel=settings.schedule.parallel_levels,
             **settings.experts.model_dump(),
         )
-        size = settings.draft_vocab_size
+        size = config.draft_vocab_size
         self.draft_ids: torch.Tensor | None
         self.register_buffer("draft_ids", None if size is None else torch.arange(size))
         self.post_init()

@@ -1,11 +1,14 @@
 """The settings of a training run."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from jakiro.config import DrafterSettings
+from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 from training.input_settings import (
     BatchSettings,
@@ -18,6 +21,10 @@ from training.input_settings import (
 )
 from training.loss.anchors import AnchorRule
 from training.loss.objectives import ObjectiveSettings
+
+_LONGEST_WARMUP = 50  # steps, with `optimizer.warmup_steps: auto`
+_DEFAULT_STEPS = 1000  # if neither `steps` nor `epochs` is set
+_NUM_EVALUATIONS = 10  # after the first step, with `evaluation.every: auto`
 
 
 class OptimizerSettings(Settings):
@@ -33,8 +40,9 @@ class OptimizerSettings(Settings):
     """Decay rates of AdamW's moving averages of the gradient and of its square."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay, which is applied to matrices only."""
-    warmup_steps: int = Field(50, ge=0)
-    """Number of steps over which the learning rate rises linearly to its peak."""
+    warmup_steps: int | Literal["auto"] = "auto"
+    """Number of steps over which the learning rate rises linearly to its peak; auto: a tenth of the
+    steps, at most 50."""
     schedule: Literal["linear", "cosine"] = "linear"
     """Shape of the learning rate's decay from its peak to the last step."""
     min_lr_ratio: float = Field(0.05, ge=0, le=1)
@@ -42,6 +50,19 @@ class OptimizerSettings(Settings):
     max_grad_norm: float = Field(1.0, ge=0)
     """Largest gradient norm; a gradient with a larger norm is scaled down to this norm. 0 means no
     limit."""
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _warmup_takes_time(cls, steps: int | str) -> int | str:
+        if isinstance(steps, int) and steps < 0:
+            raise ValueError("a number of at least 0, or auto")
+        return steps
+
+    def warmup_for(self, num_steps: int) -> int:
+        """Return the number of steps of the warm-up in a run of `num_steps` steps."""
+        if self.warmup_steps == "auto":
+            return min(_LONGEST_WARMUP, num_steps // 10)
+        return self.warmup_steps
 
 
 class EngineSettings(Settings):
@@ -69,14 +90,19 @@ class EngineSettings(Settings):
 class EvaluationSettings(Settings):
     """Evaluation on held-out data: validation loss, and tau measured by the real decode loop.
 
-    Evaluation does not change the drafter, so a run can be resumed with different evaluation
-    settings. In that case, `best` contains the drafter with the highest tau of all evaluations,
-    whatever the settings of these evaluations were.
+    Evaluation does not change the weights, so a run can be resumed with different evaluation
+    settings. In that case, `best` contains the best drafter of all evaluations that measured the
+    same quantity, whatever the other settings of these evaluations were.
     """
 
-    every: int | None = Field(None, ge=1)
-    """Number of steps between evaluations; the first evaluation precedes the first step. null:
-    evaluate only at the end."""
+    every: int | Literal["auto"] | None = "auto"
+    """Number of steps between evaluations; the first evaluation precedes the first step. auto: a
+    tenth of the steps if there is anything to measure, otherwise as null. null: evaluate only at
+    the end."""
+    patience: int | None = Field(None, ge=1)
+    """Number of successive evaluations without improvement after which the run ends early; null:
+    take all steps. An evaluation improves on the earlier ones if its agreement on held-out data is
+    higher (without held-out data: its tau)."""
     prompts: Path | None = None
     """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
     of a dialogue is answered. null: use the beginnings of held-out records as prompts."""
@@ -92,6 +118,24 @@ class EvaluationSettings(Settings):
     num_sequences: int = Field(32, ge=0)
     """Largest number of packed held-out sequences on which losses are measured."""
 
+    @field_validator("every")
+    @classmethod
+    def _steps_pass_between(cls, every: int | str | None) -> int | str | None:
+        if isinstance(every, int) and every < 1:
+            raise ValueError("a number of at least 1, auto, or null")
+        return every
+
+    def interval(self, num_steps: int, *, has_data: bool) -> int | None:
+        """Return the number of steps between evaluations; None to evaluate only at the end.
+
+        Args:
+            num_steps: number of steps of the run.
+            has_data: whether there are held-out sequences or prompts.
+        """
+        if self.every != "auto":
+            return self.every
+        return max(1, num_steps // _NUM_EVALUATIONS) if has_data else None
+
 
 class CheckpointSettings(Settings):
     """Checkpoints from which an interrupted run resumes."""
@@ -101,8 +145,11 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=1)
     """Number of most recent checkpoints that are kept."""
     keep_best: bool = True
-    """Keep the drafter with the highest measured tau in the run's folder `best`; needs
-    evaluation.num_prompts above 0."""
+    """Keep the best drafter of all evaluations in the run's folder `best`: the one with the highest
+    agreement with the target on held-out data or, without held-out data, with the highest tau."""
+    finish_with_best: bool = True
+    """At the end, write the drafter with the highest agreement on held-out data, which may be an
+    earlier one, instead of the last drafter; needs held-out data and keep_best."""
 
 
 class TrainSettings(Settings):
@@ -133,8 +180,12 @@ class TrainSettings(Settings):
     """Measurements on held-out data: losses, and tau measured by the real decode loop."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints from which an interrupted run resumes, and the best drafter so far."""
-    steps: int = Field(1000, ge=1)
-    """Number of optimizer steps."""
+    steps: int | None = Field(None, ge=1)
+    """Number of optimizer steps; null: as many as `epochs` takes, or 1000 if epochs is null, too.
+    At most one of steps and epochs can be set."""
+    epochs: float | None = Field(None, gt=0)
+    """Number of times that the packed training sequences are read, from which the number of
+    optimizer steps follows; a fraction is possible. null: set by steps."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights, the order of the data, and the anchors."""
     log_every: int = Field(10, ge=1)
@@ -143,9 +194,56 @@ class TrainSettings(Settings):
     """Folder of the metrics and checkpoints; the finished drafter is written to its sub-folder
     `drafter`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_length(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        steps, epochs = values.get("steps"), values.get("epochs")
+        if steps is None and epochs is None:
+            return {**values, "steps": _DEFAULT_STEPS}
+        if steps is not None and epochs is not None:
+            raise ValueError("either steps or epochs, and null for the other one")
+        return values
+
+    @property
+    def num_steps(self) -> int:
+        """The number of optimizer steps, which must be known; see `with_steps`."""
+        assert self.steps is not None, "with_steps comes first"
+        return self.steps
+
+    def with_steps(self, num_sequences: int) -> "TrainSettings":
+        """Return the settings with the number of steps that `epochs` takes.
+
+        Args:
+            num_sequences: number of packed training sequences, which is the length of an epoch.
+
+        Raises:
+            ConfigError: the warm-up takes more steps than the run.
+        """
+        if self.epochs is None:
+            return self
+        steps = max(1, math.ceil(self.epochs * num_sequences / self.batch.global_batch_size))
+        if self.optimizer.warmup_for(steps) > steps:
+            raise ConfigError(
+                "the warm-up is longer than the run",
+                expected=f"optimizer.warmup_steps of at most {steps}, the steps of "
+                f"{self.epochs:g} epoch(s)",
+                got=self.optimizer.warmup_steps,
+                remedy="set optimizer.warmup_steps to auto, or raise epochs",
+            )
+        return self.model_copy(update={"steps": steps, "epochs": None})
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether evaluations measure anything by which the best drafter can be kept."""
+        has_sequences = self.data.validation_size > 0 and self.evaluation.num_sequences > 0
+        is_measured = has_sequences or self.evaluation.num_prompts > 0
+        return self.checkpoint.keep_best and is_measured
+
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSettings":
-        if self.optimizer.warmup_steps > self.steps:
+        if self.steps is not None and self.optimizer.warmup_for(self.steps) > self.steps:
             raise ValueError("optimizer.warmup_steps no larger than steps")
         return self
 

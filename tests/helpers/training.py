@@ -64,7 +64,12 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "objective": {"token_weight": 1.0, "feature_weight": 0.0},
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
         "batch": {"global_batch_size": 4, "micro_batch_size": 2},
-        "evaluation": {"num_prompts": 2, "prompt_tokens": 8, "max_new_tokens": 8},
+        "evaluation": {
+            "every": None,
+            "num_prompts": 2,
+            "prompt_tokens": 8,
+            "max_new_tokens": 8,
+        },
         "checkpoint": {"every": 5},
         "steps": 10,
         "log_every": 1,

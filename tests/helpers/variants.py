@@ -10,6 +10,7 @@ from jakiro.config import DrafterSettings
 
 FEEDBACK = {"kind": "feedback"}
 HYBRID = {"kind": "hybrid"}
+NO_FIRST = {"first_position": False}
 PUBLISHED = FEEDBACK | {"input_norms": False}
 FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 
@@ -40,6 +41,11 @@ VARIANTS = {
     "feedback-mixture-P2": tiny_settings(parallel_levels=2, trunk=FEEDBACK),
     "feedback-fused": tiny_settings(trunk=FUSED),
     "hybrid-mixture-P2": tiny_settings(parallel_levels=2, trunk=HYBRID),
+    "moa-no-first": tiny_settings(trunk=NO_FIRST),
+    "feedback-no-first": tiny_settings(combine="sum", trunk=FEEDBACK | NO_FIRST),
+    "hybrid-tail-1-no-first": tiny_settings(
+        combine="sum", parallel_levels=0, tail_layers=1, trunk=HYBRID | NO_FIRST
+    ),
     "hybrid-sum-hidden-fused": tiny_settings(
         combine="sum", trunk=HYBRID | {"fusion_layers": (0, 2)}, source="hidden", layers=(3, 1)
     ),

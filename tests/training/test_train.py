@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.training import curve, tiny_run, write_jsonl
 from torch import distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,7 +17,9 @@ from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, PromptError
 from jakiro.utils.settings import dump_settings
+from training.config import EvaluationSettings, TrainSettings
 from training.evaluation.metrics import read_evaluations, read_metrics
+from training.setup.preparation import prepare
 from training.train import main, train
 
 
@@ -162,6 +165,10 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
     ("changes", "message"),
     [
         ({"optimizer": {"warmup_steps": 11}}, "warmup_steps no larger than steps"),
+        ({"optimizer": {"warmup_steps": -1}}, r"'optimizer\.warmup_steps'.*or auto"),
+        ({"epochs": 2}, "either steps or epochs, and null for the other one"),
+        ({"steps": None, "epochs": 0}, "'epochs'"),
+        ({"evaluation": {"every": 0}}, r"'evaluation\.every'.*auto, or null"),
         ({"engine": {"zero_stage": 4}}, r"'engine\.zero_stage'"),
         ({"optimizer": {"lr": 1}}, r"unknown key 'optimizer\.lr'"),
         ({"data": {"paths": []}}, r"'data\.paths'"),
@@ -239,3 +246,58 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
     assert "Traceback" not in captured.err
     with pytest.raises(JakiroError):
         main(["--config", config_file(), "--set", override, "--debug"])
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(0.1, 1), (1, 3), (2, 5), (2.5, 6)])
+def test_a_number_of_epochs_is_turned_into_steps(
+    workshop: Path, epochs: float, expected: int
+) -> None:
+    rising = {"warmup_steps": "auto"}
+    settings = tiny_run(workshop, steps=None, epochs=epochs, optimizer=rising)
+    assert len(prepare(settings).sequences) == 9  # and 4 of them in each step
+    assert settings.with_steps(9).num_steps == expected
+
+
+def test_a_run_of_epochs_resumes_and_ends_like_a_run_of_as_many_steps(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_steps = tiny_run(workshop, steps=5, run_folder=str(workshop / "by-steps"))
+    by_epochs = tiny_run(workshop, steps=None, epochs=2, checkpoint={"every": 3})
+    train(by_steps)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, 3)
+        with pytest.raises(PowerCutError):
+            train(by_epochs)
+    train(by_epochs)
+    assert curve(by_epochs) == curve(by_steps)
+
+
+def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=None, epochs=1, optimizer={"warmup_steps": 4})
+    with pytest.raises(ConfigError, match=r"warm-up is longer than the run.* at most 3"):
+        train(settings)
+    assert not settings.run_folder.exists()
+
+
+def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:
+    required = {"target": {"name_or_path": "any"}, "data": {"paths": ["any.jsonl"]}}
+    settings = TrainSettings.model_validate(required)
+    assert settings.num_steps == 1000
+    assert settings.optimizer.warmup_for(settings.num_steps) == 50
+    assert TrainSettings.model_validate(settings.model_dump()) == settings
+    assert TrainSettings.model_validate(required | {"epochs": 3}).steps is None
+
+
+@pytest.mark.parametrize(
+    ("every", "num_steps", "has_data", "expected"),
+    [
+        ("auto", 1000, True, 100),
+        ("auto", 5, True, 1),
+        ("auto", 1000, False, None),
+        (7, 9, False, 7),
+    ],
+)
+def test_automatic_evaluations_are_ten_if_there_is_anything_to_measure(
+    every: Any, num_steps: int, has_data: bool, expected: int | None
+) -> None:
+    assert EvaluationSettings(every=every).interval(num_steps, has_data=has_data) == expected

@@ -2,35 +2,79 @@
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from jakiro.errors import DataError
+from jakiro.config import AUTO_DRAFT_VOCAB_SIZES
+from jakiro.utils.logs import get_logger
 from training.data.token_store import TokenStore
 
+COVERAGE = 0.97  # smallest share of the response tokens that an automatic size covers
 _GROUP_SIZE = 1024  # number of documents whose tokens are counted at once
+
+_logger = get_logger(__name__)
+
+Counts = npt.NDArray[np.int64]
 
 
 def choose_draft_ids(
-    store: TokenStore, documents: Iterable[SupportsIndex], size: int, vocab_size: int
-) -> Int[Tensor, " drafted"]:
+    store: TokenStore,
+    documents: Iterable[SupportsIndex],
+    size: int | Literal["auto"] | None,
+    vocab_size: int,
+) -> Int[Tensor, " drafted"] | None:
     """Return the ids of the most frequent tokens of the responses, in ascending order.
 
     Of equally frequent tokens, those with smaller ids are selected, so that the result depends only
-    on the data.
+    on the data. Tokens that the responses do not contain are never selected: if there are fewer
+    different tokens than wanted, the result is shorter. The size and the share of the response
+    tokens that the selected tokens cover are logged.
 
     Args:
         store: store of the documents.
         documents: indices of the training documents.
-        size: number of ids to return.
+        size: number of ids to return; "auto" for the number that `automatic_size` returns; None for
+            all tokens.
         vocab_size: size of the target's vocabulary.
 
-    Raises:
-        DataError: the responses have fewer different tokens than `size`.
+    Returns:
+        The ids; None if all tokens may be drafted.
+    """
+    if size is None or (size == "auto" and vocab_size <= AUTO_DRAFT_VOCAB_SIZES[0]):
+        return None
+    counts = count_responses(store, documents, vocab_size)
+    wanted = automatic_size(counts) if size == "auto" else size
+    if wanted is None:
+        _logger.info("draft vocabulary (auto): all tokens of the target may be drafted")
+        return None
+    num_known = int((counts > 0).sum())
+    if size != "auto" and wanted > num_known:
+        _logger.warning(
+            f"drafter.draft_vocab_size is {wanted:,}, but the responses contain only {num_known:,} "
+            "different tokens; only these may be drafted"
+        )
+    most_frequent = np.argsort(-counts, kind="stable")[: min(wanted, num_known)]
+    _logger.info(
+        f"draft vocabulary{' (auto)' if size == 'auto' else ''}: {len(most_frequent):,} tokens, "
+        f"which cover {counts[most_frequent].sum() / counts.sum():.1%} of the response tokens"
+    )
+    return torch.from_numpy(np.sort(most_frequent))
+
+
+def count_responses(
+    store: TokenStore, documents: Iterable[SupportsIndex], vocab_size: int
+) -> Counts:
+    """Return how often each token of the vocabulary occurs in the responses.
+
+    Args:
+        store: store of the documents.
+        documents: indices of the documents.
+        vocab_size: size of the target's vocabulary.
     """
     counts = np.zeros(vocab_size, np.int64)
     remaining = iter(documents)
@@ -38,12 +82,24 @@ def choose_draft_ids(
         read = map(store.document, group)
         responses = [document.token_ids[document.is_response] for document in read]
         counts += np.bincount(np.concatenate(responses), minlength=vocab_size)
-    if (known := int((counts > 0).sum())) < size:
-        raise DataError(
-            "drafter.draft_vocab_size is larger than the number of tokens used in the responses",
-            expected=f"at most {known}, the number of different tokens in the responses",
-            got=size,
-            remedy="lower drafter.draft_vocab_size, or leave it out to draft from all tokens",
-        )
-    most_frequent = np.argsort(-counts, kind="stable")[:size]
-    return torch.from_numpy(np.sort(most_frequent))
+    return counts
+
+
+def automatic_size(counts: Counts) -> int | None:
+    """Return the smallest size of `AUTO_DRAFT_VOCAB_SIZES` that covers enough response tokens.
+
+    A size covers enough if the most frequent tokens make up at least 97% of all tokens, counted
+    with repetition. If no size does, the result is the largest one, because every further token
+    makes each pass of the drafter slower. A size that is not smaller than the vocabulary is not a
+    restriction, so the result is None instead.
+
+    Args:
+        counts: number of occurrences of each token of the vocabulary.
+    """
+    covered = np.cumsum(np.sort(counts)[::-1])
+    for size in AUTO_DRAFT_VOCAB_SIZES:
+        if size >= len(counts):
+            return None
+        if covered[size - 1] >= COVERAGE * covered[-1]:
+            return size
+    return AUTO_DRAFT_VOCAB_SIZES[-1]

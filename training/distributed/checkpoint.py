@@ -229,15 +229,52 @@ class RunState:
         tokens: number of tokens read, without padding.
         seconds: time spent on optimizer steps, in seconds.
         losses: the most recent record of the losses.
-        best_tau: highest tau (mean acceptance length) of all evaluations; None if tau was not
-            measured.
+        best_metric: quantity by which the best drafter is chosen; None before it was measured.
+        best_value: highest value of that quantity in all evaluations so far.
+        best_step: number of optimizer steps before the evaluation with that value.
+        num_without_gain: number of evaluations since then.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     losses: dict[str, Any] = field(default_factory=dict)
-    best_tau: float | None = None
+    best_metric: str | None = None
+    best_value: float | None = None
+    best_step: int | None = None
+    num_without_gain: int = 0
+
+    def add_score(self, metric: str, value: float) -> bool:
+        """Record the result of an evaluation at this step; return whether it is the best so far.
+
+        Values of a different quantity than before cannot be compared, so they count as better.
+
+        Args:
+            metric: measured quantity.
+            value: its value; higher is better.
+        """
+        if metric != self.best_metric or self.best_value is None or value > self.best_value:
+            self.best_metric, self.best_value, self.best_step = metric, value, self.step
+            self.num_without_gain = 0
+            return True
+        # A resumed run may repeat evaluations that precede the best one.
+        if self.best_step is not None and self.step > self.best_step:
+            self.num_without_gain += 1
+        return False
+
+    def add_kept(self, kept: Mapping[str, Any] | None) -> None:
+        """Take over the score of the drafter in `best`, which may be newer than the checkpoint.
+
+        Args:
+            kept: fields of the state with which that drafter was kept; None if there is none.
+        """
+        if kept is None or kept["best_value"] is None:
+            return
+        is_same = kept["best_metric"] == self.best_metric and self.best_value is not None
+        if is_same and kept["best_value"] <= self.best_value:
+            return
+        self.best_metric, self.best_value = kept["best_metric"], kept["best_value"]
+        self.best_step, self.num_without_gain = kept["best_step"], 0
 
 
 class Checkpoints:

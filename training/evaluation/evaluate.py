@@ -1,7 +1,7 @@
 """Evaluation of a drafter on validation data: losses, diversity of experts, and decoding."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -36,10 +36,14 @@ class Evaluation:
         self._reader = reader
         self._processes = processes
 
+    @property
+    def has_data(self) -> bool:
+        """Whether there are validation sequences or prompts."""
+        return bool(self._inputs.prompts) or len(self._inputs.validation) > 0
+
     def warn_if_nothing_to_measure(self) -> None:
         """Log a warning if there are neither validation sequences nor prompts."""
-        inputs = self._inputs
-        if self._processes.is_first and not inputs.prompts and not len(inputs.validation):
+        if self._processes.is_first and not self.has_data:
             _logger.warning(
                 "evaluation.every is set, but there is nothing to evaluate on; set "
                 "data.validation_size or evaluation.prompts"
@@ -125,10 +129,34 @@ class Evaluation:
         }
 
 
-def mean_tau(results: Mapping[str, Any]) -> float | None:
-    """Return tau, averaged over temperatures, from the results of `Evaluation.measure`.
+class Score(NamedTuple):
+    """The measured quality of a drafter.
 
-    If the results contain no tau, return None.
+    Attributes:
+        metric: "agreement", the share of held-out positions at which the drafter's and the target's
+            most likely next tokens are the same, or "tau", averaged over temperatures.
+        value: its value; higher is better.
     """
+
+    metric: Literal["agreement", "tau"]
+    value: float
+
+    def __str__(self) -> str:
+        if self.metric == "tau":
+            return f"tau {self.value:.2f}"
+        return f"held-out agreement {self.value:.1%}"
+
+
+def score_of(results: Mapping[str, Any]) -> Score | None:
+    """Return the score by which drafters of a run are compared; None if nothing was measured.
+
+    Agreement is measured at many more positions than tau, so it is preferred.
+
+    Args:
+        results: results of `Evaluation.measure`.
+    """
+    held_out = results.get("held_out")
+    if held_out is not None and held_out["positions"]:
+        return Score("agreement", float(held_out["levels"][0]["agreement"]))
     taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
-    return sum(taus) / len(taus) if taus else None
+    return Score("tau", sum(taus) / len(taus)) if taus else None

@@ -1,7 +1,7 @@
 """Export of a run's best and finished drafters, with records of their training."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,16 @@ import torch
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, JakiroError
+from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
 from training.distributed.checkpoint import RunState
 from training.distributed.failures import writing
 from training.distributed.processes import Processes
-from training.evaluation.evaluate import mean_tau
+from training.evaluation.evaluate import Score, score_of
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import Prepared
+
+_logger = get_logger(__name__)
 
 
 class Exporter:
@@ -35,27 +38,33 @@ class Exporter:
         self._folder = folder
         self._processes = processes
 
-    def keep_if_best(
-        self, drafter: JakiroDrafter, evaluation: Mapping[str, Any], state: RunState
+    def keep_best(
+        self,
+        drafter: JakiroDrafter,
+        as_trained: Callable[[], JakiroDrafter],
+        evaluation: Mapping[str, Any],
+        state: RunState,
     ) -> None:
-        """Export the drafter to `best` if its tau is the highest so far and `keep_best` is set.
+        """Export the best drafter so far to `best`, unless `checkpoint.keep_best` is false.
 
         Args:
             drafter: drafter with merged adapters.
+            as_trained: function that all processes must call, and that returns the same drafter
+                before its adapters, if it has any, were merged.
             evaluation: results of the drafter's evaluation.
-            state: progress of the run; `best_tau` is updated if the evaluation's tau is higher.
+            state: progress of the run, with the score of this evaluation.
 
         Raises:
             ResourceError: the drafter cannot be written.
         """
-        tau, is_wanted = mean_tau(evaluation), self._settings.checkpoint.keep_best
-        if tau is None or not is_wanted or (state.best_tau or 0.0) >= tau:
+        if not self._settings.checkpoint.keep_best:
             return
-        state.best_tau = tau
         drafter.config.record = self._record(evaluation, state)
+        start = self._settings.initialize.drafter
+        adapted = None if self._settings.lora is None else as_trained()
         with writing("a drafter", self._folder.path, self._processes) as is_writing:
             if is_writing:
-                self._folder.keep_best(drafter, self._inputs.tokenizer)
+                self._folder.keep_best(drafter, self._inputs.tokenizer, adapted, str(start))
 
     def finish(
         self,
@@ -66,10 +75,13 @@ class Exporter:
     ) -> None:
         """Write the finished drafter and, if it has adapters, the adapters separately.
 
+        The finished drafter is the one in `best` if its agreement on held-out data is higher than
+        that of the last drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
+
         Args:
-            drafter: drafter with merged adapters.
+            drafter: the last drafter, with merged adapters.
             as_trained: the same drafter before its adapters, if it has any, were merged.
-            evaluation: results of the drafter's evaluation.
+            evaluation: results of the last drafter's evaluation.
             state: progress of the run at its end.
 
         Raises:
@@ -77,10 +89,41 @@ class Exporter:
         """
         drafter.config.record = self._record(evaluation, state)
         with writing("a drafter", self._folder.path, self._processes) as is_writing:
-            if is_writing and self._settings.lora is not None:
-                self._folder.keep_adapters(as_trained, str(self._settings.initialize.drafter))
-            if is_writing:
+            if not is_writing:
+                return
+            if self._finishes_with_best(state):
+                self._folder.publish_best()
+            else:
+                if self._settings.lora is not None:
+                    self._folder.keep_adapters(as_trained, str(self._settings.initialize.drafter))
                 self._folder.publish(drafter, self._inputs.tokenizer)
+            _logger.info(self._summary(score_of(evaluation), state))
+
+    def _finishes_with_best(self, state: RunState) -> bool:
+        """Return whether an earlier drafter with a higher agreement is to be written."""
+        checkpoint, kept = self._settings.checkpoint, self._folder.best_state
+        if not (checkpoint.keep_best and checkpoint.finish_with_best) or kept is None:
+            return False
+        is_known = (kept["best_metric"], kept["best_step"]) == ("agreement", state.best_step)
+        return is_known and state.best_metric == "agreement" and state.best_step != state.step
+
+    def _summary(self, last: Score | None, state: RunState) -> str:
+        """Return a sentence that says which drafter was written."""
+        folder, steps = self._folder.drafter, f"after {state.step} steps"
+        if last is None:
+            return f"{folder}: the last drafter, {steps}; nothing was measured on held-out data"
+        if state.best_metric is None or state.best_value is None or state.best_step == state.step:
+            return f"{folder}: the last drafter, {steps} ({last}, the best of the run)"
+        best = Score(last.metric, state.best_value)
+        if self._finishes_with_best(state):
+            return (
+                f"{folder}: the best drafter of the run, after {state.best_step} steps ({best}; "
+                f"the last drafter, {steps}: {last})"
+            )
+        return (
+            f"{folder}: the last drafter, {steps} ({last}; the best of the run, after "
+            f"{state.best_step} steps: {best})"
+        )
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
         """Return the record of a drafter's training, which is kept in the drafter's config."""

@@ -10,7 +10,10 @@ from huggingface_hub import ModelCard, ModelCardData
 from jakiro.config import JakiroConfig
 from training.data.sources import is_local
 
-_SETTINGS = ("drafter", "lora", "objective", "optimizer", "batch", "engine", "steps", "seed")
+_SETTINGS = (
+    *("drafter", "lora", "objective", "optimizer", "batch", "engine"),
+    *("steps", "epochs", "seed"),
+)
 
 
 def model_card(config: JakiroConfig) -> str:

@@ -85,9 +85,10 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
         step: number of the step, from 0.
         steps: number of steps of the whole run.
     """
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, steps - 1 - settings.warmup_steps)
+    warmup = settings.warmup_for(steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - 1 - warmup)
     if settings.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return settings.learning_rate * (1 - (1 - settings.min_lr_ratio) * progress)

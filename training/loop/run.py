@@ -18,7 +18,7 @@ from training.distributed.checkpoint import Checkpoints, RunState
 from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
-from training.evaluation.evaluate import Evaluation
+from training.evaluation.evaluate import Evaluation, score_of
 from training.evaluation.metrics import MetricsLog, progress_bar
 from training.loop.export import Exporter, check_untrained
 from training.loop.run_folder import RunFolder
@@ -43,6 +43,7 @@ class Run:
     def __init__(self, inputs: Prepared, processes: Processes) -> None:
         self._inputs = inputs
         self._settings = inputs.settings
+        self._num_steps = inputs.settings.with_steps(len(inputs.sequences)).num_steps
         self._processes = processes
         self._folder = RunFolder(inputs.settings.run_folder)
         self._exporter = Exporter(inputs, self._folder, processes)
@@ -50,6 +51,7 @@ class Run:
         self._checkpoints = Checkpoints(
             self._folder.checkpoints, inputs.settings.checkpoint.keep, processes
         )
+        self._evaluation_interval: int | None = None
         self._seconds_unrecorded = 0.0
         self._metrics: MetricsLog | None = None
         self._target_states: TargetStateStore | None = None
@@ -88,9 +90,10 @@ class Run:
         trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
-            self._take_steps(trainer, evaluation, progress)
-            drafter, found = self._evaluate(trainer, evaluation)
-            self._exporter.finish(drafter, trainer.copy_as_trained(), found, self._state)
+            stopped = self._take_steps(trainer, evaluation, progress)
+            drafter, found = stopped or self._evaluate(trainer, evaluation)
+            end = self._state_now(trainer)
+            self._exporter.finish(drafter, trainer.copy_as_trained(), found, end)
         finally:
             if self._metrics is not None:
                 self._metrics.close()
@@ -131,15 +134,38 @@ class Run:
             sequences_per_step=self._settings.batch.global_batch_size,
             rule=anchor_rule(self._settings),
             seed=self._settings.seed,
-            narrow_steps=round(self._settings.batch.curriculum_fraction * self._settings.steps),
+            narrow_steps=round(self._settings.batch.curriculum_fraction * self._num_steps),
         )
 
-    def _take_steps(self, trainer: Trainer, evaluation: Evaluation, progress: Progress) -> None:
+    def _take_steps(
+        self, trainer: Trainer, evaluation: Evaluation, progress: Progress
+    ) -> tuple[JakiroDrafter, dict[str, Any]] | None:
+        """Take the remaining steps; if they end early, return the last drafter and its metrics."""
         settings, checkpoints = self._settings, self._checkpoints
-        state = self._state = checkpoints.restore(trainer.engine)
+        self._begin(trainer, evaluation)
+        state = self._state
+        task = progress.add_task(self._description(), total=self._num_steps, completed=state.step)
+        while state.step < self._num_steps:
+            self._take_step(trainer)
+            progress.update(task, completed=state.step, description=self._description())
+            if self._is_due(self._evaluation_interval) and state.step < self._num_steps:
+                evaluated = self._evaluate(trainer, evaluation)
+                if self._has_stalled:
+                    return evaluated
+            if self._is_due(settings.checkpoint.every):
+                checkpoints.save(trainer.engine, state)
+        return None
+
+    def _begin(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Resume from the last checkpoint, or test and evaluate the drafter of a new run."""
+        settings = self._settings
+        state = self._state = self._checkpoints.restore(trainer.engine)
         # `best` may be newer than the checkpoint; evaluations since the checkpoint are repeated.
-        taus = [tau for tau in (state.best_tau, self._folder.best_tau) if tau is not None]
-        state.best_tau = max(taus, default=None)
+        state.add_kept(self._folder.best_state)
+        self._processes.wait()  # before `best` changes
+        every = self._evaluation_interval = settings.evaluation.interval(
+            self._num_steps, has_data=evaluation.has_data
+        )
         if not state.step:
             drafter = trainer.copy_drafter()
             check_untrained(
@@ -147,18 +173,22 @@ class Run:
             )
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
-        if settings.evaluation.every is not None:
+        if every is not None:
             evaluation.warn_if_nothing_to_measure()
-        if settings.evaluation.every is not None and not state.step:
+        if every is not None and not state.step:
             self._evaluate(trainer, evaluation)
-        task = progress.add_task(self._description(), total=settings.steps, completed=state.step)
-        while state.step < settings.steps:
-            self._take_step(trainer)
-            progress.update(task, completed=state.step, description=self._description())
-            if self._is_due(settings.evaluation.every) and state.step < settings.steps:
-                self._evaluate(trainer, evaluation)
-            if self._is_due(settings.checkpoint.every):
-                checkpoints.save(trainer.engine, state)
+
+    @property
+    def _has_stalled(self) -> bool:
+        """Whether so many evaluations brought no improvement that the run ends early."""
+        patience = self._settings.evaluation.patience
+        if patience is None or self._state.num_without_gain < patience:
+            return False
+        _logger.info(
+            f"the run ends after {self._state.step} steps, because {patience} evaluation(s) in a "
+            "row brought no improvement (evaluation.patience)"
+        )
+        return True
 
     def _take_step(self, trainer: Trainer) -> None:
         started, state = perf_counter(), self._state
@@ -168,7 +198,7 @@ class Run:
         # as an uninterrupted run.
         intervals = (self._settings.log_every, self._settings.checkpoint.every)
         is_recorded = any(self._is_due(every) for every in intervals)
-        is_checked = is_recorded or self._is_due(self._settings.evaluation.every)
+        is_checked = is_recorded or self._is_due(self._evaluation_interval)
         trainer.require_finite(self._checkpoints.latest, is_last=is_checked)
         means = trainer.meter.read() if is_recorded else {}  # waits for the device
         self._seconds_unrecorded += perf_counter() - started
@@ -183,9 +213,10 @@ class Run:
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
-        now = self._state_now(trainer)
-        self._exporter.keep_if_best(drafter, found, now)
-        self._state.best_tau = now.best_tau
+        score = score_of(found)
+        if score is not None and self._state.add_score(*score):
+            now = self._state_now(trainer)
+            self._exporter.keep_best(drafter, trainer.copy_as_trained, found, now)
         return drafter, found
 
     def _state_now(self, trainer: Trainer) -> RunState:
@@ -200,7 +231,7 @@ class Run:
     def _is_due(self, every: int | None) -> bool:
         """Return whether an action that happens every `every` steps and at the end is due now."""
         step = self._state.step
-        return every is not None and (step % every == 0 or step == self._settings.steps)
+        return every is not None and (step % every == 0 or step == self._num_steps)
 
     def _record(self, facts: dict[str, Any]) -> None:
         """Record the mean metrics of the steps since the last record."""

@@ -42,6 +42,8 @@ _FREE: Any = {
 }
 
 
+_ADAPTER = "adapter"  # folder of separate adapters
+
 _OPTIONAL = {"start_fingerprint"}  # recorded only if a run starts from another drafter
 
 
@@ -126,13 +128,13 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """The folder of the drafter with the highest tau so far; a link within the run folder."""
+        """The folder of the best drafter so far; a link within the run folder."""
         return self.path / "best"
 
     @property
     def adapter(self) -> Path:
         """The folder of the separate adapters, if the drafter was trained with adapters."""
-        return self.path / "adapter"
+        return self.path / _ADAPTER
 
     @property
     def checkpoints(self) -> Path:
@@ -145,12 +147,12 @@ class RunFolder:
         return self.drafter.is_dir()
 
     @property
-    def best_tau(self) -> float | None:
-        """The tau of the drafter in `best`; None if there is no such drafter."""
+    def best_state(self) -> dict[str, Any] | None:
+        """The run's state when the drafter in `best` was kept; None if there is no such drafter."""
         if not self.best.exists():
             return None
         record: dict[str, Any] = JakiroConfig.from_pretrained(self.best).record or {}
-        found: float | None = record.get("training", {}).get("best_tau")
+        found: dict[str, Any] | None = record.get("training")
         return found
 
     @property
@@ -234,18 +236,47 @@ class RunFolder:
         publish(self._export(drafter, tokenizer), self.drafter)
         return self.drafter
 
-    def keep_best(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
+    def publish_best(self) -> Path:
+        """Write the drafter in `best`, and any adapters of it, as the finished drafter.
+
+        Returns:
+            The folder of the drafter.
+        """
+        if (self.best / _ADAPTER).is_dir():
+            self._publish_copy(self.best / _ADAPTER, self.adapter)
+        self._publish_copy(self.best, self.drafter)
+        return self.drafter
+
+    def _publish_copy(self, source: Path, folder: Path) -> None:
+        partial = self.path / f".{folder.name}.partial"
+        for old in (partial, folder):  # they may be left from an earlier attempt
+            shutil.rmtree(old, ignore_errors=True)
+        shutil.copytree(source, partial, ignore=shutil.ignore_patterns(_ADAPTER))
+        publish(partial, folder)
+
+    def keep_best(
+        self,
+        drafter: JakiroDrafter,
+        tokenizer: Any,
+        as_trained: JakiroDrafter | None = None,
+        base: str = "",
+    ) -> Path:
         """Replace `best` with this drafter and its tokenizer in a single step.
 
         Args:
             drafter: drafter with the record of its training.
             tokenizer: the target's tokenizer.
+            as_trained: the same drafter before its adapters were merged; None if it has none.
+            base: folder or hub id of the drafter to which the adapters belong.
 
         Returns:
             The folder of the drafter.
         """
         folder = self.path / f".best-{uuid.uuid4().hex}"
-        publish(self._export(drafter, tokenizer), folder)
+        partial = self._export(drafter, tokenizer)
+        if as_trained is not None:
+            save_adapters(as_trained, partial / _ADAPTER, base)
+        publish(partial, folder)
         # Renaming cannot replace a folder that is not empty, but it can replace a link.
         link = self.path / ".best.partial"
         link.unlink(missing_ok=True)

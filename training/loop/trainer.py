@@ -47,6 +47,7 @@ class Trainer:
         self._settings = settings
         self._sampler = sampler
         self._processes = processes
+        self._num_steps = settings.with_steps(sampler.num_sequences).num_steps
         self._accumulation = settings.batch.accumulation(processes.count)
         self._reader = reader
         self.engine = _build_engine(drafter, settings, processes)
@@ -59,7 +60,7 @@ class Trainer:
         batches = self._batches(number)
         # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
         share = self._processes.count * self._accumulation / self._count_positions(batches.values())
-        rate = learning_rate(self._settings.optimizer, number, self._settings.steps)
+        rate = learning_rate(self._settings.optimizer, number, self._num_steps)
         set_learning_rate(self.engine.optimizer, rate)
         for first_sequence, batch in batches.items():
             self._accumulate(first_sequence, batch, share)

@@ -75,7 +75,8 @@ def _from_memory(
     causal = same_document(batch.documents) & (index <= index[:, None])
     for sample in range(batch.anchors.shape[1]):
         recent = causal & ((index > batch.anchors[:, sample, :, None]) | (index == index[:, None]))
-        own = torch.where(batch.is_narrow[:, None, None], recent, causal).unsqueeze(1)
+        own = torch.where(batch.is_narrow[:, None, None], recent, causal)
+        own = _own_mask(drafter, own, batch)
         inputs = _memory_inputs(drafter, encoded, batch, sample)
         output = halves.draft(view.embeddings, batch.positions, own, inputs)
         yield output if tail is None else through_tail(output, tail, view, batch, sample)
@@ -101,7 +102,7 @@ def _rolled_out(
     earlier = _EarlierKV()
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):
-        mask = _rollout_mask(batch, num_passes=sample + 1).unsqueeze(1)
+        mask = _own_mask(drafter, _rollout_mask(batch, num_passes=sample + 1), batch)
         inputs = _memory_inputs(drafter, encoded, batch, sample)._replace(previous=previous)
         store = earlier.of_pass(sample)
         output = halves.draft(view.embeddings, batch.positions, mask, inputs, store)
@@ -109,6 +110,28 @@ def _rolled_out(
             output = _rolled_through_tail(output, tail, batch, sample, predicted)
         yield output
         previous = _shifted(output.mean_feature, batch)
+
+
+def _own_mask(
+    drafter: JakiroDrafter, visible: Bool[Tensor, "batch length keys"], batch: Batch
+) -> Bool[Tensor, "batch 1 length keys"]:
+    """Return the mask of self-attention, which may exclude the first token of each document.
+
+    The first token itself, which carries no loss and which no other position reads, then attends
+    to itself alone, because attention without any key is not finite.
+
+    Args:
+        drafter: the drafter, whose `attends_first` decides.
+        visible: True where a position may attend to a key of one or several passes.
+        batch: the packed sequences.
+    """
+    if not drafter.attends_first:
+        length = batch.token_ids.shape[1]
+        num_passes = visible.shape[2] // length
+        index = torch.arange(length, device=visible.device)
+        is_readable = (batch.positions > 0)[:, None] | (index == index[:, None])
+        visible = visible & is_readable.repeat(1, 1, num_passes)
+    return visible.unsqueeze(1)
 
 
 def _memory_inputs(

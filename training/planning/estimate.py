@@ -15,6 +15,7 @@ from training.module import TrainingModule
 from training.planning.simulation import Simulation, drafter_on_meta, simulate, target_on_meta
 from training.planning.zero_memory import StateBytes, state_bytes
 from training.setup.adapters import add_adapters
+from training.setup.preparation import count_steps
 from training.target_states.plan import ExpectedBytes, expected_bytes
 
 USABLE = 0.9  # fraction of a device's memory; the rest is for the runtime and fragmentation
@@ -26,7 +27,7 @@ class Estimate:
     """Memory that one process of a run needs, and disk space that the whole run needs.
 
     Attributes:
-        settings: settings of the run.
+        settings: settings of the run, with the number of steps.
         num_processes: number of processes of the run.
         parameters: number of trainable parameters of the drafter.
         frozen: number of frozen parameters of the drafter; 0 unless only adapters are trained.
@@ -35,6 +36,8 @@ class Estimate:
         micro_batch: memory and operations of one micro-batch, computed as if all parameters were
             trained.
         shards: bytes of the target states on disk; 0 if the run does not read any from disk.
+        draft_vocab_size: number of tokens that may be drafted, or the largest possible number if
+            the training data determine it; None if all tokens may be drafted.
     """
 
     settings: TrainSettings
@@ -45,6 +48,7 @@ class Estimate:
     states: StateBytes
     micro_batch: Simulation
     shards: ExpectedBytes
+    draft_vocab_size: int | None
 
     @property
     def device_bytes(self) -> int:
@@ -74,7 +78,7 @@ class Estimate:
     def tokens(self) -> int:
         """The number of tokens that the run reads, including padding."""
         return (
-            self.settings.steps
+            self.settings.num_steps
             * self.settings.batch.global_batch_size
             * self.settings.data.sequence_length
         )
@@ -84,7 +88,7 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
     """Return the estimate of a run.
 
     Args:
-        settings: settings of the run.
+        settings: settings of the run; if they set `epochs`, the data is read to count the steps.
         num_processes: number of processes of the run.
         device: kind of device that the run is planned for; None for the device of this machine.
 
@@ -94,6 +98,7 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
         CheckpointError: the target's config cannot be read.
         TargetNotSupported: the target is not supported.
     """
+    settings = count_steps(settings)
     target = target_on_meta(settings.target)
     settings.data.check_context(target.spec.max_position)
     drafter = drafter_on_meta(settings, target)
@@ -110,6 +115,7 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
         states=state_bytes(module, settings, num_processes, device),
         micro_batch=simulate(settings, target),
         shards=expected_bytes(settings, config, target.spec),
+        draft_vocab_size=config.draft_vocab_size,
     )
 
 
@@ -130,9 +136,10 @@ def choose_micro_batch(
     """
     own = with_micro_batch(settings, 1).batch.accumulation(num_processes)
     sizes = [size for size in range(1, own + 1) if own % size == 0]
+    counted = count_steps(settings)
 
     def needed(size: int) -> int:
-        return estimate(with_micro_batch(settings, size), num_processes, device).device_bytes
+        return estimate(with_micro_batch(counted, size), num_processes, device).device_bytes
 
     num_fitting = bisect_right(sizes, int(USABLE * memory), key=needed)
     if not num_fitting:
@@ -165,15 +172,14 @@ def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int
 
     Args:
         parameters: number of trainable parameters.
-        settings: settings of the run.
+        settings: settings of the run, with the number of steps.
         frozen: number of frozen parameters.
     """
     drafter = (parameters + frozen) * TORCH_DTYPES[settings.engine.dtype].itemsize
     every = settings.checkpoint.every
-    written = 0 if every is None else math.ceil(settings.steps / every)
+    written = 0 if every is None else math.ceil(settings.num_steps / every)
     checkpoints = min(written, settings.checkpoint.keep + 1)
-    keeps_best = settings.checkpoint.keep_best and settings.evaluation.num_prompts > 0
-    drafters = 1 + 2 * keeps_best  # the best drafter exists twice while it is replaced
+    drafters = 1 + 2 * settings.keeps_best  # the best drafter exists twice while it is replaced
     return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
 
 
@@ -217,6 +223,7 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     return {
         "target": size_text(found.target),
         f"drafter, {_parameters(found)}": size_text(states.parameters),
+        **_draft_vocabulary(found),
         "gradients": size_text(states.gradients),
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),
@@ -227,10 +234,20 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
         "main memory of a process while loading": size_text(found.host_bytes),
         **_shards(found),
         "disk, total": size_text(found.disk_bytes),
+        "optimizer steps": f"{found.settings.num_steps:,}",
         "tokens read": f"{found.tokens:,}",
         "an optimizer step": f"{found.flops / 1e12:,.2f} TFLOP",
         **_time(found, flops_per_second),
     }
+
+
+def _draft_vocabulary(found: Estimate) -> dict[str, str]:
+    if found.draft_vocab_size is None:
+        return {}
+    size = f"{found.draft_vocab_size:,} tokens"
+    if found.settings.drafter.draft_vocab_size == "auto":
+        return {"draft vocabulary (auto), at most": size}
+    return {"draft vocabulary": size}
 
 
 def _shards(found: Estimate) -> dict[str, str]:
@@ -242,5 +259,5 @@ def _shards(found: Estimate) -> dict[str, str]:
 def _time(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     if flops_per_second is None:
         return {"time": "needs --device-speed"}
-    minutes = found.settings.steps * found.flops / flops_per_second / 60
+    minutes = found.settings.num_steps * found.flops / flops_per_second / 60
     return {f"time at {flops_per_second / 1e12:,.2f} TFLOP/s, at least": duration_text(minutes)}

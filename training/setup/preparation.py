@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.generation.unsupported import check_length
-from jakiro.config import JakiroConfig, config_for
+from jakiro.config import DrafterSettings, JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
@@ -98,20 +98,35 @@ def prepare(
     check_initialization(settings, target)
     check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
-    config = config_for(settings.drafter, record)
-    start = _start(settings, config)
+    start = _start(settings, config_for(settings.drafter, record))
+    sequences = _pack(store, train, settings)
+    settings.with_steps(len(sequences))  # raises an error if the warm-up is too long
+    draft_ids = _draft_ids(settings, store, train, target, start)
     return Prepared(
         settings=settings,
         target=target,
         tokenizer=tokenizer,
-        drafter_config=config,
-        sequences=_pack(store, train, settings),
+        drafter_config=config_for(_with_size_of(settings.drafter, draft_ids), record),
+        sequences=sequences,
         validation=PackedSequences(store, held_out, settings.data.sequence_length),
         prompts=_prompts(settings, store, held_out, target, tokenizer),
         data_fingerprint=store.fingerprint,
-        draft_ids=_draft_ids(settings, store, train, target, start),
+        draft_ids=draft_ids,
         start=start,
     )
+
+
+def count_steps(settings: TrainSettings) -> TrainSettings:
+    """Return the settings with the number of optimizer steps.
+
+    The data is read, and its tokens are cached, only if the settings set `epochs`; the target's
+    weights are not needed. Errors are the same as for `train`.
+    """
+    if settings.epochs is None:
+        return settings
+    store = open_store(settings, load_tokenizer(settings.target))
+    train, _ = split_validation(store, settings.data.validation_size, settings.data.fraction)
+    return settings.with_steps(len(_pack(store, train, settings)))
 
 
 def open_store(
@@ -147,14 +162,10 @@ def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
         ConfigError: the arm's drafter cannot be initialized as the settings require.
         TargetNotSupported: the arm's drafter needs the target's last layers, but they cannot be run
             separately.
-        DataError: the draft vocabulary is larger than the number of different tokens in responses.
     """
     check_initialization(settings, inputs.target)
-    start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
+    _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
-    store = inputs.sequences.store
-    train, _ = split_validation(store, settings.data.validation_size, settings.data.fraction)
-    _draft_ids(settings, store, train, inputs.target, start)
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
@@ -189,7 +200,13 @@ def _draft_ids(
     if start is not None:
         return start.draft_ids
     size = settings.drafter.draft_vocab_size
-    return None if size is None else choose_draft_ids(store, train, size, target.spec.vocab_size)
+    return choose_draft_ids(store, train, size, target.spec.vocab_size)
+
+
+def _with_size_of(drafter: DrafterSettings, draft_ids: Tensor | None) -> DrafterSettings:
+    """Return the settings with the size of the draft vocabulary as a number or None."""
+    size = None if draft_ids is None else len(draft_ids)
+    return drafter.model_copy(update={"draft_vocab_size": size})
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedSequences:

@@ -22,6 +22,8 @@ _logger = get_logger(__name__)
 def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
     """Return the drafter whose weights a new drafter starts with; None if the settings name none.
 
+    If `draft_vocab_size` is auto, the new drafter has the same draft vocabulary as that drafter.
+
     That drafter may have been trained for a different target of the same shape, such as an earlier
     version of the target.
 
@@ -37,6 +39,11 @@ def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter |
     if name is None:
         return None
     start = JakiroDrafter.from_pretrained(name)
+    if settings.drafter.draft_vocab_size == "auto":
+        size = {"draft_vocab_size": start.config.draft_vocab_size}
+        config = JakiroConfig(
+            drafter=(config.drafter or {}) | size, target=config.target, record=config.record
+        )
     _require_same_settings(name, start.config.settings, config.settings)
     _require_same_shapes(name, start, config)
     if start.config.target_record.fingerprint != config.target_record.fingerprint:

@@ -172,7 +172,8 @@ class LearningCurve:
         fractions: fractions of the documents, in ascending order.
 
     Raises:
-        ConfigError: there is no validation data, or target states are read from disk.
+        ConfigError: there is no validation data, the settings set `epochs`, or target states are
+            read from disk.
     """
 
     def __init__(self, settings: TrainSettings, fractions: Sequence[float]) -> None:
@@ -182,6 +183,13 @@ class LearningCurve:
                 expected="data.validation_size and evaluation.num_sequences above 0",
                 got=f"{settings.data.validation_size} and {settings.evaluation.num_sequences}",
                 remedy="pass --set data.validation_size=50",
+            )
+        if settings.epochs is not None:
+            raise ConfigError(
+                "all runs of a learning curve take the same number of steps",
+                expected="a number of steps",
+                got=f"epochs of {settings.epochs:g}",
+                remedy="pass --set epochs=null --set steps=1000",
             )
         if settings.target_states.source == "offline":
             raise ConfigError(
@@ -214,7 +222,7 @@ class LearningCurve:
             documents, _ = split_validation(store, data.validation_size, run.fraction)
             sequences = PackedSequences(store, documents, data.sequence_length, data.split)
             tokens = sum(int(store.lengths[document]) for document in documents)
-            read = self._settings.steps * self._settings.batch.global_batch_size
+            read = self._settings.num_steps * self._settings.batch.global_batch_size
             points.append(_point(run, tokens, read / len(sequences)))
         return points
 

@@ -91,7 +91,7 @@ def expected_bytes(
     is the size for the sequences of all steps, as if no sequence were repeated in a later epoch.
 
     Args:
-        settings: settings of the run.
+        settings: settings of the run, with the number of steps.
         config: config of the drafter.
         spec: properties of the target.
 
@@ -107,7 +107,7 @@ def expected_bytes(
     else:
         widths = States.needed_by(config).widths(spec)
         num_bytes = sum(widths.values()) * TORCH_DTYPES[target_states.dtype].itemsize
-        num_sequences = settings.steps * batch.global_batch_size
+        num_sequences = settings.num_steps * batch.global_batch_size
     size = num_sequences * settings.data.sequence_length * num_bytes
     return ExpectedBytes(size, is_exact=index is not None)
 

@@ -102,11 +102,17 @@ class TreePass:
         output: ExpertsOutput = model(
             self.head.target.embed(token_ids).to(model.dtype),
             positions,
-            mask.unsqueeze(1),
+            self._own_mask(mask).unsqueeze(1),
             self.inputs.of(positions, frontier, self.output),
             store,
         )
         return self._through_tail(output, positions, slots, mask)
+
+    def _own_mask(self, mask: Tensor) -> Tensor:
+        """Return the mask of self-attention, which may exclude position 0, whose slot is 0."""
+        if self.cache.model.attends_first:
+            return mask
+        return mask & (torch.arange(mask.shape[2], device=mask.device) > 0)
 
     def _through_tail(
         self, output: ExpertsOutput, positions: Tensor, slots: Tensor, mask: Tensor

@@ -1,6 +1,8 @@
 """The draft vocabulary: its tokens, losses over a part of the vocabulary, and a whole run."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 
 from inference import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError, DataError
+from jakiro.errors import ConfigError
 from training.config import TrainSettings
-from training.data.draft_vocabulary import choose_draft_ids
+from training.data.draft_vocabulary import automatic_size, choose_draft_ids
 from training.data.token_store import TokenStore
 from training.loss.drafting import draft_all_positions
+from training.setup.preparation import prepare
 from training.train import train
 
 
@@ -44,10 +47,56 @@ def test_ties_go_to_smaller_ids_whatever_the_order(tokens: list[int], data: st.D
     assert got.dtype == torch.int64
 
 
-def test_more_tokens_than_the_responses_hold_are_refused() -> None:
+def test_a_size_is_cut_to_the_tokens_that_the_responses_hold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = store_of([1, 2, 3, 3, 4, 4], prompt=2)
-    with pytest.raises(DataError, match=r"at most 2, the number of different tokens .* got: 3"):
-        choose_draft_ids(store, [0], 3, 10)
+    with caplog.at_level("INFO"):
+        assert choose_draft_ids(store, [0], 3, 10).tolist() == [3, 4]
+    assert "is 3, but the responses contain only 2 different tokens" in caplog.text
+    assert "draft vocabulary: 2 tokens, which cover 100.0% of the response tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("num_frequent", "num_others", "vocab_size", "expected"),
+    [
+        (8_192, 0, 50_000, 8_192),
+        (8_191, 1, 50_000, 8_192),
+        (8_193, 0, 50_000, 8_192),  # 8,192 of 8,193 equally frequent tokens are above 97%
+        (9_000, 0, 50_000, 16_384),
+        (30_000, 0, 50_000, 32_768),
+        (50_000, 0, 50_000, 32_768),  # no size covers 97%
+        (30_000, 0, 32_768, None),
+        (30_000, 0, 32_769, 32_768),
+        (300, 7, 8_192, None),
+        (16_383, 0, 16_384, None),
+    ],
+)
+def test_the_automatic_size_is_the_smallest_that_covers_97_percent(
+    num_frequent: int, num_others: int, vocab_size: int, expected: int | None
+) -> None:
+    counts = np.zeros(vocab_size, np.int64)
+    counts[:num_frequent] = 100
+    counts[vocab_size - num_others :] = 1
+    shuffled = np.random.default_rng(0).permutation(counts)
+    assert automatic_size(shuffled) == expected
+
+
+def test_automatic_ids_are_those_of_the_responses(caplog: pytest.LogCaptureFixture) -> None:
+    frequent = list(range(100, 20_100, 2))  # 10,000 tokens, of which one occurs once
+    documents = [frequent[:1] + [7] * 9, frequent[1:] * 2]
+    with caplog.at_level("INFO"):
+        ids = choose_draft_ids(store_of(*documents, prompt=0), [0, 1], "auto", 40_000)
+    assert ids is not None
+    assert ids.tolist() == [7, *frequent]  # cut from 16,384
+    assert "draft vocabulary (auto): 10,001 tokens, which cover 100.0%" in caplog.text
+
+
+@pytest.mark.parametrize(("size", "vocab_size"), [("auto", 8_192), (None, 50_000)])
+def test_all_tokens_may_be_drafted_for_small_vocabularies_or_if_wanted(
+    size: Any, vocab_size: int
+) -> None:
+    assert choose_draft_ids(store_of([1, 2, 3]), [0], size, vocab_size) is None
 
 
 @pytest.mark.parametrize("combine", ["sum", "mixture"])
@@ -91,7 +140,7 @@ def test_every_token_loss_has_finite_gradients_over_part_of_the_tokens(loss: str
         assert gradient.any()
 
 
-def _run(folder: Path, size: int) -> TrainSettings:
+def _run(folder: Path, size: int | str) -> TrainSettings:
     return tiny_run(folder, drafter={"draft_vocab_size": size})
 
 
@@ -110,11 +159,38 @@ def test_a_run_with_a_vocabulary_of_its_own_decodes_losslessly(workshop: Path) -
         assert got.sequences.tolist() == expected.tolist()
 
 
-def test_too_large_a_vocabulary_is_refused_before_the_run_folder_is_touched(
+def test_an_automatic_size_is_kept_as_a_number_also_by_a_resumed_run(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.draft_vocabulary.AUTO_DRAFT_VOCAB_SIZES", (16, 24, 32))
+    settings = _run(workshop, "auto")
+    inputs = prepare(settings)
+    assert inputs.draft_ids is not None
+    folder = train(settings)
+    drafter = JakiroDrafter.from_pretrained(folder)
+    assert drafter.draft_ids is not None
+    assert drafter.draft_ids.tolist() == inputs.draft_ids.tolist()
+    assert drafter.config.drafter is not None
+    assert drafter.config.drafter["draft_vocab_size"] == len(inputs.draft_ids) in (24, 32)
+    shutil.rmtree(folder)  # the run resumes from its last checkpoint
+    assert train(settings) == folder
+    again = JakiroDrafter.from_pretrained(folder)
+    assert torch.equal(drafter.draft_ids, again.draft_ids)
+
+
+def test_a_vocabulary_larger_than_the_data_is_cut(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        inputs = prepare(_run(workshop, 290))
+    assert inputs.draft_ids is not None
+    assert inputs.drafter_config.draft_vocab_size == len(inputs.draft_ids) < 290
+    assert "different tokens; only these may be drafted" in caplog.text
+
+
+def test_a_vocabulary_larger_than_the_targets_is_refused_before_the_run_folder_is_touched(
     workshop: Path,
 ) -> None:
-    with pytest.raises(DataError, match="different tokens"):
-        train(_run(workshop, 290))
     with pytest.raises(ConfigError, match="larger than the target's vocabulary"):
         train(_run(workshop, 301))
     assert not (workshop / "run").exists()

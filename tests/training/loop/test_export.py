@@ -1,23 +1,27 @@
 """A run checks that its drafter can be saved, loaded and used, and keeps the best."""
 
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.training import tiny_run
+from safetensors.torch import load_file
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
+from training.config import TrainSettings
 from training.distributed.checkpoint import RunState
 from training.distributed.processes import join_processes, launch_environment
-from training.evaluation.metrics import read_metrics
+from training.evaluation.metrics import read_evaluations, read_metrics
 from training.loop.export import Exporter, check_untrained
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
 from training.train import train
 
-DECODING = {"prompts": 2, "temperature": 0.0, "acceptance_by_depth": [0.5], "tokens": 9}
+DECODING = {"tau": 1.5, "prompts": 2, "temperature": 0.0, "acceptance_by_depth": [0.5], "tokens": 9}
 
 
 def test_a_drafter_that_cannot_be_saved_as_it_is_stops_the_run_before_its_first_step(
@@ -76,22 +80,120 @@ def test_a_drafter_that_does_not_decode_stops_the_run_before_its_first_step(
     assert read_metrics(settings.run_folder) == []
 
 
-@pytest.mark.parametrize(("keep_best", "expected"), [(True, [1.5, 1.5, 1.75]), (False, [None] * 3)])
-def test_only_a_higher_tau_replaces_the_best_drafter(
-    workshop: Path, keep_best: bool, expected: list[float | None]
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_the_best_drafter_is_kept_with_the_state_of_the_run_if_wanted(
+    workshop: Path, keep_best: bool
 ) -> None:
     settings = tiny_run(workshop, checkpoint={"keep_best": keep_best})
     folder, state = RunFolder(settings.run_folder), RunState(step=1)
-    found = []
     with launch_environment("cpu"):
         inputs = prepare(settings)
         drafter = inputs.build_drafter()
         with join_processes("cpu") as processes:
             exporter = Exporter(inputs, folder, processes)
-            exporter.keep_if_best(drafter, {}, state)  # tau was not measured
-            assert folder.best_tau is None
-            for tau in (1.5, 1.25, 1.75):
-                evaluation = {"decoding": [DECODING | {"tau": tau + gap} for gap in (-0.5, 0.5)]}
-                exporter.keep_if_best(drafter, evaluation, state)
-                found.append(folder.best_tau)
-    assert found == expected
+            assert folder.best_state is None
+            assert state.add_score("tau", 1.5)
+            exporter.keep_best(drafter, lambda: drafter, {"decoding": [DECODING]}, state)
+    assert folder.best_state == (asdict(state) if keep_best else None)
+
+
+AGREEMENT = "training.evaluation.evaluate.Evaluation.measure"
+EVERY_STEP: dict[str, Any] = {"every": 1, "num_prompts": 0}
+
+
+def _measure(monkeypatch: pytest.MonkeyPatch, *agreements: float) -> None:
+    """Let evaluations find these agreements with the target, instead of the real ones."""
+    values = iter(agreements)
+
+    def measure(*_: Any) -> dict[str, Any]:
+        return {"held_out": {"levels": [{"agreement": next(values)}], "positions": 9}}
+
+    monkeypatch.setattr(AGREEMENT, measure)
+
+
+def _finished_step(settings: TrainSettings) -> int:
+    """Return the number of steps after which the finished drafter was measured."""
+    record = JakiroDrafter.from_pretrained(settings.run_folder / "drafter").config.record
+    assert record is not None
+    return int(record["training"]["step"])
+
+
+@pytest.mark.parametrize(
+    ("agreements", "checkpoint", "expected"),
+    [
+        ((0.3, 0.2, 0.1, 0.25), {}, 0),
+        ((0.3, 0.4, 0.1, 0.25), {}, 1),
+        ((0.3, 0.2, 0.1, 0.35), {}, 3),
+        ((0.3, 0.2, 0.1, 0.3), {}, 0),
+        ((0.3, 0.2, 0.1, 0.25), {"finish_with_best": False}, 3),
+        ((0.3, 0.2, 0.1, 0.25), {"keep_best": False}, 3),
+    ],
+)
+def test_a_run_ends_with_the_drafter_of_the_highest_held_out_agreement(
+    workshop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    agreements: tuple[float, ...],
+    checkpoint: dict[str, Any],
+    expected: int,
+) -> None:
+    _measure(monkeypatch, *agreements)
+    settings = tiny_run(workshop, steps=3, evaluation=EVERY_STEP, checkpoint=checkpoint)
+    with caplog.at_level("INFO"):
+        train(settings)
+    assert _finished_step(settings) == expected
+    last = caplog.records[-1].message
+    assert f"after 3 steps{': ' if expected < 3 else ' ('}held-out agreement" in last
+    if expected < 3:
+        best = f"the best drafter of the run, after {expected} steps (held-out agreement"
+        assert f"{best} {agreements[expected]:.1%}; the last" in last
+        kept = (settings.run_folder / "best" / "model.safetensors").read_bytes()
+        assert (settings.run_folder / "drafter" / "model.safetensors").read_bytes() == kept
+
+
+def test_a_drafter_that_gets_worse_ends_as_good_as_it_began(workshop: Path) -> None:
+    spoilt: dict[str, Any] = {"learning_rate": 3.0, "warmup_steps": 0}
+    settings = tiny_run(workshop, steps=4, evaluation=EVERY_STEP, optimizer=spoilt)
+    train(settings)
+    found = [line for _, line in read_evaluations(settings.run_folder)]
+    agreements = [line["held_out"]["levels"][0]["agreement"] for line in found]
+    assert len(agreements) == 5
+    record = JakiroDrafter.from_pretrained(settings.run_folder / "drafter").config.record
+    assert record is not None
+    assert record["evaluation"]["held_out"]["levels"][0]["agreement"] == max(agreements)
+
+
+@pytest.mark.parametrize(
+    ("patience", "expected"), [(1, [0, 1, 2]), (2, [0, 1, 2, 3, 4, 5]), (None, [*range(8)])]
+)
+def test_a_run_ends_early_after_evaluations_without_improvement(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None, expected: list[int]
+) -> None:
+    _measure(monkeypatch, 0.1, 0.2, 0.2, 0.3, 0.1, 0.2, 0.4, 0.1)
+    evaluation = EVERY_STEP | {"patience": patience}
+    settings = tiny_run(workshop, steps=7, evaluation=evaluation, checkpoint={"every": 1})
+    train(settings)
+    found = read_evaluations(settings.run_folder)
+    assert [step for step, _ in found] == expected
+
+
+def test_a_run_that_ends_early_with_adapters_keeps_those_of_its_best_drafter(
+    trained_workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = shutil.copytree(trained_workshop / "run" / "drafter", trained_workshop / "start")
+    _measure(monkeypatch, 0.1, 0.4, 0.3, 0.2)
+    settings = tiny_run(
+        trained_workshop,
+        steps=3,
+        evaluation=EVERY_STEP,
+        lora={"rank": 2},
+        initialize={"drafter": str(start)},
+        run_folder=str(trained_workshop / "adapted"),
+    )
+    folder = train(settings)
+    assert _finished_step(settings) == 1
+    adapters = load_file(folder.parent / "adapter" / "adapter_model.safetensors")
+    kept = load_file(folder.parent / "best" / "adapter" / "adapter_model.safetensors")
+    assert not (folder / "adapter").exists()
+    assert adapters.keys() == kept.keys()
+    assert all(torch.equal(part, kept[name]) for name, part in adapters.items())

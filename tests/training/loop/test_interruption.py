@@ -182,15 +182,17 @@ def test_checkpoints_and_drafters_are_safetensors_and_text_only(whole: TrainSett
             path.read_text(encoding="utf-8")  # raises for anything binary
 
 
-def test_the_best_drafter_has_the_highest_tau(whole: TrainSettings) -> None:
-    taus = {
-        line["step"]: line["evaluation"]["decoding"][0]["tau"]
+def test_the_best_drafter_has_the_highest_held_out_agreement(whole: TrainSettings) -> None:
+    agreements = {
+        line["step"]: line["evaluation"]["held_out"]["levels"][0]["agreement"]
         for line in read_metrics(whole.run_folder)
         if "evaluation" in line
     }
     best = json.loads((whole.run_folder / "best" / "config.json").read_text())["record"]
-    highest = max(taus.values())
-    assert best["training"]["best_tau"] == highest == best["evaluation"]["decoding"][0]["tau"]
-    assert best["training"]["step"] == min(step for step, tau in taus.items() if tau == highest)
+    highest = max(agreements.values())
+    assert best["training"]["best_value"] == highest
+    assert best["evaluation"]["held_out"]["levels"][0]["agreement"] == highest
+    first = min(step for step, agreement in agreements.items() if agreement == highest)
+    assert best["training"]["step"] == first
     assert (whole.run_folder / "best" / "tokenizer.json").exists()
     assert len(list(whole.run_folder.glob(".best-*"))) == 1

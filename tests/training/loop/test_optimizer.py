@@ -35,6 +35,16 @@ def test_any_length_of_warm_up_works(warmup_steps: int) -> None:
     assert min(rates) > 0
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(5, 0), (40, 4), (500, 50), (9000, 50)])
+def test_an_automatic_warm_up_is_a_tenth_of_the_steps_and_at_most_50(
+    steps: int, expected: int
+) -> None:
+    settings = OptimizerSettings(learning_rate=1.0)
+    assert settings.warmup_for(steps) == expected
+    rates = [learning_rate(settings, step, steps) for step in range(steps)]
+    assert rates.index(max(rates)) == max(0, expected - 1)
+
+
 def test_only_matrices_decay() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.RMSNorm(2))
     optimizer = build_optimizer(module, OptimizerSettings(weight_decay=0.3))

@@ -12,6 +12,7 @@ from helpers.training import tiny_run, write_jsonl
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from training.config import TrainSettings
+from training.evaluation.evaluate import Score
 from training.evaluation.metrics import read_metrics
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
@@ -26,17 +27,17 @@ def test_a_run_that_starts_again_keeps_its_best_drafter(
     settings = tiny_run(workshop, steps=4, evaluation=EACH_STEP, checkpoint={"every": None})
     taus = [1.2, 1.9, 1.5, 1.0]
 
-    def measure(_: Any) -> float:
+    def measure(_: Any) -> Score:
         if not taus:
             raise PowerCutError
-        return taus.pop()
+        return Score("tau", taus.pop())
 
     with monkeypatch.context() as patched:
-        patched.setattr("training.loop.export.mean_tau", measure)
+        patched.setattr("training.loop.run.score_of", measure)
         with pytest.raises(PowerCutError):
             train(settings)
     assert _best(settings)["step"] == 2
-    monkeypatch.setattr("training.loop.export.mean_tau", lambda _: 1.6)
+    monkeypatch.setattr("training.loop.run.score_of", lambda _: Score("tau", 1.6))
     train(settings)
     assert _best(settings)["step"] == 2
 
@@ -51,14 +52,14 @@ def test_the_best_drafter_records_the_progress_of_the_run_when_it_was_kept(
     }
     settings = tiny_run(workshop, **changes, log_every=3, run_folder=str(workshop / "seldom"))
     taus = [1.1, 1.6, 1.0]  # after 4, 2 and 0 steps
-    monkeypatch.setattr("training.loop.export.mean_tau", lambda _: taus.pop())
+    monkeypatch.setattr("training.loop.run.score_of", lambda _: Score("tau", taus.pop()))
     train(settings)
     best = _best(settings)
     taus = [1.0, 1.0, 1.0]
     each = tiny_run(workshop, **changes, log_every=1, run_folder=str(workshop / "each"))
     train(each)
     read = [line["tokens"] for line in read_metrics(each.run_folder) if "tokens" in line]
-    assert (best["step"], best["best_tau"], best["tokens"]) == (2, 1.6, sum(read[:2]))
+    assert (best["step"], best["best_value"], best["tokens"]) == (2, 1.6, sum(read[:2]))
     card = (settings.run_folder / "best" / "README.md").read_text()
     assert f"2 optimizer steps over {sum(read[:2]):,} tokens" in card
     assert best["seconds"] > 0

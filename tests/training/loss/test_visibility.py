@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.models import tiny_settings
 from helpers.training import ROLLED_OUT, TinyTraining, batch_for, cropped, tiny_training
-from helpers.variants import FEEDBACK, GRID, HYBRID, VARIANTS
+from helpers.variants import FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
 from torch import Tensor
 
 from jakiro.config import DrafterSettings
@@ -114,6 +114,40 @@ def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
     has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
     assert torch.equal(got & has_loss, reaches(batch, index) & has_loss)
     assert (got & has_loss).any()
+
+
+FIRST = {
+    "moa": tiny_settings(trunk=NO_FIRST),
+    "tail": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=NO_FIRST),
+    "feedback": tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT | NO_FIRST),
+    "hybrid with a tail": tiny_settings(
+        combine="sum", parallel_levels=0, tail_layers=2, trunk=HYBRID | ROLLOUT | NO_FIRST
+    ),
+}
+
+
+@pytest.mark.parametrize("start", [0, 10])
+@pytest.mark.parametrize("name", FIRST)
+def test_without_the_first_position_the_first_token_of_each_document_reaches_no_other(
+    name: str, start: int
+) -> None:
+    tiny, batch, view, before = _unchanged(FIRST[name])
+    after = drafted(tiny, with_tokens(view, start), batch)
+    changed = (before != after).flatten(start_dim=3).any(dim=-1)
+    has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
+    has_loss &= batch.positions[:, start, None] == 0  # in the sequences that have a document there
+    assert not (changed & has_loss).any()
+    # The target's state at that position is still read.
+    after = drafted(tiny, with_state(view, start), batch)
+    changed = (before != after).flatten(start_dim=3).any(dim=-1)
+    assert (changed & has_loss).any()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_without_the_first_position_gradients_are_finite(name: str) -> None:
+    tiny, batch, *_ = _unchanged(FIRST[name])
+    for gradient in tiny.gradients(tiny.loss(batch).total):
+        assert gradient is None or gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("distance", range(1, PASSES + 1))

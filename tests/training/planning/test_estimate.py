@@ -320,3 +320,32 @@ def test_the_drafter_for_an_8b_target_fits_on_gpus_of_80_gib(
     assert found.disk_bytes == found.parameters * (3 * 2 + 3 * 12)  # drafters, checkpoints
     table = render(found, 80 * 2**30, 4e14)
     assert table.columns[1].footer.endswith("of 80.0 GiB")
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "setting", "expected"),
+    [
+        (50_000, "auto", "draft vocabulary (auto), at most"),
+        (50_000, 9_000, "draft vocabulary"),
+        (50_000, None, None),
+        (300, "auto", None),
+    ],
+)
+def test_an_automatic_draft_vocabulary_is_estimated_by_its_largest_size(
+    tmp_path: Path, vocab_size: int, setting: Any, expected: str | None
+) -> None:
+    tiny_llama(vocab=vocab_size).config.save_pretrained(tmp_path / "target")
+    found = estimate(tiny_run(tmp_path, drafter={"draft_vocab_size": setting}), 1)
+    size = {"auto": 32_768}.get(setting, setting) if expected else None
+    assert found.draft_vocab_size == size
+    rows = {text for column in render(found, 2**30, None).columns[:1] for text in column.cells}
+    assert {row for row in rows if str(row).startswith("draft vocabulary")} == (
+        {expected} if expected else set()
+    )
+
+
+def test_the_steps_of_epochs_are_counted_from_the_data(workshop: Path) -> None:
+    by_epochs = tiny_run(workshop, steps=None, epochs=2)
+    assert estimate(by_epochs, 1) == estimate(tiny_run(workshop, steps=5), 1)
+    chosen = choose_micro_batch(by_epochs, 1, 2**30)
+    assert (chosen.steps, chosen.epochs, chosen.batch.micro_batch_size) == (None, 2, 4)

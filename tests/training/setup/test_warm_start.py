@@ -63,12 +63,14 @@ def test_a_run_starts_with_the_weights_and_the_tokens_of_another_drafter(
         train(warm(workshop, moved))
 
 
+@pytest.mark.parametrize("size", [24, "auto"])
 def test_a_run_on_other_texts_drafts_the_tokens_of_its_start_drafter(
-    workshop: Path, start: Path
+    workshop: Path, start: Path, size: int | str
 ) -> None:
     before = JakiroDrafter.from_pretrained(start).draft_ids
     data = {"paths": [str(write_jsonl(workshop / "few.jsonl", [{"text": "total " * 60}] * 8))]}
-    after = JakiroDrafter.from_pretrained(train(warm(workshop, start, data=data))).draft_ids
+    settings = warm(workshop, start, data=data, drafter={"draft_vocab_size": size})
+    after = JakiroDrafter.from_pretrained(train(settings)).draft_ids
     assert before is not None
     assert after is not None
     assert after.tolist() == before.tolist()
@@ -91,7 +93,11 @@ def test_a_drafter_for_an_earlier_version_of_the_target_is_used_with_a_warning(
             ConfigError,
             r"a different value of drafter\.experts\.combine; expected: sum; got: mixture",
         ),
-        ({"drafter": {}}, ConfigError, r"drafter\.draft_vocab_size; expected: None; got: 24"),
+        (
+            {"drafter": {"draft_vocab_size": None}},
+            ConfigError,
+            r"drafter\.draft_vocab_size; expected: None; got: 24",
+        ),
         ({"start": "missing"}, CheckpointError, "cannot load a drafter from"),
         ({"wide": True}, ConfigError, r"of a different shape \(.*expected: .*48.*got: .*32"),
     ],

@@ -52,6 +52,12 @@ def test_a_curve_is_trained_fraction_by_fraction_and_reported(workshop: Path) ->
     assert all(run.is_finished for run in LearningCurve(settings, [0.5, 1.0]).runs)
 
 
+def test_a_curve_needs_a_number_of_steps(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=None, epochs=2)
+    with pytest.raises(ConfigError, match=r"same number of steps.*epochs of 2"):
+        LearningCurve(settings, [0.5, 1.0])
+
+
 def point(fraction: float, agreement: float, epochs: float = 4.0, positions: int = 10_000) -> Point:
     return Point(fraction, int(1e6 * fraction), epochs, agreement, 1.0, positions, None)
 

@@ -50,7 +50,8 @@ def read_arms(
         base: YAML file of the base, with the settings of a training run.
         deltas: YAML files with settings that differ from the base; an arm is named after its file.
         overrides: overrides `key.path=value`, merged into the base and thus into every arm.
-        max_steps: largest number of optimizer steps; None for the number in the settings.
+        max_steps: largest number of optimizer steps, which also replaces a number of epochs; None
+            for the number in the settings.
 
     Raises:
         ConfigError: a file is unusable, two arms have the same name, or a delta changes settings
@@ -74,13 +75,12 @@ def is_open(key: str) -> bool:
 
 def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> TrainSettings:
     settings = validate_settings(TrainSettings, values, source=source)
-    if max_steps is None or settings.steps <= max_steps:
+    if max_steps is None or (settings.steps is not None and settings.steps <= max_steps):
         return settings
+    changes: dict[str, Any] = {"steps": max_steps, "epochs": None}
     rate = settings.optimizer
-    changes = {
-        "steps": max_steps,
-        "optimizer": rate.model_copy(update={"warmup_steps": min(rate.warmup_steps, max_steps)}),
-    }
+    if rate.warmup_for(max_steps) > max_steps:
+        changes["optimizer"] = rate.model_copy(update={"warmup_steps": max_steps})
     return settings.model_copy(update=changes)
 
 

@@ -127,13 +127,14 @@ def _of_arm(
     arm: SizedArm, inputs: Prepared, device: torch.device, trainings: int, decoding: float
 ) -> ArmEstimate:
     step = seconds_per_step(inputs, device)
+    settings = inputs.settings.with_steps(len(inputs.sequences))
     return ArmEstimate(
         arm=arm.name,
         parameters=arm.parameters,
         seconds_per_step=step,
-        training_minutes=trainings * inputs.settings.steps * step / 60,
+        training_minutes=trainings * settings.num_steps * step / 60,
         evaluation_minutes=decoding,
-        disk_bytes=trainings * disk_bytes(arm.parameters, inputs.settings),
+        disk_bytes=trainings * disk_bytes(arm.parameters, settings),
     )
 
 

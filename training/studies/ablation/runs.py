@@ -149,7 +149,8 @@ def _run_settings(sized: SizedArm, seed: int, run_folder: Path) -> TrainSettings
     settings = sized.arm.settings
     # Runs do not measure decoding, because the study measures it with interleaved timings.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
-    checkpoint = settings.checkpoint.model_copy(update={"keep": 1})
+    # They are evaluated only at the end, so `best` would be a copy of the finished drafter.
+    checkpoint = settings.checkpoint.model_copy(update={"keep": 1, "keep_best": False})
     return settings.model_copy(
         update={
             "seed": seed,

@@ -11,7 +11,7 @@ from helpers.drafting import (
     prefilled,
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.variants import FEEDBACK, GRID, VARIANTS
+from helpers.variants import FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
@@ -41,6 +41,45 @@ def test_training_equals_drafting_for_all_that_is_offered(name: str, length: int
     assert_training_equals_drafting(target, tiny_drafter(target, GRID[name]), length, depth=5)
 
 
+FIRST = {
+    "moa": tiny_settings(trunk=NO_FIRST),
+    "feedback": tiny_settings(combine="sum", trunk=FEEDBACK | NO_FIRST),
+    "hybrid": tiny_settings(trunk=HYBRID | NO_FIRST),
+    "tail": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=NO_FIRST),
+    "hybrid-tail": VARIANTS["hybrid-tail-1-no-first"],
+}
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("name", FIRST)
+@torch.no_grad()
+def test_training_equals_drafting_without_the_first_position(name: str, length: int) -> None:
+    target = TargetAdapter(tiny_llama())
+    assert_training_equals_drafting(target, tiny_drafter(target, FIRST[name]), length, depth=4)
+
+
+@pytest.mark.parametrize("attends_first", [False, True])
+@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize("name", FIRST)
+@torch.no_grad()
+def test_the_self_attention_row_of_the_first_token_is_drafted_from_only_if_wanted(
+    name: str, length: int, attends_first: bool
+) -> None:
+    settings = FIRST[name]
+    trunk = settings.trunk.model_copy(update={"first_position": attends_first})
+    settings = settings.model_copy(update={"trunk": trunk})
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
+    tokens = torch.randint(0, 61, (1, length + 1))
+    session, _ = prefilled(drafter, tokens, length)
+    before = session.propose(Budget(8), [])
+    for rows in session.cache.own.prefix(length):
+        rows[:, :, 0] += 1.0
+    after = session.propose(Budget(8), [])
+    is_same = torch.equal(before.score, after.score)
+    assert is_same is not attends_first
+
+
 TREES = {
     "moa-A3-P1": (3, tiny_settings(parallel_levels=1)),
     "moa-A2-P2": (2, tiny_settings(parallel_levels=2)),
@@ -51,6 +90,7 @@ TREES = {
     "feedback-A2-P2": (2, tiny_settings(combine="sum", parallel_levels=2, trunk=FEEDBACK)),
     "hybrid-A2-P2": (2, VARIANTS["hybrid-mixture-P2"]),
     "hybrid-tail-1": (3, VARIANTS["hybrid-tail-1"]),
+    "hybrid-tail-1-no-first": (3, VARIANTS["hybrid-tail-1-no-first"]),
 }
 
 
@@ -78,6 +118,7 @@ SESSIONS = {
     "feedback-fused": tiny_settings(trunk=FEEDBACK | {"fusion_layers": (0, 2)}),
     "hybrid-P2": VARIANTS["hybrid-mixture-P2"],
     "hybrid-tail-1": VARIANTS["hybrid-tail-1"],
+    "hybrid-no-first": tiny_settings(trunk=HYBRID | NO_FIRST),
     "draft-vocabulary": tiny_settings(draft_vocab_size=7),
 }
 

@@ -101,6 +101,8 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
     assert [arm.settings.objective.contrast_weight for arm in arms] == [0.1, 0.0]
     (short, _) = read_arms(base, [delta], max_steps=1)
     assert short.settings.optimizer.warmup_steps == 1
+    (cut, _) = read_arms(base, [delta], ["steps=null", "epochs=3"], max_steps=4)
+    assert (cut.settings.steps, cut.settings.epochs) == (4, None)
 
 
 @pytest.mark.parametrize(
