@@ -56,7 +56,9 @@ class Compute(Settings, frozen=True):
     def __str__(self) -> str:
         """Return the way to compute in words."""
         form = form_name(self.packed, self.pack_single)
-        return form if self.threads is None else f"threads: {self.threads}, {form}"
+        if self.threads is None:
+            return form
+        return f"{self.threads} thread{'s' if self.threads > 1 else ''}, {form}"
 
 
 class ComputeSeconds(Settings):

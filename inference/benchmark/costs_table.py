@@ -44,10 +44,10 @@ def costs_tables(
 
 def _compute_table(grid: ComputeGrid) -> Table:
     table = _table(
-        "Forward passes of the target, in milliseconds",
-        ("way to compute", "1 token", f"{TREE_NODES + 1} tokens", "chosen for"),
+        "Milliseconds of a forward pass of the target",
+        ("way to compute", "1 token", f"{TREE_NODES + 1} tokens", "chosen for steps"),
     )
-    chosen = {"decoding without drafts": False, "decoding with drafts": True}
+    chosen = {"without drafts": False, "with drafts": True}
     for way in grid.ways:
         uses = [use for use, drafts in chosen.items() if grid.best(drafts=drafts) == way.compute]
         seconds = (f"{value * 1e3:.1f}" for value in (way.token, way.tree))
@@ -56,11 +56,11 @@ def _compute_table(grid: ComputeGrid) -> Table:
 
 
 def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
-    title = "Costs of a decoding step, in milliseconds"
+    title = "Milliseconds of the parts of a decoding step"
     if name:
         layers = "reordered weights" if forms.packed else "own weights"
         title += f", with {name} ({layers}; format of the head: {forms.head})"
-    table = _table(title, ("part", "milliseconds", "over a step without drafts"))
+    table = _table(title, ("part", "ms", "relative to no drafts"))
     plain = costs.verify_seconds(0)
     parts = {f"verification of {count} nodes": value for count, value in costs.verify.items()}
     parts |= {f"drafting, {passes} passes": value for passes, value in costs.draft.items()}

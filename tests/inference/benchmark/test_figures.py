@@ -8,6 +8,7 @@ import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
+from inference.autotune.compute import Compute
 from inference.benchmark import harness as harness_module
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings, MethodFigures
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
@@ -15,6 +16,7 @@ from inference.benchmark.run import Comparison
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
+from inference.drafters.aded.drafter import AdedDrafter
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt, prompt_of
 from inference.trees.shape import TreeShape
@@ -37,6 +39,7 @@ class Steady:
 
     parameters = None
     note = ""
+    compute = Compute()
 
     def __init__(
         self,
@@ -215,12 +218,16 @@ def test_nothing_is_left_on_the_target_after_a_failure(monkeypatch: pytest.Monke
     assert not model._forward_pre_hooks
 
 
-def test_resetting_our_decoding_resets_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = SpeculativeDecoder(tiny_llama(vocab=61))
-    resets: list[bool] = []
-    monkeypatch.setattr(decoder.policy, "reset", lambda: resets.append(True))
-    OwnDecoding("autoregressive", "autoregressive", decoder).reset()
-    assert resets == [True]
+def test_resetting_our_decoding_keeps_what_is_known_about_trees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = AdedDrafter()
+    decoder = SpeculativeDecoder(tiny_llama(vocab=61), drafter)
+    resets: list[str] = []
+    monkeypatch.setattr(decoder.policy, "reset", lambda: resets.append("trees"))
+    monkeypatch.setattr(drafter, "reset", lambda: resets.append("texts"))
+    OwnDecoding("aded", "aded", decoder).reset()
+    assert resets == ["texts"]
 
 
 def test_a_dialogue_that_grows_too_long_is_cut_in_its_last_answer() -> None:

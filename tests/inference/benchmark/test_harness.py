@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from inference.autotune.compute import Compute
 from inference.benchmark.document import ComparisonSettings
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.methods import SamplingOptions
@@ -25,6 +26,7 @@ class Scripted:
     def __init__(self, name: str, interrupted_at: int | None = None) -> None:
         self.name = self.family = self.kind = name
         self.note = ""
+        self.compute = Compute()
         self.parameters = None
         self.calls: list[tuple[list[list[int]], int]] = []
         self.num_resets = 0

@@ -11,6 +11,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from inference.autotune.compute import Compute
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.method_names import parse_methods
@@ -232,8 +233,8 @@ def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
     for name, is_sampled in (("drafter", True), ("best", False)):
         one = document.figures(name, 1.0)
         assert one.tree.sampled is is_sampled
-        assert "on 4 prompts of the file, which are not measured" in one.notes[0]
-    assert document.figures("autoregressive", 1.0).notes == ()
+        assert "on 4 other prompts of the prompt file" in one.notes[0]
+    assert document.figures("autoregressive", 1.0).notes == ("own weights",)
     with pytest.raises(ConfigError, match="no prompts to select trees on"):
         build_methods(parse_methods(names), Subject(model, tokenizer))
     everything = prompts_for(_settings(folder, "autoregressive"))
@@ -257,6 +258,7 @@ class Learner:
     def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
         self.name = self.family = self.kind = name
         self.note = ""
+        self.compute = Compute()
         self.parameters = None
         self.log = log
         self.seen = 0

@@ -130,6 +130,7 @@ def test_the_demo_configuration_trains_under_the_launcher_on_one_process(worksho
         "evaluation.num_prompts": 1,
         "evaluation.max_new_tokens": 4,
         "optimizer.warmup_steps": 1,
+        "checkpoint.finish_with_best": "false",
         "steps": 2,
         "run_folder": workshop / "demo",
     }

@@ -222,10 +222,18 @@ def test_a_combined_drafter_is_built_from_a_trained_one_for_the_target() -> None
     own = combined_drafter(trained, LookupDrafter(), model, settings=SIZES, tree=TREE)
     assert own.max_nodes == SIZES.num_nodes
     assert own.first.plan.greedy == TREE
-    with pytest.raises(ConfigError, match="is not supported for two drafters"):
-        combined_drafter(trained, LookupDrafter(), model, tree="auto")
-    with pytest.raises(ConfigError, match="applies to trained drafters only"):
+    with pytest.raises(ConfigError, match="only the trees of a trained drafter have a shape"):
         SpeculativeDecoder(model, drafter, tree=TREE)
+
+
+def test_automatic_trees_of_two_drafters_change_no_token() -> None:
+    model, prompt = tiny_llama(vocab=11), [1, 2, 3, 4] * 4
+    drafter = combined_drafter(tiny_drafter(TargetAdapter(model)), LookupDrafter(), model)
+    expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=40, temperature=0)
+    automatic = SpeculativeDecoder(model, drafter, tree="auto")
+    for _ in range(3):
+        output = automatic.generate(prompt, max_new_tokens=40, temperature=0)
+        assert output.new_token_ids == expected.new_token_ids
 
 
 def test_a_trained_drafter_for_another_target_is_refused() -> None:
