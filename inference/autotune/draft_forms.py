@@ -25,7 +25,8 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.packed_linear import PackedLinear, packed_copy
 
 ROWS = 4  # number of nodes that one drafter pass reads during timing
-REPEATS = 7  # number of repetitions, of which the first is a warm-up and makes the copies
+# Number of repetitions; the first is a warm-up, in which the draft head also copies its rows.
+REPEATS = 7
 # The int8 head must be this many times as fast as the best other head, because fewer of its drafts
 # may be accepted.
 LEAST_GAIN = 1.2
@@ -40,7 +41,7 @@ def with_forms(
 
     Args:
         drafter: trained drafter.
-        forms: forms, or "auto" for the fastest ones.
+        forms: formats of the drafter's weights (see `DraftForms`), or "auto" for the fastest.
         folder: folder of the cache of measurements; None for the user's cache folder.
 
     Raises:

@@ -29,7 +29,7 @@ from inference.trees.shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # largest number of nodes of the trees before any observation
-DOUBT = 4.0  # weight, in decoding steps, of the prior that drafting is as fast as not drafting
+DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
@@ -95,7 +95,8 @@ class AutoTree:
     """Selects trees for all requests of a decoder, and learns from all of them.
 
     Args:
-        trees: the largest trees: shapes of a trained drafter's trees, or limits of another drafter.
+        trees: the largest trees: their shapes for a trained drafter, or their limits for a drafter
+            of any other kind.
         costs: costs of target and drafter on this machine.
     """
 
@@ -201,8 +202,8 @@ class AutoRun:
             if arm
             else []
         )
-        # After prefill or steps without drafts, a drafted step also encodes the tokens since then,
-        # so its duration is not typical.
+        # The first drafted step after prefill or after steps without drafts also encodes tokens
+        # that the drafter has not read yet, so its duration is not typical.
         is_timed = arm is None or self._was_drafted
         self._was_drafted = arm is not None
         with self._lock:
@@ -394,7 +395,7 @@ def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
 
 
 def _described(processors: LogitsProcessorList) -> tuple[str, ...]:
-    """Return a description that differs between ways of processing distributions."""
+    """Return the types of the processors, with the settings of those that ignore the prefix."""
     return tuple(
         f"{type(processor).__name__}{sorted(vars(processor).items())}"
         if type(processor) in PREFIX_FREE

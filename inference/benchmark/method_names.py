@@ -29,7 +29,9 @@ _OPTIONS = (
     "merged-repeats",
     "name",
 )
-_SIZES = frozenset({"candidates", "levels", "settings", "merged-repeats"})  # options of sizes
+_SIZES = frozenset(
+    {"candidates", "levels", "settings", "merged-repeats"}
+)  # options that give the size of the trees
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 
 
@@ -56,8 +58,9 @@ class MethodName:
         beside_settings: path of the settings of the second drafter; None for the defaults.
         sharing_settings: path of the settings that determine how two drafters share trees; None
             for the defaults.
-        merged_repeats: largest number of candidates of a tree after its repetitions have been
-            continued (see `RepeatingDrafter`); None to leave trees as they are drafted.
+        merged_repeats: largest number of candidates of a tree after paths that end with the same
+            tokens as another path have been continued in the same way (see `RepeatingDrafter`);
+            None to leave trees as they are drafted.
     """
 
     kind: str
@@ -122,7 +125,7 @@ def _parse(text: str) -> MethodName:
     kind, _, path = (rest if pair is None else pair.first).partition("=")
     beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
-    if "(" in options.get("name", ""):  # parentheses mark one of several settings
+    if "(" in options.get("name", ""):  # as in transformers-lookup (10), one of several settings
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and kind == DRAFTER and "candidates" in options:
         raise _malformed(

@@ -139,7 +139,9 @@ def _described_speed(rivals: Methods, baseline: Markup, names: Names) -> Iterato
         speeds = [
             Markup("{} {}").format(names[method.name], fixed(method.speedup)) for method in few
         ]
-        sentence = Markup("Too few prompts to compare ({} independent, at least {} needed): {}.")
+        sentence = Markup(
+            "Too few prompts to compare ({} groups of prompts, at least {} needed): {}."
+        )
         yield sentence.format(num_groups(few[0].samples), FEWEST_PROMPTS, enumeration(speeds))
     for kind, title in _TITLES.items():
         if found := [method for method in ranked if standing(method) == kind]:
