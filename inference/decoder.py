@@ -82,6 +82,9 @@ class SpeculativeDecoder:
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
             that are fastest on this machine, which are measured once. They change the drafts, but
             never the distribution of the output. Other drafters ignore this argument.
+        other_weights: whether a trained drafter may be used with a target that has the architecture
+            and the tokenizer of the target that it was trained for, but other weights, such as
+            those before a quantization. Drafts may then be accepted less often.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
@@ -106,6 +109,7 @@ class SpeculativeDecoder:
         packed: Packed = False,
         threads: Threads = None,
         draft_forms: FormChoice = OWN_FORMS,
+        other_weights: bool = False,
     ) -> None:
         self.target = TargetAdapter(target.eval())
         self.compute = choose_compute(self.target, threads, packed, drafts=drafter is not None)
@@ -117,7 +121,9 @@ class SpeculativeDecoder:
         record = None
         if isinstance(drafter, JakiroDrafter):
             with num_threads(self.compute.threads):
-                self.drafter = with_forms(self._trained(drafter, tree, compiled), draft_forms)
+                self.drafter = with_forms(
+                    self._trained(drafter, tree, compiled, other_weights), draft_forms
+                )
             # The recorded tau was measured with these trees, so it applies only to them.
             record = drafter.config.record if tree == "fixed" else None
         elif drafter is not None:
@@ -137,6 +143,7 @@ class SpeculativeDecoder:
         packed: Packed = "auto",
         threads: Threads = None,
         draft_forms: FormChoice = "auto",
+        other_weights: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
@@ -152,6 +159,7 @@ class SpeculativeDecoder:
             packed: as for the class.
             threads: as for the class.
             draft_forms: as for the class; also applies to the trained drafter of a pair.
+            other_weights: as for the class; also applies to the trained drafter of a pair.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -161,7 +169,13 @@ class SpeculativeDecoder:
             TargetMismatch: the drafter was made for another target or tokenizer.
         """
         parts = load_parts(
-            drafter, target, tree, compiled=compiled, draft_forms=draft_forms, **load
+            drafter,
+            target,
+            tree,
+            compiled=compiled,
+            draft_forms=draft_forms,
+            other_weights=other_weights,
+            **load,
         )
         return cls(
             parts.target,
@@ -172,6 +186,7 @@ class SpeculativeDecoder:
             packed=packed,
             threads=threads,
             draft_forms=draft_forms,
+            other_weights=other_weights,
         )
 
     def __repr__(self) -> str:
@@ -420,12 +435,19 @@ class SpeculativeDecoder:
         if isinstance(self.drafter, AdaptiveDrafter):
             self.drafter.reset()
 
-    def _trained(self, drafter: JakiroDrafter, tree: Trees, compiled: bool) -> TrainedDrafter:
+    def _trained(
+        self, drafter: JakiroDrafter, tree: Trees, compiled: bool, other_weights: bool
+    ) -> TrainedDrafter:
         if self.tokenizer is None:
             self.tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
         plan = _plan(drafter, tree)
         return TrainedDrafter.for_target(
-            drafter, self.target, self.tokenizer, plan, compiled=compiled
+            drafter,
+            self.target,
+            self.tokenizer,
+            plan,
+            compiled=compiled,
+            other_weights=other_weights,
         )
 
     def _policy(self, is_auto: bool) -> DraftPolicy:

@@ -46,6 +46,7 @@ def load_parts(
     *,
     compiled: bool = False,
     draft_forms: FormChoice = OWN_FORMS,
+    other_weights: bool = False,
     **load: Any,
 ) -> Parts:
     """Load the parts of a decoder: target, drafter, tokenizer and trees.
@@ -58,6 +59,8 @@ def load_parts(
             shapes that are given here, so the returned `tree` is "fixed" in that case.
         compiled: whether to compile the trained drafter of a pair.
         draft_forms: formats of the weights that the trained drafter of a pair computes with.
+        other_weights: whether the trained drafter of a pair may have been trained for other weights
+            of the target.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
 
     Raises:
@@ -84,7 +87,10 @@ def load_parts(
         )
     else:
         parts = parts_over(first, *_load_target(str(target), load))._replace(tree=tree)
-    return parts if pair is None else _paired(parts, pair, compiled, draft_forms)
+    if pair is None:
+        return parts
+    options = _PairOptions(compiled, draft_forms, other_weights)
+    return _paired(parts, pair, options)
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
@@ -97,7 +103,7 @@ def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedToken
     """
     if (pair := PairName.parse(drafter)) is not None:
         parts = parts_over(pair.first.removeprefix("drafter="), target, tokenizer)
-        return _paired(parts, pair, compiled=False, draft_forms=OWN_FORMS)
+        return _paired(parts, pair, _PairOptions())
     if (untrained := UntrainedName.parse(drafter)) is not None:
         return Parts(target, build_untrained(untrained, target, tokenizer), tokenizer)
     return Parts(target, JakiroDrafter.from_pretrained(drafter), tokenizer)
@@ -113,6 +119,7 @@ def combined_drafter(
     *,
     compiled: bool = False,
     draft_forms: FormChoice = OWN_FORMS,
+    other_weights: bool = False,
 ) -> CombinedDrafter:
     """Return a drafter that combines a model with a training-free drafter in shared trees.
 
@@ -126,6 +133,8 @@ def combined_drafter(
             was trained for.
         compiled: whether to compile a trained drafter.
         draft_forms: formats of the weights that a `JakiroDrafter` computes with.
+        other_weights: whether a `JakiroDrafter` may have been trained for other weights of the
+            target.
 
     Raises:
         TargetMismatch: the trained drafter or the tokenizer belongs to another target.
@@ -133,20 +142,28 @@ def combined_drafter(
     """
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())
-        trained = TrainedDrafter.for_target(first, adapter, tokenizer, tree, compiled=compiled)
+        trained = TrainedDrafter.for_target(
+            first, adapter, tokenizer, tree, compiled=compiled, other_weights=other_weights
+        )
         first = with_forms(trained, draft_forms)
     return CombinedDrafter(first, second, settings)
 
 
-def _paired(parts: Parts, pair: PairName, compiled: bool, draft_forms: FormChoice) -> Parts:
+class _PairOptions(NamedTuple):
+    """Options of the trained drafter of a pair, as for `combined_drafter`."""
+
+    compiled: bool = False
+    draft_forms: FormChoice = OWN_FORMS
+    other_weights: bool = False
+
+
+def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
     """Return the parts, whose drafter now shares its trees with a second, training-free one."""
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
     second = build_beside(pair.beside, target, tokenizer)
     shapes = None if isinstance(tree, str) else tree
-    drafter = combined_drafter(
-        first, second, target, tokenizer, tree=shapes, compiled=compiled, draft_forms=draft_forms
-    )
+    drafter = combined_drafter(first, second, target, tokenizer, tree=shapes, **options._asdict())
     has_shapes = shapes is not None and isinstance(first, JakiroDrafter)
     return Parts(target, drafter, tokenizer, "fixed" if has_shapes else tree)
 

@@ -47,6 +47,7 @@ def chat(
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
+    other_weights: options.OtherWeights = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
@@ -64,6 +65,7 @@ def chat(
         dtype=dtype,
         device=device,
         compiled=compiled,
+        other_weights=other_weights,
         threads=options.as_threads(threads),
         packed=options.as_packed(packed),
     )

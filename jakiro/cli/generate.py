@@ -42,6 +42,7 @@ def generate(
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
+    other_weights: options.OtherWeights = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics to standard error.")
     ] = False,
@@ -59,6 +60,7 @@ def generate(
         dtype=dtype,
         device=device,
         compiled=compiled,
+        other_weights=other_weights,
         threads=options.as_threads(threads),
         packed=options.as_packed(packed),
     )

@@ -73,6 +73,14 @@ Compiled = Annotated[
     bool,
     typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
 ]
+OtherWeights = Annotated[
+    bool,
+    typer.Option(
+        "--other-weights",
+        help="Use a trained drafter although the target has other weights than the one that the "
+        "drafter was trained for, such as those before a quantization.",
+    ),
+]
 ThreadCount = Annotated[
     str,
     typer.Option(

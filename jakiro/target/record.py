@@ -94,12 +94,13 @@ def hash_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_target(record: TargetRecord, spec: TargetSpec) -> None:
+def check_target(record: TargetRecord, spec: TargetSpec, *, other_weights: bool = False) -> None:
     """Raise an error if the loaded target differs from the record.
 
     Args:
         record: target that the drafter was made for.
         spec: properties of the loaded target.
+        other_weights: whether to warn, instead of raising an error, if only the weights differ.
 
     Raises:
         TargetMismatch: a property differs; the message names the first such property.
@@ -111,12 +112,20 @@ def check_target(record: TargetRecord, spec: TargetSpec) -> None:
         ("key/value widths", record.kv_widths, spec.kv_widths),
         ("fingerprint", record.fingerprint[:12], spec.fingerprint[:12]),
     ):
-        if expected != got:
+        if expected == got:
+            continue
+        if name == "fingerprint" and other_weights:
+            _logger.warning(
+                "the drafter was made for other weights than those of the target; drafts may be "
+                "accepted less often"
+            )
+        else:
             raise TargetMismatch(
                 f"the drafter was made for a target other than the one loaded ({name} differs)",
                 expected=f"{expected}, as in {record.name_or_path}",
                 got=got,
-                remedy="load the target named in the drafter's config, or train a new drafter",
+                remedy="load the target named in the drafter's config, or train a new drafter"
+                + ("; or allow other weights" if name == "fingerprint" else ""),
             )
 
 

@@ -14,6 +14,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.forms import DraftForms, head_forms
 from inference.engine.context import Context
 from inference.generation.streaming import TextStream
+from inference.loading import combined_drafter
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, PromptError, TargetMismatch
@@ -130,6 +131,26 @@ def test_a_foreign_tokenizer_is_refused(drafter_path: Path) -> None:
     foreign.add_tokens(["<new>"])
     with pytest.raises(TargetMismatch, match="tokenizer"):
         SpeculativeDecoder(model, drafter, foreign, tree="fixed")
+
+
+def test_other_weights_of_the_target_are_possible_with_a_warning(
+    drafter_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = JakiroDrafter.from_pretrained(drafter_path)
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer), seed=5)
+    with pytest.raises(TargetMismatch, match="or allow other weights"):
+        SpeculativeDecoder(model, drafter, tokenizer)
+    decoder = SpeculativeDecoder(model, drafter, tokenizer, other_weights=True)
+    assert "made for other weights" in caplog.text
+    expected = SpeculativeDecoder(model).generate([1, 2, 3], max_new_tokens=20, temperature=0)
+    output = decoder.generate([1, 2, 3], max_new_tokens=20, temperature=0)
+    assert output.new_token_ids == expected.new_token_ids
+    pair = combined_drafter(drafter, LookupDrafter(), model, tokenizer, other_weights=True)
+    assert pair.first.model is drafter
+    other = tiny_llama(vocab=len(tokenizer), hidden_size=16)
+    with pytest.raises(TargetMismatch, match="hidden size differs"):
+        SpeculativeDecoder(other, drafter, tokenizer, other_weights=True)
 
 
 def test_another_chat_template_is_warned_of(

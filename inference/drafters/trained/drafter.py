@@ -81,6 +81,7 @@ class TrainedDrafter(Drafter):
         trees: TreeShape | TreePlan | None = None,
         *,
         compiled: bool = False,
+        other_weights: bool = False,
     ) -> "TrainedDrafter":
         """Move a trained model to the target's device and dtype, and return its drafter.
 
@@ -91,6 +92,8 @@ class TrainedDrafter(Drafter):
             trees: shapes of the trees; None for trees with the levels that the model was trained
                 for.
             compiled: whether to compile the trained model.
+            other_weights: whether the target may have other weights than the one that the model was
+                trained for.
 
         Raises:
             TargetMismatch: the model was trained for another target, or the tokenizer belongs to
@@ -98,7 +101,7 @@ class TrainedDrafter(Drafter):
             ConfigError: a tree has more parallel levels than the drafter.
         """
         record = drafter.config.target_record
-        check_target(record, target.spec)
+        check_target(record, target.spec, other_weights=other_weights)
         if tokenizer is not None:
             check_tokenizer(record, tokenizer)
         model = drafter.eval().to(device=target.device, dtype=target.dtype)
