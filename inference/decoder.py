@@ -37,7 +37,7 @@ from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.loading import Trees, load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
-from inference.protocol import AdaptiveDrafter, Budget, Drafter, request_counter_of
+from inference.protocol import AdaptiveDrafter, Budget, Drafter, number_of, request_counter_of
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, PromptError
@@ -112,6 +112,8 @@ class SpeculativeDecoder:
         other_weights: bool = False,
     ) -> None:
         self.target = TargetAdapter(target.eval())
+        if compiled:
+            packed = _without_packing(packed)
         self.compute = choose_compute(self.target, threads, packed, drafts=drafter is not None)
         self.compute.prepare(self.target)
         if compiled:
@@ -488,15 +490,16 @@ class SpeculativeDecoder:
         policy = self.policy
         if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
             policy = policy.reproducible()
-        counter = request_counter_of(self.drafter) or policy.request_counter
-        if counter is None:
+        counters = (request_counter_of(self.drafter), policy.request_counter)
+        tickets = tuple(counter.take() for counter in counters if counter is not None)
+        if not tickets:
             return _Prepared(requests, config, policy)
-        ticket = counter.take()
+        index = number_of(tickets)
         numbered = [
             replace(
                 request,
-                sampling=replace(request.sampling, request_index=ticket.number),
-                ticket=ticket,
+                sampling=replace(request.sampling, request_index=index),
+                tickets=tickets,
             )
             for request in requests
         ]
@@ -544,6 +547,18 @@ class _Prepared(NamedTuple):
     requests: list[Request]
     config: GenerationConfig
     policy: DraftPolicy
+
+
+def _without_packing(packed: Packed) -> Packed:
+    """Return False, because torch cannot compile products with reordered weights."""
+    if packed is True:
+        raise ConfigError(
+            "packed=True and compiled=True cannot be combined",
+            expected='one of the two, or packed="auto"',
+            got="both",
+            remedy="leave out packed=, or compiled=",
+        )
+    return False
 
 
 def _plan(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:

@@ -101,6 +101,20 @@ class RequestCounter:
             self._active.discard(ticket)
 
 
+def number_of(tickets: Sequence["RequestTicket"]) -> int:
+    """Return a number for a request that differs if the number of any of its tickets differs.
+
+    A drafter and the choice of trees may both learn from requests, and may be reset separately.
+
+    Args:
+        tickets: one or two tickets of the request.
+    """
+    first, *others = (ticket.number for ticket in tickets)
+    for other in others:  # Cantor's pairing function
+        first = (first + other) * (first + other + 1) // 2 + other
+    return first
+
+
 class RequestTicket:
     """The number of a request, or of a batch of requests, that a drafter is learning from.
 

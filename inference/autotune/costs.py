@@ -140,11 +140,13 @@ def _draftings(
     length = min(CONTEXT, target.spec.max_position // 2)
     tokens = [0] * (length + 1)
     greedy = Sampling(LogitsProcessorList(), do_sample=False)
+    parallel = model.config.settings.schedule.parallel_levels
+    largest = TreeShape(autoregressive_levels=max_passes, parallel_levels=parallel)
+    drafter = TrainedDrafter(model, target, largest, forms)
 
     def start(passes: int) -> Callable[[], object]:
-        parallel = model.config.settings.schedule.parallel_levels
         shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
-        drafter = TrainedDrafter(model, target, shape, forms)
+        budget = Budget(shape.max_nodes, shape.depth)
         context = Context(target, drafter, greedy, 1, length + 1)
         with torch.inference_mode():
             context.read([tokens], 0, length)
@@ -153,7 +155,7 @@ def _draftings(
         def draft() -> object:
             if context.session is not None and context.session.lengths == (length,):
                 context.session.rollback(length - 2)
-            return context.propose([tokens], Budget(shape.max_nodes), []).token_ids.tolist()
+            return context.propose([tokens], budget, []).token_ids.tolist()
 
         return draft
 

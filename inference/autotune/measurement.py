@@ -84,10 +84,14 @@ def verifications(
 
     Args:
         target: the frozen target.
-        node_counts: numbers of nodes; 0 for a step without drafts.
+        node_counts: numbers of nodes, of which those that do not fit into the target's context are
+            left out; 0 for a step without drafts.
     """
-    most = max(node_counts)
-    context = min(CONTEXT, target.spec.max_position // 2)
+    longest = target.spec.max_position
+    context = min(CONTEXT, longest // 2)
+    # A target with few positions can verify only small trees.
+    fitting = [count for count in node_counts if context + count < longest]
+    most = max(fitting)
     cache = target.new_cache(1, context + most + 1)
     tokens = torch.zeros(1, context + most + 1, dtype=torch.long, device=target.device)
     with torch.inference_mode():
@@ -99,7 +103,7 @@ def verifications(
         step = replace(step, parents=parents, max_depth=min(count + 1, 4))
         return target.logits(target.forward(step, cache).features).argmax(-1).tolist()
 
-    return {count: partial(verify, count) for count in node_counts}
+    return {count: partial(verify, count) for count in fitting}
 
 
 def seconds_of(work: Callable[[], object]) -> float:

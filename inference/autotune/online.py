@@ -119,7 +119,8 @@ class AutoTree:
             if key not in self._learners:
                 arms = _arms(self.trees, sampling, self.costs)
                 self._learners[key] = _Learner(arms, self.costs.verify_seconds(0))
-        return AutoRun(self._learners[key], self._lock)
+            learner = self._learners[key]
+        return AutoRun(learner, self._lock)
 
     def reset(self) -> None:
         """Discard everything learned from earlier runs."""

@@ -66,7 +66,8 @@ class TransformersDecoding:
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
-        with _watched(self._model) as watch, num_threads(self.compute.threads):
+        # The prompt is read with the process's threads, as this package does, too.
+        with num_threads(torch.get_num_threads()), _watched(self._model, self.compute) as watch:
             tokens = generate(
                 input_ids,
                 attention_mask=mask,
@@ -119,7 +120,8 @@ class TransformersDecoding:
 class _ForwardTimer(BaseStreamer):
     """Recorder of delivery times and of the seconds of the model's forward passes."""
 
-    def __init__(self) -> None:
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
         self.arrivals: list[Arrival] = []
         self.parts = {"prefill": 0.0, "verify": 0.0}
         self.num_forwards = 0
@@ -146,11 +148,13 @@ class _ForwardTimer(BaseStreamer):
         part = "verify" if self.num_forwards else "prefill"
         self.parts[part] += time.perf_counter() - self._forward_started
         self.num_forwards += 1
+        if self.compute.threads is not None:
+            torch.set_num_threads(self.compute.threads)
 
 
 @contextmanager
-def _watched(model: PreTrainedModel) -> Iterator[_ForwardTimer]:
-    watch = _ForwardTimer()
+def _watched(model: PreTrainedModel, compute: Compute) -> Iterator[_ForwardTimer]:
+    watch = _ForwardTimer(compute)
     handles = [
         model.register_forward_pre_hook(watch.begin_forward),
         model.register_forward_hook(watch.end_forward),

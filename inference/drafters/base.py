@@ -178,8 +178,10 @@ class TokenSession(AdaptiveSession):
             self._tokens[index, end] = roots[index]
         self.lengths, self._device = committed.base_length, committed.root.device
         for index, proposer in enumerate(self.proposers):
-            proposer.read(self._known(index), self._num_read[index])
-            self._num_read[index] = self.lengths[index] + 1
+            # After steps without drafts, a sequence may have been read to its end already.
+            if self._num_read[index] <= self.lengths[index]:
+                proposer.read(self._known(index), self._num_read[index])
+                self._num_read[index] = self.lengths[index] + 1
 
     def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
         """Return deterministic trees below the roots, within the budget.

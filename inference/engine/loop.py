@@ -117,8 +117,8 @@ class DecodeRun:
             return
         self.is_closed = True
         for state in self.sequences:
-            if state.request.ticket is not None:
-                state.request.ticket.end()
+            for ticket in state.request.tickets:
+                ticket.end()
         if not self.is_context_lent:
             self.context.close()
 

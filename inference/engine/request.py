@@ -71,7 +71,7 @@ class Request:
     sampling: Sampling
     stop: StopRule
     max_length: int  # largest number of tokens, including the prompt
-    ticket: RequestTicket | None = None  # None if nothing is learned from the request
+    tickets: tuple[RequestTicket, ...] = ()  # empty if nothing is learned from the request
 
 
 @dataclass

@@ -8,17 +8,19 @@ import torch
 
 @contextmanager
 def num_threads(count: int | None) -> Iterator[None]:
-    """Compute with a number of threads, and restore the process's own number afterwards.
+    """Compute with a number of threads, and restore the previous number afterwards.
+
+    A thread of the process that uses torch for the first time in the meantime starts with the same
+    number, and keeps it.
 
     Args:
         count: number of threads for the operators of torch; None to leave the number as it is.
     """
     before = torch.get_num_threads()
-    if count is None or count == before:
-        yield
-        return
-    torch.set_num_threads(count)
+    if count is not None and count != before:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

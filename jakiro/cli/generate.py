@@ -37,7 +37,12 @@ def generate(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="With a seed, sampled text can be repeated; trees then have a single size."
+        ),
+    ] = None,
     tree: options.TreeChoice = "auto",
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",

@@ -85,7 +85,10 @@ _in_use: WeakValueDictionary[int, _ReorderedWeight] = WeakValueDictionary()
 
 
 def version_of(weight: Tensor) -> tuple[object, ...]:
-    """Return a value that identifies a tensor and changes whenever the tensor is written to."""
+    """Return a value that identifies a tensor and changes whenever the tensor is written to.
+
+    Writing to `weight.data` is not noticed, because PyTorch does not count it.
+    """
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.device, weight.dtype
 
@@ -116,7 +119,11 @@ def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
         model: model, or a single linear layer.
         pack_single: whether a single token is multiplied by reordered weights, too.
     """
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
+    # Linear layers are shared, too: all copies then use the same reordered weights, and notice if
+    # a weight is replaced.
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    shared: dict[int, Any] = {id(layer): layer for layer in layers}
+    shared |= {id(tensor): tensor for tensor in model.parameters()}
     shared |= {id(tensor): tensor for tensor in model.buffers()}
     configs = (getattr(module, "config", None) for module in model.modules())
     shared |= {id(config): config for config in configs if config is not None}

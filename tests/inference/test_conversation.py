@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
 from inference.conversation import Conversation
+from inference.drafters.aded.drafter import AdedDrafter, TrigramProposer
+from inference.engine.policy import AlwaysDraft
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
 from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
@@ -145,3 +148,28 @@ def test_a_conversation_belongs_to_one_decoder(decoder: SpeculativeDecoder) -> N
         decoder.generate([1, 2, 3], max_new_tokens=5, conversation=conversation)
         with pytest.raises(PromptError, match="another decoder"):
             other.generate([1, 2, 3, 4], max_new_tokens=5, conversation=conversation)
+
+
+def test_after_a_long_pause_no_token_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[tuple[int, int]] = []
+    original = TrigramProposer.read
+
+    def read(self: TrigramProposer, token_ids: np.ndarray, num_known: int) -> None:
+        reads.append((num_known, len(token_ids)))
+        original(self, token_ids, num_known)
+
+    monkeypatch.setattr(TrigramProposer, "read", read)
+    model, drafter = tiny_llama(vocab=23, max_position_embeddings=1024), AdedDrafter()
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
+    with Conversation() as conversation:
+        decoder.policy = AlwaysDraft(None)  # a pause of more than one chunk
+        first = decoder.generate([1, 2, 3], max_new_tokens=700, conversation=conversation)
+        decoder.policy = AlwaysDraft.with_all_of(drafter)
+        longer = [*first.sequences[0].tolist(), 4, 5]
+        output = decoder.generate(longer, max_new_tokens=20, conversation=conversation)
+    expected = SpeculativeDecoder(model).generate(longer, max_new_tokens=20)
+    assert output.new_token_ids == expected.new_token_ids
+    # The last token of a turn is not cached, so that the next turn reads it again.
+    (_, end), *later = reads
+    assert later[0][0] == end - 1
+    assert [start for start, _ in later[1:]] == [end for _, end in later[:-1]]

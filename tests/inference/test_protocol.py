@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
+import torch
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.losslessness import LEAST_P_VALUE
 from helpers.models import tiny_drafter, tiny_llama
@@ -22,7 +23,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.loading import combined_drafter
-from inference.protocol import Drafter, RequestCounter, RequestTicket, request_counter_of
+from inference.protocol import Drafter, RequestCounter, RequestTicket, number_of, request_counter_of
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -132,6 +133,31 @@ def test_trees_selected_by_experience_count_requests_too() -> None:
     assert decoder.policy.request_counter.take().number > 0
     decoder.reset()
     assert decoder.policy.request_counter.take().number == 0
+
+
+def test_random_numbers_that_taught_the_trees_do_not_come_again() -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, AdedDrafter())
+    assert isinstance(decoder.policy, AutoTree)
+    seen = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        run = decoder.start([[1, 2, 3]], temperature=1.0, max_new_tokens=4)
+        seen.append(run.sequences[0].request.sampling.request_index)
+        run.finish()
+        decoder.reset(trees=False)  # the texts are forgotten, the trees are not
+    assert len(set(seen)) == 3
+    decoder.reset()
+    run = decoder.start([[1, 2, 3]], temperature=1.0, max_new_tokens=4)
+    assert run.sequences[0].request.sampling.request_index == seen[0]
+
+
+def test_two_tickets_have_a_number_of_their_own() -> None:
+    first, second = RequestCounter(), RequestCounter()
+    firsts, seconds = ([counter.take() for _ in range(8)] for counter in (first, second))
+    numbers = {number_of((one, other)) for one in firsts for other in seconds}
+    assert len(numbers) == 64
+    assert number_of((firsts[3],)) == 3
 
 
 def test_threads_never_take_the_same_ticket() -> None:

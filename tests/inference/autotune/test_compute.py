@@ -14,8 +14,10 @@ from inference.autotune.compute import (
     choose_compute,
     measure_grid,
 )
+from inference.autotune.costs import NODE_COUNTS, measure_costs
 from inference.drafters.lookup import LookupDrafter
-from jakiro.errors import TargetNotSupported
+from jakiro.errors import ConfigError, TargetNotSupported
+from jakiro.target import packed_linear
 from jakiro.target.adapter import TargetAdapter
 
 OWN, TREES, ALL = (
@@ -43,6 +45,37 @@ def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:
     assert [way.compute for way in grid.ways] == [OWN, TREES, ALL]
     assert all(way.token > 0 and way.tree > 0 for way in grid.ways)
     assert not target.is_packed
+
+
+def test_all_packed_ways_share_their_reordered_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[torch.Tensor] = []
+
+    def counting(weight: torch.Tensor) -> torch.Tensor:
+        counted.append(weight)
+        return original(weight)
+
+    original = packed_linear.reordered
+    monkeypatch.setattr(packed_linear, "reordered", counting)
+    target = TargetAdapter(tiny_llama())
+    ways = [Compute(threads=n, packed=True, pack_single=s) for n in (1, 2) for s in (False, True)]
+    measure_grid(target, ways)
+    linears = [module for module in target.model.modules() if type(module) is torch.nn.Linear]
+    assert len(counted) == len(linears)
+
+
+def test_a_compiled_target_is_not_packed() -> None:
+    decoder = SpeculativeDecoder(tiny_llama(), packed="auto", compiled=True)
+    assert not decoder.compute.packed
+    with pytest.raises(ConfigError, match="cannot be combined"):
+        SpeculativeDecoder(tiny_llama(), packed=True, compiled=True)
+
+
+def test_a_target_with_few_positions_is_measured_with_small_trees() -> None:
+    model = tiny_llama(vocab=23, max_position_embeddings=32)
+    costs = measure_costs(TargetAdapter(model))
+    assert 1 < len(costs.verify) < len(NODE_COUNTS)
+    decoder = SpeculativeDecoder(model, LookupDrafter())
+    assert len(decoder.generate([1, 2, 1, 2], max_new_tokens=9).new_token_ids) == 9
 
 
 def test_a_choice_without_alternatives_is_not_measured(tmp_path: Path) -> None:

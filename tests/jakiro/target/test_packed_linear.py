@@ -91,3 +91,13 @@ def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(packed_linear, "reordered", missing)
     assert not can_pack(tiny_llama())
     packed_linear._works.cache_clear()
+
+
+def test_a_replaced_weight_of_the_model_is_noticed() -> None:
+    layer = torch.nn.Linear(32, 48)
+    model = torch.nn.Sequential(layer)
+    packed, x = packed_copy(model), torch.randn(3, 32)
+    with torch.inference_mode():
+        assert torch.allclose(packed(x), model(x), atol=1e-4)
+        layer.weight = torch.nn.Parameter(torch.randn(48, 32))
+        assert torch.allclose(packed(x), model(x), atol=1e-4)
