@@ -76,7 +76,7 @@ def test_verdict_calls_a_method_slower_only_if_that_is_shown():
 def test_verdict_of_too_few_prompts_says_nothing_about_noise():
     speeds = {"drafter=a": (2.0, 1.8, 2.2), "drafter=b": (0.5, 0.4, 0.6)}
     said = said_of(measured(speeds, prompts=4))
-    assert "Too few prompts to compare (4 independent, at least 5 needed)" in said
+    assert "Too few prompts to compare (4 groups of prompts, at least 5 needed)" in said
     assert "drafter=a 2.00 and drafter=b 0.50." in said
     assert "fastest" not in said
     assert "Slower" not in said
@@ -84,7 +84,7 @@ def test_verdict_of_too_few_prompts_says_nothing_about_noise():
     for index, one in enumerate(document.methods):
         samples = [each.model_copy(update={"group": each.group // 4}) for each in one.samples]
         document = with_figures(document, index, samples=tuple(samples))
-    assert "(2 independent, at least 5 needed)" in said_of(document)
+    assert "(2 groups of prompts, at least 5 needed)" in said_of(document)
 
 
 @pytest.mark.parametrize("seed", range(40))
