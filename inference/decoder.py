@@ -2,9 +2,8 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -18,27 +17,25 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.autotune.compute import Packed, Threads, choose_compute
-from inference.autotune.costs import known_costs
 from inference.autotune.draft_forms import with_forms
 from inference.autotune.online import AutoTree
-from inference.autotune.search import largest_trees
+from inference.autotune.policy import Prepared, numbered, policy_for, refuse_shape, shapes_of
 from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.engine.details import OutputOptions, options_for
 from inference.engine.loop import DecodeRun, DecodeStep
-from inference.engine.policy import AlwaysDraft, DraftPolicy
-from inference.engine.request import Request
+from inference.engine.policy import DraftPolicy
 from inference.engine.threads import num_threads
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
-from inference.loading import Trees, load_parts
+from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
-from inference.protocol import AdaptiveDrafter, Budget, Drafter, number_of, request_counter_of
-from inference.trees.shape import TreePlan, TreeShape
+from inference.protocol import AdaptiveDrafter, Drafter
+from inference.trees.shape import TreePlan, Trees
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -129,9 +126,9 @@ class SpeculativeDecoder:
             # The recorded tau was measured with these trees, so it applies only to them.
             record = drafter.config.record if tree == "fixed" else None
         elif drafter is not None:
-            _refuse_shape(tree)
+            refuse_shape(tree)
             self.drafter = drafter
-        self.policy = self._policy(is_auto=tree == "auto")
+        self.policy = policy_for(self.target, self.drafter, tree, self.compute.threads)
         self._watch = TauWatch(record)
 
     @classmethod
@@ -388,7 +385,9 @@ class SpeculativeDecoder:
             model, input_ids, mask, logits_processor, stopping_criteria, generation_config
         )
         requests = handover.requests(self.target, seed, inputs)
-        prepared = self._numbered(requests, generation_config, is_seeded=seed is not None)
+        prepared = numbered(
+            requests, generation_config, self.drafter, self.policy, is_seeded=seed is not None
+        )
         run = self._run(prepared, options_for(generation_config, log_probs=False))
         return in_transformers_form(
             self._finished(run, streamer),
@@ -442,7 +441,7 @@ class SpeculativeDecoder:
     ) -> TrainedDrafter:
         if self.tokenizer is None:
             self.tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
-        plan = _plan(drafter, tree)
+        plan = shapes_of(drafter, tree)
         return TrainedDrafter.for_target(
             drafter,
             self.target,
@@ -452,24 +451,13 @@ class SpeculativeDecoder:
             other_weights=other_weights,
         )
 
-    def _policy(self, is_auto: bool) -> DraftPolicy:
-        if not is_auto or self.drafter is None:
-            return AlwaysDraft.with_all_of(self.drafter)
-        drafter = self.drafter
-        with num_threads(self.compute.threads):
-            if isinstance(drafter, TrainedDrafter):
-                costs = known_costs(self.target, drafter.model, forms=drafter.forms)
-                return AutoTree(drafter.plan, costs)
-            trees = Budget(drafter.max_nodes, drafter.max_depth)
-            return AutoTree(trees, known_costs(self.target, None))
-
     def _prepared(
         self,
         prompts: Sequence[Prompt],
         temperature: float | int | None,
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
-    ) -> "_Prepared":
+    ) -> Prepared:
         temperature = float(temperature) if type(temperature) is int else temperature
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(
@@ -481,31 +469,9 @@ class SpeculativeDecoder:
             max_position=self.target.spec.max_position,
             tokenizer=self.tokenizer,
         )
-        return self._numbered(requests, config, is_seeded=seed is not None)
+        return numbered(requests, config, self.drafter, self.policy, is_seeded=seed is not None)
 
-    def _numbered(
-        self, requests: list[Request], config: GenerationConfig, *, is_seeded: bool
-    ) -> "_Prepared":
-        """Return the requests, numbered if the drafter or the policy learns from requests."""
-        policy = self.policy
-        if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
-            policy = policy.reproducible()
-        counters = (request_counter_of(self.drafter), policy.request_counter)
-        tickets = tuple(counter.take() for counter in counters if counter is not None)
-        if not tickets:
-            return _Prepared(requests, config, policy)
-        index = number_of(tickets)
-        numbered = [
-            replace(
-                request,
-                sampling=replace(request.sampling, request_index=index),
-                tickets=tickets,
-            )
-            for request in requests
-        ]
-        return _Prepared(numbered, config, policy)
-
-    def _run(self, prepared: "_Prepared", options: OutputOptions | None = None) -> DecodeRun:
+    def _run(self, prepared: Prepared, options: OutputOptions | None = None) -> DecodeRun:
         parts = self._parts(prepared.policy)
         return DecodeRun(requests=prepared.requests, record=options, **parts)
 
@@ -525,7 +491,7 @@ class SpeculativeDecoder:
         return outputs_of(run, steps, self.tokenizer)
 
     def _watched_turn(
-        self, conversation: Conversation, prepared: "_Prepared"
+        self, conversation: Conversation, prepared: Prepared
     ) -> Generator[DecodeStep, None, None]:
         """Yield the steps of a chat turn; closing the generator leaves the conversation usable."""
         options = options_for(prepared.config, False)
@@ -541,14 +507,6 @@ class SpeculativeDecoder:
         self._watch.add(run)
 
 
-class _Prepared(NamedTuple):
-    """Requests that can be decoded together."""
-
-    requests: list[Request]
-    config: GenerationConfig
-    policy: DraftPolicy
-
-
 def _without_packing(packed: Packed) -> Packed:
     """Return False, because torch cannot compile products with reordered weights."""
     if packed is True:
@@ -559,20 +517,3 @@ def _without_packing(packed: Packed) -> Packed:
             remedy="leave out packed=, or compiled=",
         )
     return False
-
-
-def _plan(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
-    """Return the trees of a trained drafter; None for the levels that it was trained for."""
-    if tree == "auto":
-        return largest_trees(drafter)
-    return None if isinstance(tree, str) else tree
-
-
-def _refuse_shape(tree: Trees) -> None:
-    if not isinstance(tree, str):
-        raise ConfigError(
-            "only the trees of a trained drafter have a shape",
-            expected='tree="auto" or tree="fixed" for this drafter',
-            got=tree,
-            remedy="set num_nodes and depth in the drafter's settings",
-        )

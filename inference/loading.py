@@ -1,7 +1,7 @@
 """Loading of a drafter together with its target and the target's tokenizer."""
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,14 +20,12 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.protocol import Drafter
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
-
-Trees = TreeShape | TreePlan | Literal["auto", "fixed"]
 
 
 class Parts(NamedTuple):

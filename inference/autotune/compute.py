@@ -175,7 +175,8 @@ class _Trial(NamedTuple):
                 self.seconds[count].append(seconds_of(step))
 
     def result(self) -> ComputeSeconds:
-        token, tree = (median(self.seconds[count][1:]) for count in (0, TREE_NODES))
+        # The tree may not fit into the target's context.
+        token, tree = (median(self.seconds[count][1:]) for count in (0, max(self.seconds)))
         return ComputeSeconds(compute=self.compute, token=token, tree=tree)
 
 

@@ -31,9 +31,9 @@ from inference.drafters.registry import (
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
-from inference.loading import Trees, combined_drafter
+from inference.loading import combined_drafter
 from inference.protocol import Drafter
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter

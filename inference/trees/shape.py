@@ -1,6 +1,7 @@
 """Shapes of draft trees, and the reduction of shapes to a budget."""
 
 from functools import lru_cache
+from typing import Literal
 
 from pydantic import Field
 
@@ -101,3 +102,8 @@ class TreePlan(Settings):
     def of(cls, tree: "TreeShape | TreePlan") -> "TreePlan":
         """Return a plan that always uses the given shape, or the given plan itself."""
         return tree if isinstance(tree, TreePlan) else cls(greedy=tree, sampling=tree)
+
+
+# Trees of a decoder: sizes chosen in each decoding step, one fixed size, or shapes for a trained
+# drafter.
+Trees = TreeShape | TreePlan | Literal["auto", "fixed"]

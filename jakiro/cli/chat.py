@@ -58,17 +58,7 @@ def chat(
     from jakiro.cli.dialogue import Dialogue, DialogueSettings
 
     settings = settings_from(context, DialogueSettings)
-    decoder = load_decoder(
-        drafter,
-        target,
-        tree=tree,
-        dtype=dtype,
-        device=device,
-        compiled=compiled,
-        other_weights=other_weights,
-        threads=options.as_threads(threads),
-        packed=options.as_packed(packed),
-    )
+    decoder = load_decoder(context)
     with closing(Dialogue(decoder, settings)) as dialogue:
         _Terminal(dialogue).run()
 

@@ -19,6 +19,7 @@ _STANDARD_INPUT = "-"
 
 @quiet_libraries()
 def generate(
+    context: options.Context,
     drafter: options.DrafterName,
     prompt: Annotated[
         str, typer.Argument(help="Question to answer or text to continue; - for standard input.")
@@ -58,17 +59,7 @@ def generate(
     from inference.generation.streaming import TextPrinter
 
     text = _prompt_text(prompt)
-    decoder = load_decoder(
-        drafter,
-        target,
-        tree=tree,
-        dtype=dtype,
-        device=device,
-        compiled=compiled,
-        other_weights=other_weights,
-        threads=options.as_threads(threads),
-        packed=options.as_packed(packed),
-    )
+    decoder = load_decoder(context)
     is_chat = _is_chat(decoder, raw, system)
     sampling: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
     output = decoder.generate(
@@ -86,22 +77,32 @@ def generate(
         say(output.stats.summary)
 
 
-def load_decoder(
-    drafter: str, target: str | None, *, dtype: str, device: options.Device, **decoding: Any
-) -> "SpeculativeDecoder":
-    """Return a decoder, and name the dtype of its target unless the user chose it.
+def load_decoder(context: options.Context) -> "SpeculativeDecoder":
+    """Return the decoder that the options of the running command describe.
 
-    The options of decoding are arguments of `SpeculativeDecoder.from_pretrained`.
+    The dtype of the target is named on standard error, unless the user chose it.
+
+    Args:
+        context: context of `jakiro generate` or `jakiro chat`.
     """
     from inference import SpeculativeDecoder
     from jakiro.utils.gguf import gguf_checksum
     from jakiro.utils.pretrained import choose_device, describe_model
 
+    chosen = context.params
     decoder = SpeculativeDecoder.from_pretrained(
-        drafter, target, dtype=dtype, device_map=choose_device(device), **decoding
+        chosen["drafter"],
+        chosen["target"],
+        chosen["tree"],
+        compiled=chosen["compiled"],
+        packed=options.as_packed(chosen["packed"]),
+        threads=options.as_threads(chosen["threads"]),
+        other_weights=chosen["other_weights"],
+        dtype=chosen["dtype"],
+        device_map=choose_device(chosen["device"]),
     )
     model: Any = decoder.target.model
-    if dtype == "auto" or gguf_checksum(model.config) is not None:
+    if chosen["dtype"] == "auto" or gguf_checksum(model.config) is not None:
         say(f"target: {describe_model(model)}")
     return decoder
 

@@ -4,8 +4,7 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
-from inference.loading import Trees
-from inference.trees.shape import TreeShape
+from inference.trees.shape import Trees, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 

@@ -1,0 +1,112 @@
+"""The draft policy of a decoder, and the requests that it decodes together."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from transformers import GenerationConfig
+
+from inference.autotune.costs import known_costs
+from inference.autotune.online import AutoTree
+from inference.autotune.search import largest_trees
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.policy import AlwaysDraft, DraftPolicy
+from inference.engine.request import Request
+from inference.engine.threads import num_threads
+from inference.protocol import Budget, Drafter, number_of, request_counter_of
+from inference.trees.shape import TreePlan, Trees, TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+
+
+class Prepared(NamedTuple):
+    """Requests that can be decoded together, with the policy that decides how much to draft."""
+
+    requests: list[Request]
+    config: GenerationConfig
+    policy: DraftPolicy
+
+
+def policy_for(
+    target: TargetAdapter, drafter: Drafter | None, tree: Trees, threads: int | None
+) -> DraftPolicy:
+    """Return the policy of a decoder; with "auto", costs are measured unless they are known.
+
+    Args:
+        target: the frozen target.
+        drafter: drafter of the trees; None for autoregressive decoding.
+        tree: trees, as for `SpeculativeDecoder`.
+        threads: number of threads of decoding steps; None for the process's number.
+    """
+    if tree != "auto" or drafter is None:
+        return AlwaysDraft.with_all_of(drafter)
+    with num_threads(threads):
+        if isinstance(drafter, TrainedDrafter):
+            costs = known_costs(target, drafter.model, forms=drafter.forms)
+            return AutoTree(drafter.plan, costs)
+        limits = Budget(drafter.max_nodes, drafter.max_depth)
+        return AutoTree(limits, known_costs(target, None))
+
+
+def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
+    """Return the trees of a trained drafter; None for the levels that it was trained for.
+
+    Args:
+        drafter: trained drafter.
+        tree: trees, as for `SpeculativeDecoder`.
+    """
+    if tree == "auto":
+        return largest_trees(drafter)
+    return None if isinstance(tree, str) else tree
+
+
+def refuse_shape(tree: Trees) -> None:
+    """Raise an error if `tree` is the shape of a trained drafter's trees.
+
+    Args:
+        tree: trees that were asked for, for a drafter that is not a trained one.
+
+    Raises:
+        ConfigError: a shape was asked for.
+    """
+    if not isinstance(tree, str):
+        raise ConfigError(
+            "only the trees of a trained drafter have a shape",
+            expected='tree="auto" or tree="fixed" for this drafter',
+            got=tree,
+            remedy="set num_nodes and depth in the drafter's settings",
+        )
+
+
+def numbered(
+    requests: list[Request],
+    config: GenerationConfig,
+    drafter: Drafter | None,
+    policy: DraftPolicy,
+    *,
+    is_seeded: bool,
+) -> Prepared:
+    """Return the requests with their policy, numbered if drafter or policy learn from requests.
+
+    Random numbers depend on the number of a request, so that no request is accepted or rejected by
+    random numbers from which the drafts or the sizes of the trees were learned.
+
+    Args:
+        requests: requests with the same sampling.
+        config: generation config of the requests.
+        drafter: drafter of the decoder; None for autoregressive decoding.
+        policy: policy of the decoder.
+        is_seeded: whether the caller gave a seed; samples then get trees that learn nothing.
+    """
+    if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
+        policy = policy.reproducible()
+    counters = (request_counter_of(drafter), policy.request_counter)
+    tickets = tuple(counter.take() for counter in counters if counter is not None)
+    if not tickets:
+        return Prepared(requests, config, policy)
+    index = number_of(tickets)
+    several = [
+        replace(request, sampling=replace(request.sampling, request_index=index), tickets=tickets)
+        for request in requests
+    ]
+    return Prepared(several, config, policy)

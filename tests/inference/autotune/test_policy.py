@@ -1,0 +1,50 @@
+"""The policy follows from the drafter and the trees; requests are numbered for all that learn."""
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tables import no_processors
+
+from inference.autotune.online import AutoTree
+from inference.autotune.policy import policy_for, refuse_shape, shapes_of
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.policy import AlwaysDraft
+from inference.protocol import Budget
+from inference.trees.shape import TreePlan, TreeShape
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+
+
+def test_only_automatic_trees_are_chosen_by_costs() -> None:
+    target, drafter = TargetAdapter(tiny_llama()), LookupDrafter()
+    fixed = policy_for(target, drafter, "fixed", None)
+    assert isinstance(fixed, AlwaysDraft)
+    assert fixed.budget == Budget(drafter.max_nodes)
+    alone = policy_for(target, None, "auto", None)
+    assert isinstance(alone, AlwaysDraft)
+    assert alone.budget is None
+    automatic = policy_for(target, drafter, "auto", 1)
+    assert isinstance(automatic, AutoTree)
+    assert automatic.trees == Budget(drafter.max_nodes, drafter.max_depth)
+    assert not automatic.costs.draft
+
+
+def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    automatic = policy_for(target, drafter, "auto", None)
+    assert isinstance(automatic, AutoTree)
+    assert automatic.trees == drafter.plan
+    assert automatic.costs.draft
+    budget = automatic.reproducible().new_run(no_processors(), 1).next_budget()
+    assert budget is None or budget.num_nodes <= drafter.max_nodes
+
+
+def test_shapes_are_for_trained_drafters() -> None:
+    drafter, shape = tiny_drafter(TargetAdapter(tiny_llama())), TreeShape(num_nodes=3)
+    assert shapes_of(drafter, shape) == shape
+    assert shapes_of(drafter, "fixed") is None
+    assert isinstance(shapes_of(drafter, "auto"), TreePlan)
+    refuse_shape("auto")
+    with pytest.raises(ConfigError, match="have a shape"):
+        refuse_shape(shape)
