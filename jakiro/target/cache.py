@@ -39,11 +39,9 @@ def write_kv(
         kv: new keys or values.
         slots: slot of each token.
     """
-    if torch.compiler.is_compiling():  # a compiled scatter would copy the whole buffer
-        sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
-        buffer[sequence, :, slots] = kv.transpose(1, 2)
-    else:
-        buffer.scatter_(2, slots[:, None, :, None].expand_as(kv), kv)
+    sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
+    # Not `scatter_`: it is up to 200 times slower in bf16, and copies the buffer if compiled.
+    buffer.transpose(1, 2).index_put_((sequence, slots), kv.transpose(1, 2))
 
 
 def selected(buffer: Tensor, indices: Sequence[int], dim: int) -> Tensor:
@@ -272,10 +270,9 @@ class SlotCache(Cache):
             source: slots to read.
             destination: slots to write.
         """
+        sequence = torch.arange(len(source), device=source.device)[:, None]
         for block in self._all_blocks:
-            shape = (block.shape[0], -1, block.shape[2], -1, block.shape[4])
-            taken = block.gather(3, source[None, :, None, :, None].expand(shape))
-            block.scatter_(3, destination[None, :, None, :, None].expand(shape), taken)
+            block[:, sequence, :, destination] = block[:, sequence, :, source]
 
     def store_hidden(
         self,
