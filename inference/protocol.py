@@ -173,7 +173,12 @@ class DraftSession(ABC):
 
     @abstractmethod
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order.
+
+        Args:
+            indices: one batch index for each sequence to keep. A sequence may move to a smaller
+                index, the index of a sequence that is dropped, but never to a larger one.
+        """
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for another request, which may have different sampling options."""

@@ -11,6 +11,7 @@ from transformers import (
     EtaLogitsWarper,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -21,6 +22,7 @@ from transformers import (
 
 from inference.draft_tree import SequenceTree
 from jakiro.errors import NumericalError
+from jakiro.utils.nucleus import filter_nucleus
 
 # These processors never read the preceding tokens, so they may process many distributions at once,
 # including draft distributions. Subclasses are excluded, because they may read the tokens.
@@ -65,8 +67,20 @@ class Sampling:
         All processors must be prefix-free. In greedy decoding, each distribution is a point mass.
         """
         no_prefix = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
-        scores: Tensor = self.processors(no_prefix, widened(logits))  # type: ignore[arg-type]
-        return self.probs(scores)
+        return self.probs(self.processed(no_prefix, widened(logits)))
+
+    def processed(
+        self, prefix: Int[Tensor, "n tokens"], scores: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n vocab"]:
+        """Return the scores after all processors.
+
+        Args:
+            prefix: tokens before each distribution.
+            scores: logits, which may be overwritten.
+        """
+        for processor in self.processors:
+            scores = _applied(processor, prefix, scores)
+        return scores
 
     def probs(self, scores: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return the probabilities that tokens are sampled from, given processed logits."""
@@ -88,7 +102,7 @@ class Sampling:
         is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
         log_probs = log_probs.where(is_finite, 0.0)
         for warper in warpers:
-            log_probs = warper(no_prefix, log_probs)
+            log_probs = _applied(warper, no_prefix, log_probs)
         return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
     def uniforms(self, step_id: int, count: int) -> Float[Tensor, " count"]:
@@ -112,6 +126,13 @@ class Sampling:
             hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
+
+
+def _applied(processor: LogitsProcessor, prefix: Tensor, scores: Tensor) -> Tensor:
+    if type(processor) is TopPLogitsWarper and not scores.is_cuda:
+        return filter_nucleus(processor, scores)
+    processed: Tensor = processor(prefix, scores)
+    return processed
 
 
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
@@ -169,9 +190,7 @@ class ProcessedDistribution:
 
     def scores(self, node: int) -> Float[Tensor, " vocab"]:
         """Return the processed logits after `node` (or ROOT)."""
-        raw = widened(self.raw(node)[None])
-        scores: Tensor = self.sampling.processors(self._prefix(node), raw)  # type: ignore[arg-type]
-        return scores[0]
+        return self.sampling.processed(self._prefix(node), widened(self.raw(node)[None]))[0]
 
     def _prefix(self, node: int) -> Int[Tensor, "1 tokens"]:
         if self.sampling.is_prefix_free:

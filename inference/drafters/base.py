@@ -266,7 +266,7 @@ class TokenSession(AdaptiveSession):
         self._device = None
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.proposers = [self.proposers[index] for index in indices]
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._num_read = [self._num_read[index] for index in indices]

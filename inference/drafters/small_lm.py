@@ -178,7 +178,7 @@ class SmallLMSession(DraftSession):
         self.cache.rollback(length)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
 
     def set_sampling(self, sampling: Sampling) -> None:

@@ -185,7 +185,7 @@ class LMCache:
         self._tree, self._has_root = None, False
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._tokens = [self._tokens[index] for index in indices]

@@ -110,7 +110,7 @@ class Context:
             self.session.rollback(length)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
         self.lengths = [self.lengths[index] for index in indices]
         if self.session is not None:

@@ -200,7 +200,7 @@ class DecodeRun:
             self._commit(results, steps)
             self._notify(tree, results, steps)
         self._notify_finished(steps)
-        still = [index for index, step in enumerate(steps) if not step.finished]
+        still = _remaining([not step.finished for step in steps])
         if still and len(still) < len(steps):
             self.context.select_sequences(still)
         self.live = [self.live[index] for index in still]
@@ -280,3 +280,13 @@ class DecodeRun:
         started = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - started
+
+
+def _remaining(is_live: Sequence[bool]) -> list[int]:
+    """Return the indices of live sequences in their new order.
+
+    The last ones move into the gaps; the others stay, so that few caches are copied.
+    """
+    count = sum(is_live)
+    moving = [index for index in range(count, len(is_live)) if is_live[index]]
+    return [index if is_live[index] else moving.pop() for index in range(count)]

@@ -133,6 +133,6 @@ class OracleSession(DraftSession):
         self.lengths = tuple(min(length, own) for own in self.lengths)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.indices = [self.indices[index] for index in indices]

@@ -49,7 +49,8 @@ def selected(buffer: Tensor, indices: Sequence[int], dim: int) -> Tensor:
 
     Args:
         buffer: tensor with one entry per sequence along `dim`.
-        indices: batch indices of the sequences to keep, in ascending order.
+        indices: batch indices of the sequences to keep; each sequence stays in its place or takes
+            the place of a sequence that is dropped.
         dim: dimension of the batch.
     """
     for destination, index in enumerate(indices):
@@ -220,7 +221,7 @@ class SlotCache(Cache):
         return total // (self._blocks[0].shape[1] * self.capacity)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self._replace([selected(block, indices, dim=1) for block in self._all_blocks])
 
     def reserve(self, capacity: int) -> None:

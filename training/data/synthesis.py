@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
+import torch
+from jaxtyping import Int
 from pydantic import Field
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from inference.decoder import SpeculativeDecoder
 from inference.outputs import GenerateOutput
@@ -287,6 +290,7 @@ class Synthesizer:
             [prompt for _, prompt in fitting],
             temperature=0.0 if is_greedy else self._settings.temperature,
             max_new_tokens=max_new_tokens,
+            stopping_criteria=StoppingCriteriaList([InLoop()]),
             seed=[
                 random_seed(self._settings.seed, candidate.number, part) for candidate, _ in fitting
             ],
@@ -317,7 +321,7 @@ class Synthesizer:
             return "no end"
         if not self._special.isdisjoint(ids):
             return "special tokens"
-        return "repetition" if repeats(ids) else None
+        return "repetition" if repeats(ids) or ends_in_loop(output.sequences[0]) else None
 
     def _is_cut(self, output: GenerateOutput) -> bool:
         return not output.new_token_ids or output.new_token_ids[-1] not in self._ends
@@ -367,6 +371,32 @@ class Synthesizer:
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
         return target_fingerprint(self._decoder) | chosen | drafter
+
+
+class InLoop(StoppingCriteria):
+    """Ends a text that repeats its last tokens, since it is dropped in any case."""
+
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        """Return for each text whether its last n-gram occurs so often that the text is a loop.
+
+        Args:
+            input_ids: the prompt and the text [batch, tokens].
+            scores: ignored.
+            **kwargs: ignored.
+        """
+        return torch.tensor([ends_in_loop(ids) for ids in input_ids])
+
+
+def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:
+    """Return whether the last n-gram of a text occurs so often that the text is a loop.
+
+    Args:
+        token_ids: the prompt and the text.
+    """
+    if len(token_ids) < NGRAM:
+        return False
+    is_equal = (token_ids.unfold(0, NGRAM, 1) == token_ids[-NGRAM:]).all(dim=1)
+    return int(is_equal.sum()) > MOST_REPEATS
 
 
 def repeats(token_ids: Sequence[int]) -> bool:

@@ -226,7 +226,7 @@ class CombinedSession(AdaptiveSession):
         self._pools, self._kept = [], []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.first.select_sequences(indices)
         self.second.select_sequences(indices)
         self._pools, self._kept = [], []

@@ -272,7 +272,7 @@ class TrainedSession(DraftSession):
         self.root = None
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.root = None if self.root is None else self.root[list(indices)]

@@ -74,7 +74,7 @@ class KVBuffer:
         return WriteThrough(self, slots, count)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         self._tensors = tuple(selected(buffer, indices, dim=0) for buffer in self._tensors)
 
     def reserve(self, capacity: int) -> None:
@@ -233,7 +233,7 @@ class DrafterCache:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, which must be in ascending order."""
+        """Keep only the sequences at these batch indices, in this order."""
         for cache in self._all:
             cache.select_sequences(indices)
 

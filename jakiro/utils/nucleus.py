@@ -1,0 +1,48 @@
+"""Nucleus (top-p) filter that sorts only the largest scores, with the result of transformers."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import TopPLogitsWarper
+
+LARGEST = 256  # number of scores that are sorted; nuclei are rarely larger
+ROUNDING = 1e-5  # bound on the error of sums of probabilities; cumsum adds in float64 on a CPU
+
+
+def filter_nucleus(
+    warper: TopPLogitsWarper, scores: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n vocab"]:
+    """Return what `warper` returns for these scores, in a fraction of its time on a CPU.
+
+    The warper sorts the whole vocabulary. Here, only the largest scores are sorted. Where these do
+    not determine the nucleus beyond doubt, the warper itself filters the row: where the nucleus is
+    larger, where the first excluded score equals the last included score, and where rounding could
+    include or exclude a token.
+
+    Args:
+        warper: the filter.
+        scores: processed logits, which are not changed.
+    """
+    if scores.shape[-1] <= LARGEST or warper.min_tokens_to_keep >= LARGEST:
+        return warper(torch.empty(len(scores), 0, dtype=torch.long), scores)
+    largest, tokens = scores.topk(LARGEST, dim=-1)
+    probs = (largest - scores.logsumexp(dim=-1, keepdim=True)).exp()
+    before = probs.cumsum(dim=-1) - probs  # probability of all tokens with larger scores
+    kept = before < warper.top_p
+    kept[:, : warper.min_tokens_to_keep] = True
+    filtered = torch.full_like(scores, warper.filter_value)
+    filtered.scatter_(1, tokens, largest.where(kept, warper.filter_value))
+    doubtful = ~_is_certain(largest, before, kept, warper.top_p)
+    if bool(doubtful.any()):
+        rows = scores[doubtful]
+        filtered[doubtful] = warper(torch.empty(len(rows), 0, dtype=torch.long), rows)
+    return filtered
+
+
+def _is_certain(largest: Tensor, before: Tensor, kept: Tensor, top_p: float) -> Tensor:
+    """Return whether the nucleus of each row ends beyond doubt among the largest scores."""
+    is_last = kept[:, :-1] & ~kept[:, 1:]
+    is_tied = largest[:, :-1] == largest[:, 1:]
+    is_near = (before - top_p).abs() < ROUNDING
+    # False for NaN, for which no token is the last one.
+    return is_last.any(dim=-1) & ~(is_last & is_tied).any(dim=-1) & ~is_near.any(dim=-1)

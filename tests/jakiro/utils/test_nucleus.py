@@ -1,0 +1,56 @@
+"""Tests of jakiro/utils/nucleus.py."""
+
+import pytest
+import torch
+from transformers import TopPLogitsWarper
+
+from jakiro.utils import nucleus
+from jakiro.utils.nucleus import LARGEST, filter_nucleus
+
+VOCAB = 3000
+NO_PREFIX = torch.empty(64, 0, dtype=torch.long)
+
+
+def scores(scale: float, spacing: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    drawn = scale * torch.randn(64, VOCAB, generator=generator)
+    return drawn if spacing == 0 else (drawn / spacing).round() * spacing
+
+
+@pytest.mark.parametrize("top_p", [0.0, 0.2, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
+@pytest.mark.parametrize("spacing", [0.0, 0.125])  # the spacing of logits in bf16 causes ties
+@pytest.mark.parametrize("fewest", [1, 7, 400])
+def test_scores_equal_those_of_transformers(
+    top_p: float, scale: float, spacing: float, fewest: int
+) -> None:
+    warper = TopPLogitsWarper(top_p, min_tokens_to_keep=fewest)
+    drawn = scores(scale, spacing)
+    assert torch.equal(filter_nucleus(warper, drawn), warper(NO_PREFIX, drawn))
+
+
+def test_scores_after_a_filter_equal_those_of_transformers() -> None:
+    drawn = scores(2.0)
+    cut = drawn.masked_fill(drawn < drawn.topk(50).values[:, -1:], -torch.inf)
+    warper = TopPLogitsWarper(0.9)
+    assert torch.equal(filter_nucleus(warper, cut), warper(NO_PREFIX, cut))
+
+
+def test_nan_passes_to_transformers() -> None:
+    drawn = scores(2.0)
+    drawn[3, 5] = torch.nan
+    warper = TopPLogitsWarper(0.9)
+    expected = warper(NO_PREFIX, drawn)
+    assert torch.equal(filter_nucleus(warper, drawn).isnan(), expected.isnan())
+
+
+def test_the_vocabulary_is_not_sorted_where_the_largest_scores_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warper = TopPLogitsWarper(0.9)
+    drawn = scores(6.0)
+    expected = warper(NO_PREFIX, drawn)
+    monkeypatch.setattr(nucleus, "ROUNDING", 0.0)  # no row of this test is that near
+    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted everything"))
+    assert LARGEST < VOCAB
+    assert torch.equal(filter_nucleus(warper, drawn), expected)
