@@ -9,7 +9,7 @@ from jakiro.utils.logs import quiet_libraries
 
 data = typer.Typer(
     name="data",
-    help="Make texts, prompts and a small model from Python's standard library.",
+    help="Make texts, prompts and a small model from Python's standard library; compress data.",
     no_args_is_help=True,
 )
 
@@ -90,3 +90,27 @@ def small_lm(
     from jakiro.demo.write import write_small_lm
 
     write_small_lm(tokenizer, texts, out, layers=layers, hidden=hidden, steps=steps)
+
+
+@data.command()
+def shards(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="File of training records.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
+    records_per_shard: Annotated[
+        int, typer.Option(min=1, help="Number of records in each Parquet file.")
+    ] = 2000,
+    leave_out_persons: Annotated[
+        bool,
+        typer.Option(
+            "--leave-out-persons",
+            help="Leave out records that seem to name persons, about whom models invent facts.",
+        ),
+    ] = False,
+) -> None:
+    """Compress training records into Parquet files, which training reads like the original."""
+    from training.data.shards import write_shards
+
+    num_read, num_written = write_shards(
+        source, out, records_per_shard=records_per_shard, leave_out_persons=leave_out_persons
+    )
+    typer.echo(f"{num_written:,} of {num_read:,} records in {out}")

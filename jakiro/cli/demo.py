@@ -10,9 +10,12 @@ from jakiro.cli import options
 
 def demo(
     preset: Annotated[
-        Literal["smoke", "small"],
-        typer.Option(help="smoke: train for seconds; small: train for minutes."),
-    ] = "small",
+        Literal["chat", "small", "smoke"],
+        typer.Option(
+            help="chat: a chat model that is downloaded (about 100 MB); small: a toy model that is "
+            "trained for minutes; smoke: a toy model that is trained for seconds."
+        ),
+    ] = "chat",
     cache_dir: Annotated[
         Path | None,
         typer.Option(
@@ -22,10 +25,21 @@ def demo(
     device: options.Device = "auto",
     target: Annotated[
         str | None,
-        typer.Option(metavar="PATH_OR_HUB_ID", help="Model to draft for, instead of a toy model."),
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            help="Model to draft for, instead of a toy model.",
+        ),
     ] = None,
 ) -> None:
-    """Train a toy target and a drafter for it, and show the speed-up of drafting."""
+    """Train a drafter for minutes, and show how much faster a model generates with it."""
+    if preset == "chat" and target is None:
+        from jakiro.demo.chat_model import is_available, run_chat_demo
+
+        if is_available():
+            run_chat_demo(cache_dir, device)
+            return
+        typer.echo("The demo continues with a toy model.", err=True)
     from jakiro.demo.pipeline import run_demo
 
-    run_demo(preset=preset, cache_dir=cache_dir, device=device, target=target)
+    toy = "small" if preset == "chat" else preset
+    run_demo(preset=toy, cache_dir=cache_dir, device=device, target=target)

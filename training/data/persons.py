@@ -1,7 +1,8 @@
 """Detection of texts that name persons, since a small model invents facts about them.
 
-A name is taken to be two successive capitalized words that occur in no text in lower case, or such
-a word after a title. Names of places and works are found as well; few names of persons are missed.
+A name is taken to be two successive capitalized words that are hardly ever written in lower case,
+or such a word after a title. Names of places and works are found as well; few names of persons are
+missed.
 """
 
 import re
@@ -21,15 +22,18 @@ _INITIALS = re.compile(r"\b[A-Z]\.(?: ?[A-Z]\.)* [A-Z][^\W\d_A-Z]{2,}")  # as in
 
 
 def common_words(texts: Iterable[str]) -> frozenset[str]:
-    """Return the words, in lower case, that occur at least once in lower case in the texts.
+    """Return the words, in lower case, that are written in lower case at least once in ten times.
 
     Args:
         texts: many texts of the kind to be checked.
     """
     words: Counter[str] = Counter()
+    lower: Counter[str] = Counter()
     for text in texts:
-        words.update(word for word in _WORD.findall(text) if word.islower())
-    return frozenset(words)
+        for word in _WORD.findall(text):
+            words[word.lower()] += 1
+            lower[word] += word.islower()
+    return frozenset(word for word, count in words.items() if 10 * lower[word] >= count)
 
 
 def names_person(text: str, common: Set[str]) -> bool:

@@ -1,0 +1,159 @@
+"""The demo with a chat model: train a drafter for minutes, and measure it beside a finished one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+from rich.console import Console
+from rich.progress import Progress
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import jakiro
+from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+from inference.benchmark.method_names import parse_methods
+from inference.benchmark.report.table import figures_table
+from inference.benchmark.run import Comparison, prompts_for
+from inference.benchmark.subject import Subject, build_methods, load_target
+from inference.generation.prompts import encode_prompt
+from jakiro.demo.report import show_text
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError
+from jakiro.utils.fetch import fetch_model
+from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.pretrained import Device, choose_device
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
+from training.distributed.processes import launch_environment
+from training.train import train
+
+MODEL = "smollm2-135m-instruct"
+ASSETS = Path(jakiro.__file__).parent / "assets" / MODEL
+STEPS = 150  # of the drafter that the demo trains
+MAX_NEW_TOKENS = 64
+TEMPERATURES = (0.0, 1.0)
+QUESTION = "Why do cats purr?"  # answered before the table of results
+
+
+def is_available() -> bool:
+    """Fetch the model, and return whether the demo can run; if not, print the reason.
+
+    The finished drafter is part of the repository, but not of wheels.
+    """
+    console = Console(stderr=True)
+    if not (ASSETS / "drafter").is_dir():
+        console.print(
+            f"This installation has no drafter for {MODEL}; a clone of the repository has."
+        )
+        return False
+    try:
+        fetch_model(MODEL, console.print)
+    except CheckpointError as error:
+        console.print(f"{MODEL} cannot be had: {error}", highlight=False)
+        return False
+    return True
+
+
+def run_chat_demo(
+    cache_folder: Path | None = None, device: Device = "auto", steps: int = STEPS
+) -> None:
+    """Train a drafter, compare decoding methods, and print the results.
+
+    The last line of standard output is a JSON document. A report is written to `cache_folder`.
+
+    Args:
+        cache_folder: folder for the trained drafter and the report; None for the user's cache.
+        device: "auto", "cpu" or "cuda".
+        steps: number of optimizer steps of the drafter that the demo trains.
+
+    Raises:
+        CheckpointError: the model has not been fetched, or the finished drafter is missing.
+        ConfigError: the cache folder cannot be written to, or the device does not exist.
+    """
+    folder = ensure_writable_folder(cache_folder or Path(platformdirs.user_cache_dir("jakiro")))
+    console = Console(stderr=True)
+    with launch_environment(device), quiet_libraries(), Progress(console=console) as progress:
+        model, tokenizer = load_target(MODEL, "auto", choose_device(device))
+        fresh = _train(folder, model, tokenizer, device, steps, progress)
+        subject = Subject(model, tokenizer, "auto", "auto", "auto")
+        document = _compare(fresh, subject, progress)
+        _show_example(subject)
+    page = _write_report(document, folder)
+    for part in figures_table(document):
+        Console().print(part, highlight=False)
+    console.print(f"report with a drawn tree: {page}", soft_wrap=True)
+    summary = {"preset": "chat", "target": MODEL, "fresh_drafter": str(fresh), "report": str(page)}
+    methods = [figures.model_dump(mode="json") for figures in document.methods]
+    print(json.dumps(summary | {"methods": methods}))  # noqa: T201 - a console would wrap the line
+
+
+def _train(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    device: Device,
+    steps: int,
+    progress: Progress,
+) -> Path:
+    """Return the folder of a drafter trained for a few minutes; train it unless it is cached."""
+    conversations = sorted((ASSETS / "conversations").glob("*.parquet"))[:1]
+    changes = {
+        "target.dtype": {"torch.bfloat16": "bf16"}.get(str(model.dtype), "fp32"),
+        "data.paths": [str(path) for path in conversations],
+        "data.cache_folder": str(folder / "tokens"),
+        "engine.device": device,
+        "evaluation.every": max(1, steps // 5),
+        "epochs": None,
+        "steps": steps,
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    settings = load_settings(TrainSettings, ASSETS / "train.yaml", overrides)
+    key = fingerprint(settings.model_dump(mode="json"))
+    run_folder = folder / f"drafter-{MODEL}-{key[:16]}"
+    settings = settings.model_copy(update={"run_folder": run_folder})
+    return train(settings, model=model, tokenizer=tokenizer, progress=progress)
+
+
+def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDocument:
+    settings = ComparisonSettings(
+        methods=(
+            "transformers",
+            "transformers-lookup",
+            "autoregressive",
+            "lookup",
+            "aded",
+            f"drafter={fresh},name=fresh drafter",
+            f"drafter={ASSETS / 'drafter'},name=finished drafter",
+        ),
+        prompts=str(ASSETS / "prompts.jsonl"),
+        max_new_tokens=MAX_NEW_TOKENS,
+        temperatures=TEMPERATURES,
+        threads=subject.threads,
+        packed=subject.packed,
+    )
+    prompts = prompts_for(settings)
+    methods = build_methods(parse_methods(settings.methods), subject)
+    comparison = Comparison(settings, prompts, methods, subject.model, subject.tokenizer, MODEL)
+
+    def track(total: int) -> Callable[[], None]:
+        task = progress.add_task("Comparing", total=total)
+        return lambda: progress.advance(task)
+
+    return comparison.run(track)
+
+
+def _write_report(document: ComparisonDocument, folder: Path) -> Path:
+    from inference.benchmark.report.page import render  # imports matplotlib, which takes a second
+
+    write_atomically(folder / "demo.json", document.model_dump_json(indent=1) + "\n")
+    write_atomically(folder / "demo.html", render(document))
+    return folder / "demo.html"
+
+
+def _show_example(subject: Subject) -> None:
+    decoder = subject.decoder(JakiroDrafter.from_pretrained(ASSETS / "drafter"))
+    question = [{"role": "user", "content": QUESTION}]
+    prompt = encode_prompt(question, subject.tokenizer, decoder.target.spec.vocab_size)
+    output = decoder.generate(prompt, temperature=0, max_new_tokens=MAX_NEW_TOKENS)
+    show_text(Console(), output, prompt, subject.tokenizer)

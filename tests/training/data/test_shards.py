@@ -1,0 +1,76 @@
+"""Tests of training/data/shards.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jakiro.cli import app
+from jakiro.errors import ConfigError, DataError
+from training.data.shards import write_shards
+from training.data.sources import find_sources
+
+RECORDS = [
+    {"row": 1, "messages": [{"role": "user", "content": "why is it so?"}]},
+    {
+        "row": 2,
+        "messages": [
+            {"role": "user", "content": "who was it?"},
+            {"role": "assistant", "content": "It was Ada Lovelace.", "is_cut": True},
+        ],
+    },
+    {"row": 4, "messages": [{"role": "user", "content": "and how?"}]},
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+def _read(folder: Path) -> list[dict[str, object]]:
+    return [record.fields for source in find_sources([str(folder)]) for record in source.records()]
+
+
+def _without_nulls(record: dict[str, object]) -> dict[str, object]:
+    def clean(message: dict[str, object]) -> dict[str, object]:
+        return {key: value for key, value in message.items() if value is not None}
+
+    return record | {"messages": [clean(message) for message in record["messages"]]}  # type: ignore[attr-defined]
+
+
+def test_training_reads_the_same_records_from_shards(source: Path, tmp_path: Path) -> None:
+    assert write_shards(source, tmp_path / "shards", records_per_shard=2) == (3, 3)
+    assert len(list((tmp_path / "shards").iterdir())) == 2
+    assert [_without_nulls(record) for record in _read(tmp_path / "shards")] == RECORDS
+
+
+def test_records_that_name_persons_are_left_out(source: Path, tmp_path: Path) -> None:
+    assert write_shards(source, tmp_path / "shards", leave_out_persons=True) == (3, 2)
+    assert [record["row"] for record in _read(tmp_path / "shards")] == [1, 4]
+
+
+def test_shards_are_not_overwritten(source: Path, tmp_path: Path) -> None:
+    write_shards(source, tmp_path / "shards")
+    with pytest.raises(ConfigError, match="contains Parquet files"):
+        write_shards(source, tmp_path / "shards")
+
+
+def test_an_empty_result_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(RECORDS[1]) + "\n")
+    with pytest.raises(DataError, match="nothing to write"):
+        write_shards(path, tmp_path / "shards", leave_out_persons=True)
+
+
+def test_the_command_says_how_many_records_it_wrote(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "shards"
+    app(
+        ["data", "shards", str(source), "--out", str(out), "--leave-out-persons"],
+        standalone_mode=False,
+    )
+    assert f"2 of 3 records in {out}" in capsys.readouterr().out
