@@ -311,13 +311,17 @@ def read_document(path: Path) -> ComparisonDocument:
     try:
         return ComparisonDocument.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        got = error.strerror if isinstance(error, OSError) else f"{error}".partition("\n")[0]
         raise DataError(
             f"{path} does not contain a result of `jakiro bench`",
-            expected="a file that `jakiro bench --json` wrote",
-            got=got,
+            expected="a file that `jakiro bench --json` wrote, with the measurement of each prompt",
+            got=error.strerror if isinstance(error, OSError) else _first_fault(error),
             remedy="check the path, or measure again with the installed version of jakiro",
         ) from error
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{first['msg']}: {'.'.join(map(str, first['loc']))}"
 
 
 def schema() -> str:

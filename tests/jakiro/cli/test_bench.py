@@ -128,6 +128,19 @@ def test_a_file_that_is_not_a_result_cannot_be_compared(
     assert "does not contain a result of `jakiro bench`" in capsys.readouterr().err
 
 
+def test_a_result_without_the_measurement_of_each_prompt_is_named(
+    folder: Path, tmp_path: Path, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, short = tmp_path / "whole.json", tmp_path / "short.json"
+    assert bench("--method", "autoregressive", "--json", str(whole)) == 0
+    document = json.loads(whole.read_text())
+    del document["methods"][0]["samples"]
+    short.write_text(json.dumps(document))
+    with pytest.raises(SystemExit):
+        main(["bench", "--compare", str(whole), str(short)])
+    assert "Field required: methods.0.samples" in capsys.readouterr().err
+
+
 def test_the_schema_describes_every_field_of_a_method() -> None:
     described = json.loads(schema())["$defs"]["MethodFigures"]
     fields = ComparisonDocument.model_fields["methods"].annotation.__args__[0].model_fields
