@@ -12,7 +12,6 @@ MOST_AT_THE_TOP = 8
 # Modules with a single importer whose tests lie in files of other names. The list only shrinks.
 TESTED_ELSEWHERE = {
     "inference.benchmark.diff.table",
-    "inference.benchmark.report.table",
     "inference.losslessness.sampled",
     "jakiro.cli.demo",
     "jakiro.cli.throughput",

@@ -13,8 +13,8 @@ NO_PREFIX = torch.empty(64, 0, dtype=torch.long)
 
 def scores(scale: float, spacing: float = 0.0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
-    drawn = scale * torch.randn(64, VOCAB, generator=generator)
-    return drawn if spacing == 0 else (drawn / spacing).round() * spacing
+    sampled = scale * torch.randn(64, VOCAB, generator=generator)
+    return sampled if spacing == 0 else (sampled / spacing).round() * spacing
 
 
 @pytest.mark.parametrize("top_p", [0.0, 0.2, 0.5, 0.9, 0.99, 1.0])
@@ -25,32 +25,32 @@ def test_scores_equal_those_of_transformers(
     top_p: float, scale: float, spacing: float, fewest: int
 ) -> None:
     warper = TopPLogitsWarper(top_p, min_tokens_to_keep=fewest)
-    drawn = scores(scale, spacing)
-    assert torch.equal(filter_nucleus(warper, drawn), warper(NO_PREFIX, drawn))
+    sampled = scores(scale, spacing)
+    assert torch.equal(filter_nucleus(warper, sampled), warper(NO_PREFIX, sampled))
 
 
 def test_scores_after_a_filter_equal_those_of_transformers() -> None:
-    drawn = scores(2.0)
-    cut = drawn.masked_fill(drawn < drawn.topk(50).values[:, -1:], -torch.inf)
+    sampled = scores(2.0)
+    cut = sampled.masked_fill(sampled < sampled.topk(50).values[:, -1:], -torch.inf)
     warper = TopPLogitsWarper(0.9)
     assert torch.equal(filter_nucleus(warper, cut), warper(NO_PREFIX, cut))
 
 
 def test_nan_passes_to_transformers() -> None:
-    drawn = scores(2.0)
-    drawn[3, 5] = torch.nan
+    sampled = scores(2.0)
+    sampled[3, 5] = torch.nan
     warper = TopPLogitsWarper(0.9)
-    expected = warper(NO_PREFIX, drawn)
-    assert torch.equal(filter_nucleus(warper, drawn).isnan(), expected.isnan())
+    expected = warper(NO_PREFIX, sampled)
+    assert torch.equal(filter_nucleus(warper, sampled).isnan(), expected.isnan())
 
 
 def test_the_vocabulary_is_not_sorted_where_the_largest_scores_suffice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     warper = TopPLogitsWarper(0.9)
-    drawn = scores(6.0)
-    expected = warper(NO_PREFIX, drawn)
+    sampled = scores(6.0)
+    expected = warper(NO_PREFIX, sampled)
     monkeypatch.setattr(nucleus, "ROUNDING", 0.0)  # no row of this test is that near
     monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted everything"))
     assert LARGEST < VOCAB
-    assert torch.equal(filter_nucleus(warper, drawn), expected)
+    assert torch.equal(filter_nucleus(warper, sampled), expected)
