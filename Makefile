@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install -e '.[dev]'
 	touch $@
 
-demo: $(READY)  ## Train a target and a drafter, generate, and show the gain
+demo: $(READY)  ## Train a drafter for a chat model, and show how much faster the model generates
 	$(BIN)/jakiro demo $(ARGS)
 
 test: $(READY)  ## Run the tests, without the slow matrices

@@ -78,6 +78,9 @@ class Sampling:
             prefix: tokens before each distribution.
             scores: logits, which may be overwritten.
         """
+        if not self.is_prefix_free:  # they may take further arguments
+            processed: Tensor = self.processors(prefix, scores)  # type: ignore[arg-type]
+            return processed
         for processor in self.processors:
             scores = _applied(processor, prefix, scores)
         return scores
@@ -129,7 +132,7 @@ class Sampling:
 
 
 def _applied(processor: LogitsProcessor, prefix: Tensor, scores: Tensor) -> Tensor:
-    if type(processor) is TopPLogitsWarper and not scores.is_cuda:
+    if type(processor) is TopPLogitsWarper and scores.device.type == "cpu":
         return filter_nucleus(processor, scores)
     processed: Tensor = processor(prefix, scores)
     return processed

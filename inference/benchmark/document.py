@@ -321,7 +321,7 @@ def read_document(path: Path) -> ComparisonDocument:
 
 def _first_fault(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{first['msg']}: {'.'.join(map(str, first['loc']))}"
+    return ": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")
 
 
 def schema() -> str:

@@ -98,7 +98,7 @@ def shards(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
     records_per_shard: Annotated[
         int, typer.Option(min=1, help="Number of records in each Parquet file.")
-    ] = 2000,
+    ] = 5000,
     leave_out_persons: Annotated[
         bool,
         typer.Option(

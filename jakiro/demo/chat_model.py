@@ -1,7 +1,9 @@
 """The demo with a chat model: train a drafter for minutes, and measure it beside a finished one."""
 
+import hashlib
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import platformdirs
@@ -30,8 +32,8 @@ from training.train import train
 
 MODEL = "smollm2-135m-instruct"
 ASSETS = Path(jakiro.__file__).parent / "assets" / MODEL
-STEPS = 150  # of the drafter that the demo trains
-MAX_NEW_TOKENS = 64
+STEPS = 40  # of the drafter that the demo trains
+MAX_NEW_TOKENS = 48
 TEMPERATURES = (0.0, 1.0)
 QUESTION = "Why do cats purr?"  # answered before the table of results
 
@@ -44,6 +46,9 @@ def is_available() -> bool:
     console = Console(stderr=True)
     if not (ASSETS / "drafter").is_dir():
         console.print(f"Only a clone of the repository has the finished drafter for {MODEL}.")
+        return False
+    if find_spec("gguf") is None:
+        console.print("Reading the model needs the package gguf: pip install 'jakiro[gguf]'.")
         return False
     try:
         fetch_model(MODEL, console.print)
@@ -76,7 +81,7 @@ def run_chat_demo(
         fresh = _train(folder, model, tokenizer, device, steps, progress)
         subject = Subject(model, tokenizer, "auto", "auto", "auto")
         document = _compare(fresh, subject, progress)
-        _show_example(subject)
+    _show_example(subject)  # after the progress display, which would overwrite a part of it
     page = _write_report(document, folder)
     for part in figures_table(document):
         Console().print(part, highlight=False)
@@ -101,13 +106,14 @@ def _train(
         "data.paths": [str(path) for path in conversations],
         "data.cache_folder": str(folder / "tokens"),
         "engine.device": device,
-        "evaluation.every": max(1, steps // 5),
+        "evaluation.every": max(1, steps // 2),
         "epochs": None,
         "steps": steps,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     settings = load_settings(TrainSettings, ASSETS / "train.yaml", overrides)
-    key = fingerprint(settings.model_dump(mode="json"))
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in conversations]
+    key = fingerprint(settings.model_dump(mode="json"), contents)
     run_folder = folder / f"drafter-{MODEL}-{key[:16]}"
     settings = settings.model_copy(update={"run_folder": run_folder})
     return train(settings, model=model, tokenizer=tokenizer, progress=progress)

@@ -39,9 +39,12 @@ def write_kv(
         kv: new keys or values.
         slots: slot of each token.
     """
+    if buffer.is_cuda and not torch.compiler.is_compiling():
+        buffer.scatter_(2, slots[:, None, :, None].expand_as(kv), kv)
+        return
+    # `scatter_` is up to 200 times slower in bf16 on a CPU and, if compiled, copies the buffer.
     sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
-    # Not `scatter_`: it is up to 200 times slower in bf16, and copies the buffer if compiled.
-    buffer.transpose(1, 2).index_put_((sequence, slots), kv.transpose(1, 2))
+    buffer[sequence, :, slots] = kv.transpose(1, 2)
 
 
 def selected(buffer: Tensor, indices: Sequence[int], dim: int) -> Tensor:

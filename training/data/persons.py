@@ -1,8 +1,8 @@
-"""Detection of texts that name persons, since a small model invents facts about them.
+"""Detection of texts that seem to name persons, since a small model invents facts about them.
 
 A name is taken to be two successive capitalized words that are hardly ever written in lower case,
-or such a word after a title. Names of places and works are found as well; few names of persons are
-missed.
+or a capitalized word after a title or initials. Names of places and works are found as well. Names
+of a single word, and names that consist of ordinary words, are not found.
 """
 
 import re
@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*")
+_NAME = r"[^\W\d_a-z]['\u2019]?[^\W\d_]*[^\W\d_A-Z]{2}"  # also as in "O'Brien" and "Émile"
 _PAIR = re.compile(
-    r"\b([A-Z][^\W\d_A-Z]+(?:-[A-Z][^\W\d_]+)?) (?:[A-Z]\. )*(?:(?:van|von|de|da|la|bin|al) )*"
-    r"(?=([A-Z][^\W\d_A-Z]+))"
+    rf"\b({_NAME}(?:-{_NAME})?) (?:[A-Z]\. )*(?:(?:van|von|de|da|la|bin|al) )*(?=({_NAME}))"
 )
 _TITLED = re.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|Sir|Dame|Lord|Lady|Saint|St|Pope|King|Queen|Prince|Princess|Emperor|"
@@ -46,6 +46,6 @@ def names_person(text: str, common: Set[str]) -> bool:
     if _TITLED.search(text) or _INITIALS.search(text):
         return True
     return any(
-        first.lower() not in common and second.lower() not in common
-        for first, second in _PAIR.findall(text)
+        all(word[0].isupper() and word.lower() not in common for word in pair)
+        for pair in _PAIR.findall(text)
     )

@@ -1,28 +1,28 @@
 """Compression of training data into small Parquet files, optionally without names of persons."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.files import ensure_writable_folder
 from training.data.persons import common_words, names_person
-from training.data.sources import FileSource, find_sources
-
-RECORDS_PER_SHARD = 2000
+from training.data.sources import find_sources
 
 
 def write_shards(
     source: Path,
     folder: Path,
     *,
-    records_per_shard: int = RECORDS_PER_SHARD,
+    records_per_shard: int = 5000,
     leave_out_persons: bool = False,
 ) -> tuple[int, int]:
-    """Write the records of a file to compressed Parquet files, which training reads like the file.
+    """Write records to compressed Parquet files, which training reads like the original.
 
     Args:
-        source: file of records, as `jakiro synthesize` writes it.
+        source: file or folder of records, as `jakiro synthesize` writes them.
         folder: folder to write, which must not contain Parquet files yet.
         records_per_shard: number of records in each Parquet file; the last one may have fewer.
         leave_out_persons: whether records that seem to name persons are left out.
@@ -32,11 +32,8 @@ def write_shards(
 
     Raises:
         ConfigError: the folder contains Parquet files, or cannot be written to.
-        DataError: the file cannot be read, or contains nothing to write.
+        DataError: the records cannot be read or written, or there is nothing to write.
     """
-    import pyarrow
-    from pyarrow import parquet
-
     if any(folder.glob("*.parquet")):
         raise ConfigError(
             f"{folder} contains Parquet files",
@@ -52,18 +49,39 @@ def write_shards(
             got=f"{len(records)} records",
         )
     ensure_writable_folder(folder)
-    for number, start in enumerate(range(0, len(kept), records_per_shard)):
-        table = pyarrow.Table.from_pylist(kept[start : start + records_per_shard])
-        path = folder / f"part-{number:03}.parquet"
-        parquet.write_table(table, path, compression="zstd", compression_level=19)
+    partial = Path(mkdtemp(dir=folder))
+    try:
+        for number, start in enumerate(range(0, len(kept), records_per_shard)):
+            path = partial / f"part-{number:03}.parquet"
+            _write_table(kept[start : start + records_per_shard], path, source)
+        for path in partial.iterdir():
+            path.rename(folder / path.name)
+    finally:
+        shutil.rmtree(partial)
     return len(records), len(kept)
 
 
+def _write_table(records: Sequence[dict[str, Any]], path: Path, source: Path) -> None:
+    """Write records with any keys; a key that a record lacks is null in the table."""
+    from pyarrow import ArrowException, Table
+    from pyarrow.parquet import write_table
+
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    columns = {key: [record.get(key) for record in records] for key in keys}
+    try:
+        table = Table.from_pydict(columns)
+        write_table(table, path, compression="zstd", compression_level=19)
+    except (ArrowException, OSError) as error:
+        raise DataError(
+            f"cannot write the records of {source}",
+            expected="records in which each key always has values of the same type",
+            got=error,
+            remedy="keep JSONL for these records",
+        ) from error
+
+
 def _records(source: Path) -> list[dict[str, Any]]:
-    (found,) = find_sources([str(source)])
-    if not isinstance(found, FileSource):
-        raise DataError(f"{source} is not a file", expected="a JSONL, JSON or Parquet file")
-    return [record.fields for record in found.records()]
+    return [record.fields for found in find_sources([str(source)]) for record in found.records()]
 
 
 def _without_persons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from training.data.regeneration.regenerator import (
 from training.data.rendering import render_question, render_user_opening
 
 KEY_TOKENS = 8  # number of first tokens in which a record must differ from all other records
+FILTERS = 2  # version of the rules that drop texts; a file is not continued under other rules
 NGRAM, MOST_REPEATS = 8, 3  # length of n-grams, and how often each may occur in a usable text
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 
@@ -317,11 +318,11 @@ class Synthesizer:
         """Return the reason to drop what the target wrote; None if it is usable."""
         if len(ids) < fewest or not text:
             return "too short"
+        if repeats(ids) or ends_in_loop(output.sequences[0]):
+            return "repetition"
         if self._is_cut(output) and not may_be_cut:
             return "no end"
-        if not self._special.isdisjoint(ids):
-            return "special tokens"
-        return "repetition" if repeats(ids) or ends_in_loop(output.sequences[0]) else None
+        return None if self._special.isdisjoint(ids) else "special tokens"
 
     def _is_cut(self, output: GenerateOutput) -> bool:
         return not output.new_token_ids or output.new_token_ids[-1] not in self._ends
@@ -370,11 +371,11 @@ class Synthesizer:
         """Return everything that determines the records."""
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
-        return target_fingerprint(self._decoder) | chosen | drafter
+        return target_fingerprint(self._decoder) | chosen | drafter | {"filters": FILTERS}
 
 
 class InLoop(StoppingCriteria):
-    """Ends a text that repeats its last tokens, since it is dropped in any case."""
+    """Ends a text as soon as its last n-gram has occurred too often; the text is then dropped."""
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Return for each text whether its last n-gram occurs so often that the text is a loop.
@@ -384,7 +385,8 @@ class InLoop(StoppingCriteria):
             scores: ignored.
             **kwargs: ignored.
         """
-        return torch.tensor([ends_in_loop(ids) for ids in input_ids])
+        is_loop = [ends_in_loop(ids) for ids in input_ids]
+        return torch.tensor(is_loop, device=input_ids.device)
 
 
 def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:

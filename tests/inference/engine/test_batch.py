@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessorList, TopKLogitsWarper
 
 from inference import SpeculativeDecoder
-from inference.engine import context
+from inference.engine import context, loop
 from inference.engine.context import Context
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
@@ -172,3 +172,19 @@ def test_scores_of_rows_that_have_ended_are_zero() -> None:
     assert len(got.scores) > ended
     assert all(not scores[0].any() for scores in got.scores[ended:])
     assert all(scores[0].any() for scores in got.scores[:ended])
+
+
+@pytest.mark.parametrize(
+    ("is_live", "order"),
+    [
+        ([True, True, True], [0, 1, 2]),
+        ([False, True, True], [2, 1]),
+        ([True, False, False, True, True], [0, 4, 3]),
+        ([True, True, False], [0, 1]),
+        ([False, False], []),
+    ],
+)
+def test_the_last_sequences_take_the_places_of_finished_ones(
+    is_live: list[bool], order: list[int]
+) -> None:
+    assert loop._remaining(is_live) == order

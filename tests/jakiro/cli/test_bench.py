@@ -138,7 +138,7 @@ def test_a_result_without_the_measurement_of_each_prompt_is_named(
     short.write_text(json.dumps(document))
     with pytest.raises(SystemExit):
         main(["bench", "--compare", str(whole), str(short)])
-    assert "Field required: methods.0.samples" in capsys.readouterr().err
+    assert "methods.0.samples: Field required" in capsys.readouterr().err
 
 
 def test_the_schema_describes_every_field_of_a_method() -> None:

@@ -50,7 +50,7 @@ def raising(error: BaseException) -> Demo:
 def test_the_demo_gets_its_options(plant_demo: Callable[[Demo], None]) -> None:
     calls: list[dict[str, Any]] = []
     plant_demo(lambda **options: calls.append(options))
-    assert run("demo") == 0
+    assert run("demo", "--preset", "small") == 0
     words = ["--preset", "smoke", "--cache-dir", "c", "--device", "cpu", "--target", "t"]
     assert run("demo", *words) == 0
     assert calls == [
@@ -59,17 +59,31 @@ def test_the_demo_gets_its_options(plant_demo: Callable[[Demo], None]) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_available", [True, False])
+def test_without_options_the_demo_has_a_chat_model_if_there_is_one(
+    plant_demo: Callable[[Demo], None], monkeypatch: pytest.MonkeyPatch, is_available: bool
+) -> None:
+    calls: list[Any] = []
+    plant_demo(lambda **options: calls.append(options["preset"]))
+    monkeypatch.setattr("jakiro.demo.chat_model.is_available", lambda: is_available)
+    monkeypatch.setattr("jakiro.demo.chat_model.run_chat_demo", lambda *args: calls.append(args))
+    assert run("demo") == 0
+    assert calls == [(None, "auto")] if is_available else ["small"]
+
+
 def test_a_mistake_of_the_caller_is_one_line_without_traceback(
     plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant_demo(raising(ConfigError("bad\n  value", expected="good", got="bad", remedy="be good")))
-    assert run("demo") == 2
+    assert run("demo", "--preset", "small") == 2
     captured = capsys.readouterr()
     assert captured.err == "error: bad value; expected: good; got: bad; remedy: be good\n"
     assert not captured.out
 
 
-@pytest.mark.parametrize("words", [("--debug", "demo"), ("demo", "--debug")])
+@pytest.mark.parametrize(
+    "words", [("--debug", "demo", "--preset=small"), ("demo", "--preset=small", "--debug")]
+)
 def test_debug_shows_the_traceback_before_the_line(
     words: tuple[str, ...],
     plant_demo: Callable[[Demo], None],
@@ -86,14 +100,14 @@ def test_an_interruption_is_reported_in_one_word(
     plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant_demo(raising(KeyboardInterrupt()))
-    assert run("demo") == 130
+    assert run("demo", "--preset", "small") == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_fault_of_the_program_is_not_hidden(plant_demo: Callable[[Demo], None]) -> None:
     plant_demo(raising(ZeroDivisionError("ours")))
     with pytest.raises(ZeroDivisionError):
-        main(["demo"])
+        main(["demo", "--preset", "small"])
 
 
 @pytest.mark.parametrize(

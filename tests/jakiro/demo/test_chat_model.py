@@ -70,7 +70,7 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     assert "<svg" in Path(document["report"]).read_text()
 
 
-@pytest.mark.parametrize("missing", ["model", "drafter"])
+@pytest.mark.parametrize("missing", ["model", "drafter", "gguf"])
 def test_the_toy_is_shown_if_something_is_missing(
     assets: Path, monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,9 +80,15 @@ def test_the_toy_is_shown_if_something_is_missing(
     monkeypatch.setattr(chat_model, "fetch_model", fail)
     if missing == "drafter":
         monkeypatch.setattr(chat_model, "ASSETS", assets / "nowhere")
+    if missing == "gguf":
+        monkeypatch.setattr(chat_model, "find_spec", lambda name: None)
     assert not chat_model.is_available()
-    reason = "cannot download" if missing == "model" else "Only a clone of the repository"
-    assert reason in capsys.readouterr().err
+    reasons = {
+        "model": "cannot download",
+        "drafter": "Only a clone of the repository",
+        "gguf": "needs the package gguf",
+    }
+    assert reasons[missing] in capsys.readouterr().err
 
 
 def test_the_assets_in_the_repository_can_be_read() -> None:

@@ -21,6 +21,8 @@ COMMON = common_words(
         "The books of J. K. Rowling are long.",
         "Emily Brontë wrote one novel.",
         "Jean-Luc Picard gave the order.",
+        "Émile Zola and LeBron James never met.",
+        "Ask Conor O'Brien.",
     ],
 )
 def test_persons_are_found(text: str) -> None:

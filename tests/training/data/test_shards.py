@@ -47,6 +47,22 @@ def test_training_reads_the_same_records_from_shards(source: Path, tmp_path: Pat
     assert [_without_nulls(record) for record in _read(tmp_path / "shards")] == RECORDS
 
 
+def test_keys_that_the_first_record_lacks_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    records = [{"text": "one"}, {"text": "two", "is_cut": True}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_shards(path, tmp_path / "shards")
+    assert [record.get("is_cut") for record in _read(tmp_path / "shards")] == [None, True]
+
+
+def test_records_of_mixed_types_are_an_error_and_leave_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    path.write_text('{"text": "one"}\n{"text": {"two": 2}}\n')
+    with pytest.raises(DataError, match="always has values of the same type"):
+        write_shards(path, tmp_path / "shards")
+    assert not list((tmp_path / "shards").iterdir())
+
+
 def test_records_that_name_persons_are_left_out(source: Path, tmp_path: Path) -> None:
     assert write_shards(source, tmp_path / "shards", leave_out_persons=True) == (3, 2)
     assert [record["row"] for record in _read(tmp_path / "shards")] == [1, 4]
