@@ -10,11 +10,13 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference.generation.prompt_file import read_prompts
 from jakiro.demo import chat_model
+from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.data.shards import write_shards
+from training.data.sources import FileSource, find_sources
 
 RECIPE = """
 target: {name_or_path: TARGET}
@@ -97,3 +99,20 @@ def test_the_assets_in_the_repository_can_be_read() -> None:
     assert settings.target.name_or_path == chat_model.MODEL
     assert not settings.drafter.trunk.first_position
     assert settings.drafter.tail_layers == 0
+
+
+def test_the_finished_drafter_can_be_loaded_and_served_by_other_engines() -> None:
+    folder = chat_model.ASSETS / "drafter"
+    drafter = JakiroDrafter.from_pretrained(folder)
+    assert not drafter.config.drafter.trunk.first_position
+    assert drafter.config.drafter.tail_layers == 0
+    assert (folder / "model.safetensors").stat().st_size <= 25e6
+
+
+def test_the_conversations_are_small_and_can_be_read() -> None:
+    (source,) = find_sources([str(chat_model.ASSETS / "conversations")])
+    assert isinstance(source, FileSource)
+    records = list(source.records())
+    assert len(records) > 500
+    assert all(record.fields["messages"] for record in records)
+    assert source.path.stat().st_size <= 2e6
