@@ -33,8 +33,8 @@ DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast 
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
-FIRST_TRIAL, LATER_TRIAL = 4, 2
-SHORTEST_PAUSE, LONGEST_PAUSE = 192, 3072  # decoding steps without drafts before the next trial
+FIRST_TRIAL, LATER_TRIAL = 8, 4
+SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
 EXPLORE_EVERY = 32  # drafted steps after which the largest tree and a step without drafts are tried
 # If this many drafted steps in a row take this much longer than expected, the load of the machine
 # has changed, and steps without drafts are timed again.
