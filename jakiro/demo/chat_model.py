@@ -87,7 +87,7 @@ def run_chat_demo(
         Console().print(part, highlight=False)
     console.print(f"report with a drawn tree: {page}", soft_wrap=True)
     summary = {"preset": "chat", "target": MODEL, "fresh_drafter": str(fresh), "report": str(page)}
-    methods = [figures.model_dump(mode="json") for figures in document.methods]
+    methods = [figures.model_dump(mode="json", exclude={"samples"}) for figures in document.methods]
     print(json.dumps(summary | {"methods": methods}))  # noqa: T201 - a console would wrap the line
 
 

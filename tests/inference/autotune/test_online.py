@@ -92,6 +92,15 @@ def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None
     assert world.num_undrafted < 20
 
 
+def test_a_few_unlucky_steps_at_the_start_do_not_end_drafting() -> None:
+    world = World(GREEDY, depth_accepted=0)
+    drafted = [world.step() is not None for _ in range(6)]
+    assert drafted == [False, False, True, True, True, True]
+    world.depth_accepted = 3
+    budgets = [world.step() for _ in range(20)]
+    assert sum(budget is None for budget in budgets) <= 2
+
+
 def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> None:
     world = World(GREEDY, depth_accepted=0)
     while world.step() is not None:
