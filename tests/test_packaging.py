@@ -29,6 +29,10 @@ def test_the_package_ships_its_types(package: str) -> None:
     assert (HOME / package / "py.typed").is_file()
 
 
+def test_only_the_repository_contains_the_assets() -> None:
+    assert (HOME / "jakiro" / "assets").is_dir() is (HOME == CHECKOUT)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_the_package_does_not_wait_for_torch(package: str) -> None:
     program = f"import sys, {package}; sys.exit('torch' in sys.modules)"

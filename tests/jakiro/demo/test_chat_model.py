@@ -18,6 +18,9 @@ from training.config import TrainSettings
 from training.data.shards import write_shards
 from training.data.sources import FileSource, find_sources
 
+# An installation from a wheel has no assets, so they are looked for in the repository.
+SHIPPED = Path(__file__).parents[3] / "jakiro" / "assets" / chat_model.MODEL
+
 RECIPE = """
 target: {name_or_path: TARGET}
 data: {paths: [nowhere], sequence_length: 64, validation_size: 2}
@@ -94,15 +97,15 @@ def test_the_toy_is_shown_if_something_is_missing(
 
 
 def test_the_assets_in_the_repository_can_be_read() -> None:
-    assert len(read_prompts(chat_model.ASSETS / "prompts.jsonl")) == 10
-    settings = load_settings(TrainSettings, chat_model.ASSETS / "train.yaml")
+    assert len(read_prompts(SHIPPED / "prompts.jsonl")) == 10
+    settings = load_settings(TrainSettings, SHIPPED / "train.yaml")
     assert settings.target.name_or_path == chat_model.MODEL
     assert not settings.drafter.trunk.first_position
     assert settings.drafter.tail_layers == 0
 
 
 def test_the_finished_drafter_can_be_loaded_and_served_by_other_engines() -> None:
-    folder = chat_model.ASSETS / "drafter"
+    folder = SHIPPED / "drafter"
     settings = JakiroDrafter.from_pretrained(folder).config.drafter
     assert settings["trunk"]["first_position"] is False
     assert settings["tail_layers"] == 0
@@ -110,7 +113,7 @@ def test_the_finished_drafter_can_be_loaded_and_served_by_other_engines() -> Non
 
 
 def test_the_conversations_are_small_and_can_be_read() -> None:
-    (source,) = find_sources([str(chat_model.ASSETS / "conversations")])
+    (source,) = find_sources([str(SHIPPED / "conversations")])
     assert isinstance(source, FileSource)
     records = list(source.records())
     assert len(records) > 500
