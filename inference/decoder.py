@@ -401,23 +401,52 @@ class SpeculativeDecoder:
         prompts: Sequence[Prompt],
         *,
         temperature: float | int | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         **generation: Any,
     ) -> DecodeRun:
         """Return a run that decodes several prompts together.
 
         Decoding begins when the run is iterated over; iteration yields the decoding steps. The
-        run's `stats` can be read at any time, and contain the counts and times so far.
+        run's `stats` can be read at any time, and contain the counts and times so far. More prompts
+        may join the run; see `admit`.
 
         Args:
             prompts: prompts of any lengths, each of which is a text, chat messages or a list of
                 token ids.
             temperature: as for `generate`.
-            seed: as for `generate`.
+            seed: as for `generate_batch`.
             **generation: as for `generate`.
         """
         prepared = self._prepared(prompts, temperature, seed, generation)
         return self._run(prepared, options_for(prepared.config, False))
+
+    def admit(
+        self,
+        run: DecodeRun,
+        prompts: Sequence[Prompt],
+        *,
+        temperature: float | int | None = None,
+        seed: int | Sequence[int] | None = None,
+        **generation: Any,
+    ) -> list[int]:
+        """Add prompts to a run of this decoder, and return their indices in the run.
+
+        The prompts are read in chunks between the decoding steps of the other sequences. Without a
+        drafter, the sampling options may differ from those of the run.
+
+        Args:
+            run: run from `start`, which need not have begun.
+            prompts: as for `start`.
+            temperature: as for `generate`.
+            seed: as for `generate_batch`.
+            **generation: as for `generate`.
+
+        Raises:
+            PromptError: a prompt or an argument cannot be used, the run is closed, or there is a
+                drafter and the sampling options differ from those of the run.
+        """
+        prepared = self._prepared(prompts, temperature, seed, generation, run.draft_policy)
+        return run.admit(prepared.requests)
 
     def reset(self, *, trees: bool = True) -> None:
         """Discard what was learned from earlier requests about trees and texts.
@@ -457,7 +486,17 @@ class SpeculativeDecoder:
         temperature: float | int | None,
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
+        policy: DraftPolicy | None = None,
     ) -> Prepared:
+        """Return the requests for prompts.
+
+        Args:
+            prompts: prompts of the requests.
+            temperature: as for `generate`.
+            seed: as for `generate_batch`.
+            generation: as for `generate`.
+            policy: policy of the run that the requests will join; None for a new run.
+        """
         temperature = float(temperature) if type(temperature) is int else temperature
         vocab_size = self.target.spec.vocab_size
         requests, config = prepare_requests(
@@ -469,6 +508,8 @@ class SpeculativeDecoder:
             max_position=self.target.spec.max_position,
             tokenizer=self.tokenizer,
         )
+        if policy is not None:  # the trees of the run do not depend on the seeds of later requests
+            return numbered(requests, config, self.drafter, policy, is_seeded=False)
         return numbered(requests, config, self.drafter, self.policy, is_seeded=seed is not None)
 
     def _run(self, prepared: Prepared, options: OutputOptions | None = None) -> DecodeRun:

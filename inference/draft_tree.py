@@ -112,6 +112,26 @@ class DraftTree:
         fits = self.base_length[:, None] + self.depth <= last_position
         return replace(self, is_valid=self.is_valid & fits)
 
+    def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
+        """Return the trees of the sequences at these batch indices."""
+        index = torch.tensor(indices, device=self.token_ids.device)
+        probs = self.draft_probs
+        return replace(
+            self,
+            token_ids=self.token_ids[index],
+            parent=self.parent[index],
+            depth=self.depth[index],
+            score=self.score[index],
+            kind=self.kind[index],
+            rank=self.rank[index],
+            proposer_id=self.proposer_id[index],
+            is_valid=self.is_valid[index],
+            base_length=self.base_length[index],
+            draft_probs=None
+            if probs is None
+            else SparseDistribution(probs.ids[index], probs.probs[index]),
+        )
+
     def to_host(
         self, extra: Int[Tensor, "batch any"] | None = None
     ) -> tuple[list["SequenceTree"], list[list[int]]]:

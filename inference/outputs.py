@@ -1,6 +1,6 @@
 """Outputs of a generation, and their conversion to the form of transformers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import Repr
 from typing import Any
@@ -70,21 +70,25 @@ def outputs_of(
     by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
     for step in steps:
         by_sequence[step.index].append(step)
-    options = run.record or OutputOptions()
-    return [
-        _output(state, by_sequence[state.index], tokenizer, options, run.seconds)
-        for state in run.sequences
-    ]
+    return [output_of(state, by_sequence[state.index], tokenizer, run) for state in run.sequences]
 
 
-def _output(
+def output_of(
     state: SequenceState,
     steps: Sequence[DecodeStep],
     tokenizer: PreTrainedTokenizerBase | None,
-    options: OutputOptions,
-    seconds: Mapping[str, float],
+    run: DecodeRun,
 ) -> GenerateOutput:
-    state.stats.seconds.update(seconds)
+    """Return the output of one complete sequence.
+
+    Args:
+        state: the sequence.
+        steps: all decoding steps of the sequence.
+        tokenizer: tokenizer that decodes the text; None to return no text.
+        run: run of the sequence, which need not be finished.
+    """
+    options = run.record or OutputOptions()
+    state.stats.seconds.update(run.seconds)
     details = [step.details for step in steps if step.details is not None]
     return GenerateOutput(
         sequences=torch.tensor([state.token_ids]),

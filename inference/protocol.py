@@ -180,6 +180,20 @@ class DraftSession(ABC):
                 index, the index of a sequence that is dropped, but never to a larger one.
         """
 
+    def append_sequences(self, other: "DraftSession") -> None:
+        """Add the sequences of another session of the same drafter after this session's own.
+
+        All verified tokens must have been passed to both sessions. The other session cannot be used
+        afterwards.
+
+        Args:
+            other: session with the same sampling options.
+
+        Raises:
+            NotImplementedError: sessions of this kind cannot be joined.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no append_sequences()")
+
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for another request, which may have different sampling options."""
 

@@ -1,6 +1,7 @@
 """Sampling options, processed distributions of target and drafter, and seeded random numbers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 import torch
@@ -60,6 +61,15 @@ class Sampling:
     def is_prefix_free(self) -> bool:
         """Whether all processors are known to ignore the preceding tokens."""
         return all(type(processor) in PREFIX_FREE for processor in self.processors)
+
+    @cached_property
+    def description(self) -> tuple[bool, tuple[str, ...]]:
+        """Whether tokens are sampled, and the processors, with settings unless they read a prefix.
+
+        If two requests have the same description and their processors ignore the prefix, then the
+        processors of one request can process the distributions of the other.
+        """
+        return self.do_sample, tuple(map(_described, self.processors))
 
     def processed_probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return probabilities after the processors, in float32 or higher precision.
@@ -129,6 +139,18 @@ class Sampling:
             hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
             key = int.from_bytes(hashed.digest())
         return torch.Generator().manual_seed(key % (1 << 63))
+
+
+def _described(processor: LogitsProcessor) -> str:
+    """Return the type of a processor, with the exact settings of one that ignores the prefix."""
+    name = type(processor).__name__
+    if type(processor) not in PREFIX_FREE:
+        return name
+    settings = {
+        key: value.tolist() if isinstance(value, Tensor) else value
+        for key, value in vars(processor).items()
+    }
+    return f"{name}{sorted(settings.items())}"
 
 
 def _applied(processor: LogitsProcessor, prefix: Tensor, scores: Tensor) -> Tensor:

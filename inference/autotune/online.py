@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
 from inference.draft_tree import SequenceTree
 from inference.engine.policy import AlwaysDraft
 from inference.protocol import Budget, RequestCounter
 from inference.rates import FadingRates
-from inference.sampling import PREFIX_FREE, Sampling
+from inference.sampling import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
@@ -114,7 +113,7 @@ class AutoTree:
             sampling: sampling of the run.
             batch: number of sequences.
         """
-        key = (sampling.do_sample, _described(sampling.processors), batch)
+        key = (sampling.description, batch)
         with self._lock:
             if key not in self._learners:
                 arms = _arms(self.trees, sampling, self.costs)
@@ -393,13 +392,3 @@ def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
             size = (cut.max_nodes, cut.depth)
             arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
     return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]
-
-
-def _described(processors: LogitsProcessorList) -> tuple[str, ...]:
-    """Return the types of the processors, with the settings of those that ignore the prefix."""
-    return tuple(
-        f"{type(processor).__name__}{sorted(vars(processor).items())}"
-        if type(processor) in PREFIX_FREE
-        else type(processor).__name__
-        for processor in processors
-    )

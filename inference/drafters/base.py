@@ -273,6 +273,18 @@ class TokenSession(AdaptiveSession):
         self._tokens = self._tokens[list(indices)]
         self._proposed = []
 
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session, whose proposers continue here."""
+        assert isinstance(other, TokenSession)
+        width = max(self._tokens.shape[1], other._tokens.shape[1])
+        self._tokens = np.concatenate(
+            [_widened(own, width) for own in (self._tokens, other._tokens)]
+        )
+        self.proposers += other.proposers
+        self.lengths += other.lengths
+        self._num_read += other._num_read
+        self._device, self._proposed = other._device, []
+
     def set_sampling(self, sampling: Sampling) -> None:
         """Begin a new request; the candidates do not depend on the sampling options."""
         for index, proposer in enumerate(self.proposers):
@@ -283,8 +295,7 @@ class TokenSession(AdaptiveSession):
         """Make room for sequences of up to `capacity` tokens."""
         width = self._tokens.shape[1]
         if capacity >= width:
-            more = max(capacity + 1, 2 * width) - width
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
+            self._tokens = _widened(self._tokens, max(capacity + 1, 2 * width))
 
     def close(self) -> None:
         """Free the memory of the tokens."""
@@ -293,6 +304,11 @@ class TokenSession(AdaptiveSession):
     def _known(self, index: int) -> Tokens:
         """Return the tokens of a sequence, including its root."""
         return self._tokens[index, : self.lengths[index] + 1]
+
+
+def _widened(tokens: np.ndarray, width: int) -> np.ndarray:
+    """Return the tokens of several sequences, padded with zeros to a width."""
+    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
 
 class DelegatingDrafter(AdaptiveDrafter):
@@ -403,6 +419,11 @@ class DelegatingSession(AdaptiveSession):
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices in the wrapped session."""
         self.session.select_sequences(indices)
+
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session to the wrapped session."""
+        assert isinstance(other, DelegatingSession)
+        self.session.append_sequences(other.session)
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare the wrapped session for a new request."""

@@ -253,6 +253,11 @@ class RepeatingSession(DelegatingSession):
         super().select_sequences(indices)
         self._pairs = []
 
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session, and discard the last trees."""
+        super().append_sequences(other)
+        self._pairs = []
+
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for a new request.
 

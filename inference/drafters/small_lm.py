@@ -181,6 +181,11 @@ class SmallLMSession(DraftSession):
         """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
 
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add copies of the sequences of another session."""
+        assert isinstance(other, SmallLMSession)
+        self.cache.append_sequences(other.cache)
+
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for a new request, whose sampling options may differ."""
         self.sampling = sampling

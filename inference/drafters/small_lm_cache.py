@@ -193,6 +193,16 @@ class LMCache:
         if self._tree is not None:
             self._tree.select_sequences(indices)
 
+    def append_sequences(self, other: "LMCache") -> None:
+        """Add copies of the sequences of another cache; no tree may be pending in either cache."""
+        assert self._tree is None
+        assert other._tree is None
+        self.cache.append_sequences(other.cache)
+        self.lengths += other.lengths
+        self._tokens += other._tokens
+        self._num_read += other._num_read
+        self._has_root = other._has_root
+
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity + self.scratch)

@@ -1,5 +1,6 @@
 """Acceptance of a batch of verified trees, with a single copy from the device to the host."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,32 +34,47 @@ def accept_trees(
     tree: DraftTree,
     logits: Float[Tensor, "batch queries vocab"],
     sequences: Sequence[SequenceState],
-    step_id: int,
 ) -> list[AcceptResult]:
     """Return the outcome of accepting and rejecting candidates in each sequence's tree.
+
+    The random numbers of a sequence depend on its number of decoding steps.
 
     Args:
         tree: trees of all sequences.
         logits: the target's logits after the root and after each node.
         sequences: sequences being decoded.
-        step_id: number of the decoding step; the random numbers depend on this number.
 
     Raises:
         NumericalError: a distribution of the target at a visited node is not finite.
         DraftError: a candidate is outside the target's vocabulary, or has probability zero in the
             drafter's `draft_probs`.
     """
-    samplings = [state.request.sampling for state in sequences]
-    if all(sampling.is_plain_greedy for sampling in samplings):
+    alike: defaultdict[object, list[int]] = defaultdict(list)
+    for index, state in enumerate(sequences):
+        alike[state.request.sampling.description].append(index)
+    if len(alike) == 1:
+        return _accept_alike(tree, logits, sequences)
+    results: dict[int, AcceptResult] = {}
+    for indices in alike.values():
+        group = [sequences[index] for index in indices]
+        accepted = _accept_alike(tree.of_sequences(indices), logits[indices], group)
+        results.update(zip(indices, accepted, strict=True))
+    return [results[index] for index in range(len(sequences))]
+
+
+def _accept_alike(
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
+) -> list[AcceptResult]:
+    """Return the outcomes of sequences whose tokens are selected in the same way."""
+    sampling = sequences[0].request.sampling
+    if sampling.is_plain_greedy:
         return _greedily(tree, logits, sequences)
-    first = samplings[0]
-    alike = all(sampling.processors is first.processors for sampling in samplings)
     # For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
     # distributions of visited nodes.
     is_wide = len(sequences) > 1 or logits.device.type != "cpu"
-    if is_wide and first.do_sample and first.is_prefix_free and alike:
-        return _together(tree, logits, sequences, step_id)
-    return _one_by_one(tree, logits, sequences, step_id)
+    if is_wide and sampling.do_sample and sampling.is_prefix_free:
+        return _together(tree, logits, sequences)
+    return _one_by_one(tree, logits, sequences)
 
 
 def _greedily(
@@ -91,12 +107,12 @@ def _greedy(
 
 
 def _together(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[AcceptResult]:
     every = torch.arange(len(sequences), device=logits.device)
     sampling = sequences[0].request.sampling
     count = tree.num_nodes + 1
-    uniforms = [state.request.sampling.uniforms(step_id, count) for state in sequences]
+    uniforms = [state.uniforms(count) for state in sequences]
     accepted = accept_paths(
         tree,
         lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
@@ -117,7 +133,7 @@ def _together(
 
 
 def _one_by_one(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], step_id: int
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[AcceptResult]:
     """Return the outcome of each sequence, computed separately; works with any processors.
 
@@ -125,15 +141,16 @@ def _one_by_one(
     """
     trees, _ = tree.to_host()
     distributions = _distributions(trees, logits, sequences)
-    pairs = zip(trees, distributions, strict=True)
-    return [_alone(own, distribution, step_id) for own, distribution in pairs]
+    each = zip(trees, distributions, sequences, strict=True)
+    return [_alone(own, distribution, state) for own, distribution, state in each]
 
 
-def _alone(tree: SequenceTree, distribution: ProcessedDistribution, step_id: int) -> AcceptResult:
-    sampling = distribution.sampling
-    if not sampling.do_sample:
+def _alone(
+    tree: SequenceTree, distribution: ProcessedDistribution, state: SequenceState
+) -> AcceptResult:
+    if not distribution.sampling.do_sample:
         return AcceptResult(tree, *accept_greedy_path(tree, distribution.best), distribution)
-    uniforms = iter(sampling.uniforms(step_id, len(tree.token_ids) + 1).tolist())
+    uniforms = iter(state.uniforms(len(tree.token_ids) + 1).tolist())
     path, next_probs = accept_path(
         tree, distribution, lambda probability: next(uniforms) < probability
     )

@@ -45,7 +45,7 @@ class Context:
         self.cache = target.new_cache(batch, capacity + self._margin, hidden_states)
         self.session: DraftSession | None = None
         if drafter is not None:
-            self.session = drafter.new_session(sampling, capacity + self._margin, batch)
+            self.session = drafter.new_session(sampling, self.cache.capacity, batch)
         self.lengths = [0] * batch  # number of cached tokens of each sequence
 
     def read(
@@ -116,15 +116,25 @@ class Context:
         if self.session is not None:
             self.session.select_sequences(indices)
 
+    def append_sequences(self, other: "Context") -> None:
+        """Add copies of the sequences of another context of the same target and drafter.
+
+        Both sessions must have processed all cached tokens. The other context cannot be used
+        afterwards.
+        """
+        self.cache.append_sequences(other.cache)
+        self.lengths = [*self.lengths, *other.lengths]
+        if self.session is not None and other.session is not None:
+            self.session.append_sequences(other.session)
+
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens; if a cache grows, it at least doubles."""
         needed = capacity + self._margin
         if needed > self.cache.capacity:
-            room = max(needed, 2 * self.cache.capacity)
-            self.cache.reserve(room)
+            self.cache.reserve(max(needed, 2 * self.cache.capacity))
             if self.session is not None:
-                self.session.reserve(room)
+                self.session.reserve(self.cache.capacity)
 
     def close(self) -> None:
         """Free the cache and the session."""

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
-from inference.engine.context import PREFILL_CHUNK, Context
+from inference.engine.context import Context
 from inference.engine.details import OutputOptions, TokenDetails, details_of
 from inference.engine.policy import AlwaysDraft, DraftPolicy
+from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
 from inference.protocol import AdaptiveSession, Drafter, VerifyResult
+from jakiro.errors import PromptError
 from jakiro.target.adapter import StepInput, TargetAdapter
 
 BONUS = 0  # depth of a bonus or recovered token, which comes from the target itself
-DRAFTING = 1  # stream of random numbers for sampled trees; acceptance uses stream 0
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,14 @@ class DecodeStep:
 class DecodeRun:
     """Requests that are decoded together; each iteration is one decoding step for all of them.
 
+    Further requests may be admitted at any time. Each sequence gets the same tokens as alone, up to
+    rounding, unless the drafter or the policy learns from requests.
+
     Args:
         target: frozen target.
         drafter: drafter of the trees; None for autoregressive decoding.
-        requests: one request or several requests.
+        requests: one request or several requests. With a drafter, their tokens must be selected in
+            the same way, because the drafter adapts its trees to the selection.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
             as the drafter allows.
         context: context of an earlier chat turn, for a run with a single request. The context
@@ -62,20 +66,24 @@ class DecodeRun:
         threads: int | None = None,
     ) -> None:
         several = [requests] if isinstance(requests, Request) else list(requests)
-        sampling = several[0].sampling
-        capacity = max(request.max_length for request in several)
         self.target = target
-        self.sequences = [SequenceState.of(index, request) for index, request in enumerate(several)]
-        self.live = list(self.sequences)  # sequences that are not complete yet
-        self.policy = (policy or AlwaysDraft.with_all_of(drafter)).new_run(sampling, len(several))
+        self.drafter = drafter
+        self.sampling = several[0].sampling
+        self.sequences: list[SequenceState] = []
+        self.live: list[SequenceState] = []  # sequences with a first token, not complete yet
+        self.draft_policy = policy or AlwaysDraft.with_all_of(drafter)
+        self.policy = self.draft_policy.new_run(self.sampling, len(several))
         self.record = record
         self.threads = threads
         self.is_context_lent = context is not None
-        self.context = context or Context(target, drafter, sampling, len(several), capacity)
-        self.context.reserve(capacity)
         self.num_steps = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.is_closed = False
+        first = self._added(several)
+        self.context = context or self._new_context(first, _longest(first))
+        self.context.reserve(_longest(first))
+        self._waiting: list[SequenceState] = []
+        self._prefill: Prefill | None = Prefill(self.context, first)
 
     @property
     def token_ids(self) -> list[int]:
@@ -90,20 +98,54 @@ class DecodeRun:
         return total
 
     def __iter__(self) -> Generator[list[DecodeStep], None, None]:
-        """Yield each sequence's first token, then the tokens of each decoding step."""
-        started = time.perf_counter()
+        """Yield the first tokens of sequences, and the tokens of each decoding step.
+
+        The first item contains the first tokens of the first requests.
+        """
         try:
-            steps = self._prefill()
-            while True:
-                self.seconds["total"] += time.perf_counter() - started
-                yield steps
-                if not self.live:
-                    return
+            while self.live or self._prefill or self._waiting:
                 started = time.perf_counter()
-                with num_threads(self.threads):
-                    steps = self._step()
+                steps = self._read_prompts()
+                if not steps and self.live:
+                    with num_threads(self.threads):
+                        steps = self._step()
+                self.seconds["total"] += time.perf_counter() - started
+                if steps:
+                    yield steps
         finally:
             self.close()
+
+    def admit(self, requests: Sequence[Request]) -> list[int]:
+        """Add requests to the run, and return their indices.
+
+        Their prompts are read in chunks, between decoding steps of the other sequences.
+
+        Args:
+            requests: requests; with a drafter, their tokens must be selected like those of the
+                first requests.
+
+        Raises:
+            PromptError: the run is closed or belongs to a conversation, or the tokens are selected
+                in another way.
+        """
+        if self.is_closed or self.is_context_lent:
+            raise PromptError(
+                "the run cannot admit requests",
+                expected="a run that is not closed, outside a conversation",
+                got="a closed run" if self.is_closed else "a run of a conversation",
+                remedy="start another run",
+            )
+        other = {request.sampling.description for request in requests} - {self.sampling.description}
+        if self.drafter is not None and other:
+            raise PromptError(
+                "requests that select tokens in different ways cannot share a drafter's session",
+                expected=self.sampling.description,
+                got=other.pop(),
+                remedy="start another run for these requests, or decode without a drafter",
+            )
+        added = self._added(requests)
+        self._waiting += added
+        return [state.index for state in added]
 
     def finish(self) -> "DecodeRun":
         """Decode to the end, and return the run with its tokens and statistics."""
@@ -115,44 +157,75 @@ class DecodeRun:
         """Free the caches, unless the context was passed in; keep the tokens and statistics."""
         if self.is_closed:
             return
-        self.is_closed = True
+        self.is_closed, self._prefill = True, None
         for state in self.sequences:
             for ticket in state.request.tickets:
                 ticket.end()
         if not self.is_context_lent:
             self.context.close()
 
+    def _added(self, requests: Sequence[Request]) -> list[SequenceState]:
+        first = len(self.sequences)
+        added = [SequenceState.of(first + index, request) for index, request in enumerate(requests)]
+        self.sequences += added
+        return added
+
+    def _new_context(self, sequences: Sequence[SequenceState], capacity: int) -> Context:
+        return Context(self.target, self.drafter, self.sampling, len(sequences), capacity)
+
     @torch.inference_mode()
-    def _prefill(self) -> list[DecodeStep]:
-        """Read the prompts in chunks, and select the first tokens, which become the roots."""
+    def _read_prompts(self) -> list[DecodeStep]:
+        """Read a chunk of new prompts; return the first tokens once the prompts have been read."""
+        if self._prefill is None and self._waiting:
+            newcomers, self._waiting = self._waiting, []
+            longest_prompt = max(len(state.token_ids) for state in newcomers)
+            self._prefill = Prefill(self._new_context(newcomers, longest_prompt), newcomers)
+        if self._prefill is None:
+            return []
         with self._clock("prefill"):
-            prompts = [state.token_ids for state in self.live]
-            cached = self.context.lengths
-            counts = [len(ids) - length for ids, length in zip(prompts, cached, strict=True)]
-            features: list[Tensor] = [torch.empty(0)] * len(counts)
-            for offset in range(0, max(counts), PREFILL_CHUNK):
-                width = min(PREFILL_CHUNK, max(counts) - offset)
-                output, read = self.context.read(prompts, offset, width)
-                for index, count in enumerate(read):
-                    if offset + count == counts[index] and count > 0:
-                        features[index] = output.features[index, count - 1]
-            self.context.lengths = [len(ids) for ids in prompts]
-            logits = self.target.logits(torch.stack(features)[:, None])
-            tree = DraftTree.empty(torch.tensor(self.context.lengths, device=logits.device))
-            return self._advance(tree, accept_trees(tree, logits, self.live, self.num_steps))
+            self._prefill.read_chunk()
+            if not self._prefill.is_complete:
+                return []
+            prefill, self._prefill = self._prefill, None
+            return self._start(prefill)
+
+    def _start(self, prefill: Prefill) -> list[DecodeStep]:
+        """Emit the first tokens of sequences, which become part of the batch."""
+        results = prefill.select_first()
+        pairs = zip(prefill.sequences, results, strict=True)
+        steps = [self._emit(state, result) for state, result in pairs]
+        if prefill.context is not self.context:
+            self._merge(prefill)
+        num_others = len(self.live)
+        self.live += prefill.sequences
+        self._retire([*[False] * num_others, *(step.finished for step in steps)])
+        return steps
+
+    def _merge(self, prefill: Prefill) -> None:
+        """Add sequences that have read their prompts to the context of the others."""
+        if not self.live:
+            self.context.select_sequences([])
+        for context, sequences in ((self.context, self.live), (prefill.context, prefill.sequences)):
+            if context.session is not None:
+                context.catch_up([state.token_ids for state in sequences])
+        self.context.append_sequences(prefill.context)
+        self.context.reserve(_longest(prefill.sequences))
+        prefill.context.close()
 
     @torch.inference_mode()
     def _step(self) -> list[DecodeStep]:
         """Draft trees, verify them in one forward pass of the target, and emit accepted tokens."""
         started = time.perf_counter()
         self.num_steps += 1
+        for state in self.live:
+            state.num_steps += 1
         with self._clock("draft"):
             tree = self._draft()
         with self._clock("verify"):
             output = self.target.forward(self._tree_step(tree), self.context.cache)
             logits = self.target.logits(output.features)
         with self._clock("commit"):
-            results = accept_trees(tree, logits, self.live, self.num_steps)
+            results = accept_trees(tree, logits, self.live)
             for state in self.live:
                 state.stats.target_forwards += 1
             steps = self._advance(tree, results)
@@ -166,8 +239,7 @@ class DecodeRun:
         if budget is None or self.context.session is None:
             lengths = torch.tensor(self.context.lengths, device=self.target.device)
             return DraftTree.empty(lengths, self.num_steps)
-        samplings = [state.request.sampling for state in self.live]
-        generators = [sampling.generator(self.num_steps, DRAFTING) for sampling in samplings]
+        generators = [state.draft_generator() for state in self.live]
         tokens = [state.token_ids for state in self.live]
         tree = self.context.propose(tokens, budget, generators)
         last = self.target.spec.max_position - 1
@@ -194,17 +266,24 @@ class DecodeRun:
 
     def _advance(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
-        pairs = list(zip(self.live, results, strict=True))
+        pairs = zip(self.live, results, strict=True)
         steps = [self._emit(state, result) for state, result in pairs]
-        if self.num_steps:
-            self._commit(results, steps)
-            self._notify(tree, results, steps)
-        self._notify_finished(steps)
-        still = _remaining([not step.finished for step in steps])
-        if still and len(still) < len(steps):
+        self._commit(results, steps)
+        self._notify(tree, results, steps)
+        self._retire([step.finished for step in steps])
+        return steps
+
+    def _retire(self, is_finished: Sequence[bool]) -> None:
+        """Remove complete sequences, from which an adaptive session may learn as a whole."""
+        session = self.context.session
+        if isinstance(session, AdaptiveSession):
+            for index, state in enumerate(self.live):
+                if is_finished[index]:
+                    session.on_finished(index, state.token_ids)
+        still = _remaining([not finished for finished in is_finished])
+        if still and len(still) < len(is_finished):
             self.context.select_sequences(still)
         self.live = [self.live[index] for index in still]
-        return steps
 
     def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
         """Append accepted tokens and the next token, one by one, until the request is complete."""
@@ -266,20 +345,16 @@ class DecodeRun:
         )
         session.on_verified(verified)
 
-    def _notify_finished(self, steps: list[DecodeStep]) -> None:
-        """Let an adaptive session learn from complete sequences, including the last tokens."""
-        session = self.context.session
-        if not isinstance(session, AdaptiveSession):
-            return
-        for index, step in enumerate(steps):
-            if step.finished:
-                session.on_finished(index, self.live[index].token_ids)
-
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - started
+
+
+def _longest(sequences: Sequence[SequenceState]) -> int:
+    """Return the largest number of tokens that any of the sequences may have in the end."""
+    return max(state.request.max_length for state in sequences)
 
 
 def _remaining(is_live: Sequence[bool]) -> list[int]:

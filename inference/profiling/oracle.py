@@ -136,3 +136,9 @@ class OracleSession(DraftSession):
         """Keep only the sequences at these batch indices, in this order."""
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.indices = [self.indices[index] for index in indices]
+
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session."""
+        assert isinstance(other, OracleSession)
+        self.lengths += other.lengths
+        self.indices += other.indices

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from jakiro.target.rows import Rows
+
 BUCKET = 64  # attention reads slots in whole buckets, so that tensor shapes change rarely
 
 
@@ -45,33 +47,6 @@ def write_kv(
     # `scatter_` is up to 200 times slower in bf16 on a CPU and, if compiled, copies the buffer.
     sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
     buffer[sequence, :, slots] = kv.transpose(1, 2)
-
-
-def selected(buffer: Tensor, indices: Sequence[int], dim: int) -> Tensor:
-    """Move the given sequences to the start of the buffer, in place, and return a view of them.
-
-    Args:
-        buffer: tensor with one entry per sequence along `dim`.
-        indices: batch indices of the sequences to keep; each sequence stays in its place or takes
-            the place of a sequence that is dropped.
-        dim: dimension of the batch.
-    """
-    for destination, index in enumerate(indices):
-        if destination != index:
-            buffer.select(dim, destination).copy_(buffer.select(dim, index))
-    return buffer.narrow(dim, 0, len(indices))
-
-
-def grown(buffer: Float[Tensor, "*batch slots dim"], capacity: int) -> Tensor:
-    """Return a copy of a buffer with more slots.
-
-    Args:
-        buffer: cached keys, values or hidden states.
-        capacity: number of slots of the copy, at least as many as in the buffer.
-    """
-    larger = buffer.new_zeros((*buffer.shape[:-2], capacity, buffer.shape[-1]))
-    larger[..., : buffer.shape[-2], :] = buffer
-    return larger
 
 
 class HeadShape(NamedTuple):
@@ -198,20 +173,15 @@ class SlotCache(Cache):
         self.capacity = bucketed(capacity)
         self.hidden_states = hidden_states
         self._members: list[list[int]] = []  # layer indices of each pair of blocks
-        self._blocks: list[Tensor] = []
+        self._rows: list[Rows] = []  # keys and values of each group of layers, then hidden states
         for shape in dict.fromkeys(shapes):
             members = [index for index, other in enumerate(shapes) if other == shape]
             self._members.append(members)
-            self._blocks += [
-                torch.zeros(
-                    (len(members), batch, shape.num_kv_heads, self.capacity, dim),
-                    dtype=dtype,
-                    device=device,
-                )
-                for dim in (shape.key_dim, shape.value_dim)
-            ]
+            for dim in (shape.key_dim, shape.value_dim):
+                size = (len(members), batch, shape.num_kv_heads, self.capacity, dim)
+                self._rows.append(Rows(torch.zeros(size, dtype=dtype, device=device), dim=1))
         hidden_shape = (len(hidden_states), batch, 1, self.capacity, hidden_size)
-        self._hidden = torch.zeros(hidden_shape, dtype=dtype, device=device)
+        self._rows.append(Rows(torch.zeros(hidden_shape, dtype=dtype, device=device), dim=1))
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
         absent = self.slot_layers[:1] * first_layer  # placeholders that are never written to
@@ -220,18 +190,30 @@ class SlotCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """The number of bytes that one cached token occupies in all layers together."""
-        total = sum(block.numel() * block.element_size() for block in self._all_blocks)
-        return total // (self._blocks[0].shape[1] * self.capacity)
+        blocks = self._all_blocks
+        total = sum(block.numel() * block.element_size() for block in blocks)
+        return total // (blocks[0].shape[1] * self.capacity)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        self._replace([selected(block, indices, dim=1) for block in self._all_blocks])
+        for rows in self._rows:
+            rows.select(indices)
+        self._update_layers()
+
+    def append_sequences(self, other: "SlotCache") -> None:
+        """Add copies of the sequences of another cache of the same model."""
+        self.reserve(other.capacity)
+        for rows, added in zip(self._rows, other._rows, strict=True):
+            rows.append(added)
+        self._update_layers()
 
     def reserve(self, capacity: int) -> None:
         """Enlarge the cache to at least `capacity` slots, keeping its contents."""
         if capacity > self.capacity:
             self.capacity = bucketed(capacity)
-            self._replace([grown(block, self.capacity) for block in self._all_blocks])
+            for rows in self._rows:
+                rows.reserve(self.capacity)
+            self._update_layers()
 
     def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
         """Prepare every layer for a forward pass.
@@ -258,10 +240,18 @@ class SlotCache(Cache):
 
     @property
     def _all_blocks(self) -> list[Tensor]:
-        return [*self._blocks, self._hidden]
+        return [rows.live for rows in self._rows]
 
-    def _replace(self, blocks: list[Tensor]) -> None:
-        *self._blocks, self._hidden = blocks
+    @property
+    def _blocks(self) -> list[Tensor]:
+        """The keys and values of each group of layers, for the present sequences."""
+        return self._all_blocks[:-1]
+
+    @property
+    def _hidden(self) -> Tensor:
+        return self._rows[-1].live
+
+    def _update_layers(self) -> None:
         for index, (keys, values) in self._views().items():
             self.slot_layers[index].keys, self.slot_layers[index].values = keys, values
 

@@ -173,3 +173,15 @@ def test_after_a_long_pause_no_token_is_read_twice(monkeypatch: pytest.MonkeyPat
     (_, end), *later = reads
     assert later[0][0] == end - 1
     assert [start for start, _ in later[1:]] == [end for _, end in later[:-1]]
+
+
+def test_a_later_turn_may_fill_all_slots_of_the_targets_cache() -> None:
+    model = tiny_llama(vocab=11)
+    tree = TreeShape(autoregressive_levels=7, children=4, breadth=3, num_nodes=12)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=tree)
+    with Conversation() as conversation:
+        first = decoder.generate([1] * 40, max_new_tokens=15, conversation=conversation)
+        prompt = first.sequences[0].tolist()
+        room = 128 - 13 - len(prompt)  # the cache was rounded up to 128 slots
+        second = decoder.generate(prompt, max_new_tokens=room, conversation=conversation)
+        assert second.new_token_ids == decoder.generate(prompt, max_new_tokens=room).new_token_ids

@@ -22,7 +22,7 @@ from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, s
 from inference.drafters.combined.pool import FIRST, CandidatePool
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
-from inference.protocol import AdaptiveSession, Budget, Committed, VerifyResult
+from inference.protocol import AdaptiveSession, Budget, Committed, DraftSession, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
@@ -229,6 +229,13 @@ class CombinedSession(AdaptiveSession):
         """Keep only the sequences at these batch indices, in this order."""
         self.first.select_sequences(indices)
         self.second.select_sequences(indices)
+        self._pools, self._kept = [], []
+
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session of the same drafters."""
+        assert isinstance(other, CombinedSession)
+        self.first.append_sequences(other.first)
+        self.second.append_sequences(other.second)
         self._pools, self._kept = [], []
 
     def set_sampling(self, sampling: Sampling) -> None:

@@ -277,6 +277,14 @@ class TrainedSession(DraftSession):
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.root = None if self.root is None else self.root[list(indices)]
 
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add copies of the sequences of another session, whose verified tokens are cached."""
+        assert isinstance(other, TrainedSession)
+        assert other.root is not None
+        self.cache.append_sequences(other.cache)
+        self.root = other.root if not self.lengths else torch.cat((_given(self.root), other.root))
+        self.lengths += other.lengths
+
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for a new request, whose sampling options may differ."""
         self.sampling = sampling
@@ -303,6 +311,11 @@ class TrainedSession(DraftSession):
             return positions
         is_padding = offsets >= torch.tensor(committed.num_verified, device=device)[:, None]
         return positions.masked_fill(is_padding, self.cache.capacity - 1)
+
+
+def _given(root: Tensor | None) -> Tensor:
+    assert root is not None, "advance before append_sequences"
+    return root
 
 
 def _starts(committed: Committed) -> tuple[int, ...]:

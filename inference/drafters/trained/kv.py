@@ -9,7 +9,8 @@ from torch import Tensor
 from inference.trees.builder import TreeLevel
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
-from jakiro.target.cache import SlotCache, bucketed, grown, in_place, selected, write_kv
+from jakiro.target.cache import SlotCache, bucketed, in_place, write_kv
+from jakiro.target.rows import Rows
 from jakiro.target.tail import TargetTail
 from moa.attention import KV
 from moa.trunk import TrunkInputs
@@ -29,10 +30,11 @@ class KVBuffer:
         self, batch: int, capacity: int, shapes: Sequence[tuple[int, int]], like: Tensor
     ) -> None:
         # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
-        self._tensors = tuple(
-            in_place(like.new_zeros((batch, heads, bucketed(capacity), dim)))
+        self._rows = tuple(
+            Rows(like.new_zeros((batch, heads, bucketed(capacity), dim)), dim=0)
             for heads, dim in shapes
         )
+        self._show()
 
     @property
     def capacity(self) -> int:
@@ -75,12 +77,25 @@ class KVBuffer:
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        self._tensors = tuple(selected(buffer, indices, dim=0) for buffer in self._tensors)
+        for rows in self._rows:
+            rows.select(indices)
+        self._show()
+
+    def append_sequences(self, other: "KVBuffer") -> None:
+        """Add copies of the sequences of another buffer with the same shapes."""
+        self.reserve(other.capacity)
+        for rows, added in zip(self._rows, other._rows, strict=True):
+            rows.append(added)
+        self._show()
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots; existing slots keep their content."""
-        if capacity > self.capacity:
-            self._tensors = tuple(grown(buffer, bucketed(capacity)) for buffer in self._tensors)
+        for rows in self._rows:
+            rows.reserve(bucketed(capacity))
+        self._show()
+
+    def _show(self) -> None:
+        self._tensors = tuple(in_place(rows.live) for rows in self._rows)
 
 
 class WriteThrough:
@@ -236,6 +251,13 @@ class DrafterCache:
         """Keep only the sequences at these batch indices, in this order."""
         for cache in self._all:
             cache.select_sequences(indices)
+
+    def append_sequences(self, other: "DrafterCache") -> None:
+        """Add copies of the sequences of another cache of the same drafter."""
+        self.own.append_sequences(other.own)
+        self.kept.append_sequences(other.kept)
+        if self.tail_cache is not None and other.tail_cache is not None:
+            self.tail_cache.append_sequences(other.tail_cache)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` slots."""

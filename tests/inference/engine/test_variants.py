@@ -127,7 +127,7 @@ def test_prompts_read_in_chunks_give_the_same_drafts(
     whole = decoder.generate_batch(PROMPTS, max_new_tokens=9)
     for chunk in (1, 4):
         monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
-        monkeypatch.setattr("inference.engine.loop.PREFILL_CHUNK", chunk)
+        monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", chunk)
         chunked = decoder.generate_batch(PROMPTS, max_new_tokens=9)
         assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
         assert [one.depths for one in chunked] == [one.depths for one in whole]

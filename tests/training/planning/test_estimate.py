@@ -2,7 +2,7 @@
 
 import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,19 @@ def wide_run(folder: Path, **changes: Any) -> TrainSettings:
     return tiny_run(folder, **(base | changes))
 
 
+def _peak_of(work: Callable[[], None]) -> int:
+    """The largest number of bytes that a piece of work needs at a time."""
+    device = torch.device("cpu")
+    give_back_free_memory()
+    with peak_memory(device) as before:
+        pass
+    with peak_memory(device) as during:
+        work()
+    if before.bytes is None or during.bytes is None:
+        pytest.skip("this system does not report the peak memory")
+    return during.bytes - before.bytes
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -183,15 +196,8 @@ def test_the_estimate_of_activations_is_close_to_the_measured_memory(
         module(reader.view(batch), batch, reader).total.backward()
 
     work()  # so that memory that is allocated only once is not counted
-    device = torch.device("cpu")
-    give_back_free_memory()
-    with peak_memory(device) as before:
-        pass
-    with peak_memory(device) as during:
-        work()
-    if before.bytes is None or during.bytes is None:
-        pytest.skip("this system does not report the peak memory")
-    measured = during.bytes - before.bytes
+    # Whatever else the process allocates meanwhile only adds to a measurement.
+    measured = min(_peak_of(work) for _ in range(3))
     simulated = simulate(settings, target_on_meta(settings.target))
     ratio = (simulated.target_states + simulated.activations) / measured
     assert 1 / FACTOR < ratio < FACTOR, ratio

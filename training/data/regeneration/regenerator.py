@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from pydantic import Field
@@ -19,8 +19,9 @@ from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
 from jakiro.utils.settings import Settings
+from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.regeneration.output_file import OutputFile
-from training.data.regeneration.rows import Answer, Dialogue, dialogue_over
+from training.data.regeneration.rows import Answer, RecordDialogue, dialogue_over
 from training.data.sources import Intake, Record, RecordError, Source
 
 
@@ -133,9 +134,10 @@ class _OpenRecord:
 
     number: int
     location: str
-    dialogue: Dialogue
+    dialogue: RecordDialogue
     question: list[int] = field(default_factory=list)
     turn: int = 0
+    is_unusable: bool = False
     result: dict[str, Any] | None = None
 
 
@@ -190,13 +192,18 @@ class Regenerator:
         written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_rows)
         with output.claim(fingerprint_fields(self._decoder, self._settings, sources)):
             on_progress(output.last_record)
-            missing = self._missing(sources, output.last_record, intake)
-            while group := list(islice(missing, self._settings.batch_size)):
-                records = [*self._answer(group, intake, written)]
-                output.append(records)
-                written.records += len(records)
-                written.left_out = intake.num_skipped
-                on_progress(group[-1].number)
+            dialogues = (
+                self._answer(record, intake, written)
+                for record in self._missing(sources, output.last_record, intake)
+            )
+            finished = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
+            with closing(finished):
+                for record in finished:
+                    if record.result is not None:
+                        output.append([{"row": record.number} | record.result])
+                        written.records += 1
+                    written.left_out = intake.num_skipped
+                    on_progress(record.number)
         written.left_out = intake.num_skipped
         return written
 
@@ -219,24 +226,21 @@ class Regenerator:
         return opened
 
     def _answer(
-        self, group: Sequence[_OpenRecord], intake: Intake, written: RegenerationCounts
-    ) -> Iterator[dict[str, Any]]:
-        """Answer the questions of all records turn by turn, and yield the finished records."""
-        waiting = [record for record in group if record.result is None]
-        while waiting:
-            outputs = self._decode(waiting)
-            unfinished = []
-            for record, output in zip(waiting, outputs, strict=True):
-                is_cut = self._is_cut(output)
-                _count(output, is_cut, written)
-                with intake.guard():
-                    self._advance(record, Answer(output.new_token_ids, output.text or "", is_cut))
-                    if record.result is None:
-                        unfinished.append(record)
-            waiting = unfinished
-        for record in group:
-            if record.result is not None:
-                yield {"row": record.number} | record.result
+        self, record: _OpenRecord, intake: Intake, written: RegenerationCounts
+    ) -> Dialogue[_OpenRecord]:
+        """Answer the questions of a record; without a result, the record is unusable."""
+        temperature = self._settings.temperature
+        options = {"max_new_tokens": self._settings.max_new_tokens}
+        while record.result is None and not record.is_unusable:
+            seed = random_seed(self._settings.seed, record.number, record.turn)
+            output = yield Turn(record.question, seed, temperature, options)
+            is_cut = self._is_cut(output)
+            _count(output, is_cut, written)
+            record.is_unusable = True
+            with intake.guard():
+                self._advance(record, Answer(output.new_token_ids, output.text or "", is_cut))
+                record.is_unusable = False
+        return record
 
     def _advance(self, record: _OpenRecord, answer: Answer) -> None:
         record.turn += 1
@@ -244,16 +248,6 @@ class Regenerator:
             record.question = self._fitting(record.dialogue.send(answer), record)
         except StopIteration as end:
             record.result = end.value
-
-    def _decode(self, records: Sequence[_OpenRecord]) -> list[GenerateOutput]:
-        return self._decoder.generate_batch(
-            [record.question for record in records],
-            temperature=self._settings.temperature,
-            max_new_tokens=self._settings.max_new_tokens,
-            seed=[
-                random_seed(self._settings.seed, record.number, record.turn) for record in records
-            ],
-        )
 
     def _fitting(self, question: list[int], record: _OpenRecord) -> list[int]:
         spec, new = self._decoder.target.spec, self._settings.max_new_tokens

@@ -20,12 +20,12 @@ class Answer(NamedTuple):
 
 
 # Yields the token ids of each question, receives the answer, and returns the new record.
-Dialogue = Generator[list[int], Answer, dict[str, Any]]
+RecordDialogue = Generator[list[int], Answer, dict[str, Any]]
 
 
 def dialogue_over(
     record: Record, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int
-) -> Dialogue:
+) -> RecordDialogue:
     """Return the dialogue that regenerates a record; the new record has the form of the old one.
 
     In a conversation, only the assistant's answers are replaced. Tool calls are kept, because the
@@ -50,7 +50,7 @@ def dialogue_over(
     return _answer_turns(chat, tokenizer)
 
 
-def _answer_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> Dialogue:
+def _answer_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> RecordDialogue:
     new = chat._replace(messages=[])
     for index, turn in enumerate(chat.messages):
         if index in chat.answers and "tool_calls" not in turn:
@@ -63,7 +63,7 @@ def _answer_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> Dialogue:
 
 def _continue_text(
     record: Record, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int
-) -> Dialogue:
+) -> RecordDialogue:
     text = record.fields["text"]
     ids = tokenizer(text)["input_ids"] if isinstance(text, str) else []
     start = ids[: min(prompt_tokens, len(ids) // 2)]
@@ -86,7 +86,7 @@ def _mark(answer: Answer) -> dict[str, bool]:
     return {CUT: True} if answer.is_cut else {}
 
 
-def _continue_tokens(record: Record) -> Dialogue:
+def _continue_tokens(record: Record) -> RecordDialogue:
     document = read_tokens(record)
     begin = int(document.is_response.argmax()) if document.is_response.any() else 0
     if begin == 0:

@@ -19,7 +19,7 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
-from inference.outputs import GenerateOutput
+from inference.engine.loop import DecodeRun
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.adapter import TargetAdapter
 from training.data.documents import encode_documents
@@ -124,7 +124,7 @@ def test_neither_the_batch_size_nor_interruptions_change_a_record(
     parted = tmp_path / "parted.jsonl"
     small_batches = regenerator(target, True, **settings, batch_size=2)
     with monkeypatch.context() as patched:
-        patched.setattr(SpeculativeDecoder, "generate_batch", _interrupted_after(3))
+        patched.setattr(OutputFile, "append", _interrupted_after(2))
         with pytest.raises(KeyboardInterrupt):
             write(small_batches, data, parted)
     assert len(records_of(parted)) == 2
@@ -136,14 +136,14 @@ def test_neither_the_batch_size_nor_interruptions_change_a_record(
 
 
 def _interrupted_after(count: int) -> Any:
-    original, calls = SpeculativeDecoder.generate_batch, iter(range(count))
+    original, calls = OutputFile.append, iter(range(count))
 
-    def generate(*arguments: Any, **options: Any) -> list[GenerateOutput]:
+    def append(*arguments: Any) -> None:
         if next(calls, None) is None:
             raise KeyboardInterrupt
-        return original(*arguments, **options)
+        original(*arguments)
 
-    return generate
+    return append
 
 
 def test_greedy_records_do_not_depend_on_a_drafter_or_the_seed(
@@ -324,13 +324,13 @@ def test_questions_are_what_decoding_reads_if_the_template_drops_earlier_reasoni
     thinking: SpeculativeDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[int]] = []
-    original = SpeculativeDecoder.generate_batch
+    original = SpeculativeDecoder.start
 
-    def recording(self: SpeculativeDecoder, prompts: Any, **options: Any) -> list[GenerateOutput]:
+    def recording(self: SpeculativeDecoder, prompts: Any, **options: Any) -> DecodeRun:
         asked.extend(prompts)
         return original(self, prompts, **options)
 
-    monkeypatch.setattr(SpeculativeDecoder, "generate_batch", recording)
+    monkeypatch.setattr(SpeculativeDecoder, "start", recording)
     data = write_jsonl(tmp_path / "data.jsonl", [RECORDS[0]])
     write(Regenerator(thinking, RegenerationSettings(max_new_tokens=9)), data, tmp_path / "o.jsonl")
     (record,) = records_of(tmp_path / "o.jsonl")

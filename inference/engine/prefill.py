@@ -1,0 +1,51 @@
+"""The prefill: prompts are read in chunks, up to the selection of the first tokens."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inference.draft_tree import DraftTree
+from inference.engine.acceptance import AcceptResult, accept_trees
+from inference.engine.context import PREFILL_CHUNK, Context
+from inference.engine.request import SequenceState
+
+
+class Prefill:
+    """Reads the prompts of sequences that start together.
+
+    Args:
+        context: context of these sequences, which may contain the first tokens of a prompt.
+        sequences: sequences whose prompts are read.
+    """
+
+    def __init__(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        self.context = context
+        self.sequences = list(sequences)
+        pairs = zip(self.sequences, context.lengths, strict=True)
+        self._counts = [len(state.token_ids) - length for state, length in pairs]
+        self._offset = 0  # number of tokens that have been read of the longest prompt
+        self._features: list[Tensor] = [torch.empty(0)] * len(self._counts)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all prompts have been read."""
+        return self._offset >= max(self._counts)
+
+    def read_chunk(self) -> None:
+        """Read the next tokens of every prompt."""
+        prompts = [state.token_ids for state in self.sequences]
+        width = min(PREFILL_CHUNK, max(self._counts) - self._offset)
+        output, read = self.context.read(prompts, self._offset, width)
+        for index, count in enumerate(read):
+            if count > 0 and self._offset + count == self._counts[index]:
+                self._features[index] = output.features[index, count - 1]
+        self._offset += width
+        if self.is_complete:
+            self.context.lengths = [len(ids) for ids in prompts]
+
+    def select_first(self) -> list[AcceptResult]:
+        """Return the selection of each sequence's first token, which becomes the root."""
+        logits = self.context.target.logits(torch.stack(self._features)[:, None])
+        lengths = torch.tensor(self.context.lengths, device=logits.device)
+        return accept_trees(DraftTree.empty(lengths), logits, self.sequences)

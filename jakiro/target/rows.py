@@ -1,0 +1,68 @@
+"""Storage for sequences that are decoded together and that may join and leave at any time."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Rows:
+    """A tensor with one row for each sequence, in storage that may have room for more rows.
+
+    Sequences that leave free their rows, and sequences that join take free rows, so that the rows
+    of the other sequences need not be copied.
+
+    Args:
+        storage: tensor whose last two dimensions are the slots of a sequence and their entries.
+        dim: dimension of the sequences.
+    """
+
+    def __init__(self, storage: Float[Tensor, "..."], dim: int) -> None:
+        self._storage = storage
+        self._dim = dim
+        self.live = storage  # view of the rows of the present sequences
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Keep only the given rows, in this order.
+
+        Args:
+            indices: index of each row to keep; the row keeps its index or gets a smaller one, which
+                belonged to a row that is dropped.
+        """
+        for destination, index in enumerate(indices):
+            if destination != index:
+                self._row(destination).copy_(self._row(index))
+        self._show(len(indices))
+
+    def append(self, other: "Rows") -> None:
+        """Add a copy of the rows of another tensor, which has at most as many slots."""
+        count, added = self._count, other._count
+        if count + added > self._storage.shape[self._dim]:
+            self._replace(max(count + added, 2 * count), self._storage.shape[-2])
+        self._show(count + added)
+        new = self.live.narrow(self._dim, count, added)
+        new[..., : other.live.shape[-2], :] = other.live
+
+    def reserve(self, num_slots: int) -> None:
+        """Make room for a number of slots in each row; existing slots keep their contents."""
+        if num_slots > self._storage.shape[-2]:
+            self._replace(self._storage.shape[self._dim], num_slots)
+
+    @property
+    def _count(self) -> int:
+        return self.live.shape[self._dim]
+
+    def _row(self, index: int) -> Tensor:
+        return self._storage.select(self._dim, index)
+
+    def _show(self, count: int) -> None:
+        self.live = self._storage.narrow(self._dim, 0, count)
+
+    def _replace(self, num_rows: int, num_slots: int) -> None:
+        """Copy the present rows to new storage of the given size."""
+        shape = list(self._storage.shape)
+        shape[self._dim], shape[-2] = num_rows, num_slots
+        # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
+        old, self._storage = self.live, self._storage.new_zeros(shape)
+        self._show(old.shape[self._dim])
+        self.live[..., : old.shape[-2], :] = old

@@ -1,0 +1,211 @@
+"""Requests that join a running batch get the tokens that they get alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.variants import FEEDBACK, FUSED, HYBRID
+from transformers import LlamaForCausalLM
+
+from inference import SpeculativeDecoder
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.loop import DecodeRun
+from inference.protocol import Drafter
+from inference.trees.shape import TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import PromptError
+from jakiro.target.adapter import TargetAdapter
+
+FIRST = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10]]
+LATER = [[3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1], [2, 1, 2, 1, 2], [7, 7]]
+SEEDS = [5, 3, 8, 1, 4, 2]
+LENGTHS = [12, 5, 9, 20, 7, 1]
+CHOSEN = TreeShape(children=4, breadth=3, num_nodes=12)
+SAMPLED = TreeShape(children=3, breadth=2, sampled=True)
+TAIL = {"combine": "sum", "parallel_levels": 0, "tail_layers": 1}
+SETTINGS = {
+    "moa": tiny_settings(),
+    "hidden": tiny_settings(source="hidden"),
+    "feedback": tiny_settings(trunk=FEEDBACK),
+    "fused": tiny_settings(trunk=FUSED),
+    "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
+    "tail": tiny_settings(**TAIL),
+}
+OPTIONS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 0.8}}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=11)
+
+
+def _trained(model: LlamaForCausalLM, name: str = "feedback") -> JakiroDrafter:
+    return tiny_drafter(TargetAdapter(model), SETTINGS[name])
+
+
+def _lookup(_: LlamaForCausalLM) -> Drafter:
+    return LookupDrafter(LookupSettings(num_nodes=12, depth=5))
+
+
+def _small(model: LlamaForCausalLM) -> Drafter:
+    return SmallLMDrafter(tiny_llama(vocab=11, seed=7), model)
+
+
+def _repeating(model: LlamaForCausalLM) -> Drafter:
+    return RepeatingDrafter(_lookup(model), RepeatSettings())
+
+
+OTHERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
+    "lookup": _lookup,
+    "small": _small,
+    "repeating": _repeating,
+}
+
+
+def _admit_next(
+    decoder: SpeculativeDecoder, run: DecodeRun, number: int, options: dict[str, Any]
+) -> None:
+    prompt, seed, length = LATER[number], SEEDS[2 + number], LENGTHS[2 + number]
+    indices = decoder.admit(run, [prompt], seed=[seed], max_new_tokens=length, **options)
+    assert indices == [2 + number]
+
+
+def _assert_alone_and_joining_are_equal(
+    decoder: SpeculativeDecoder, options: dict[str, Any], gap: int = 1, *, drafts: bool = True
+) -> None:
+    """Let four requests join two others, at every `gap`-th step, and decode each alone.
+
+    `drafts` is whether the drafts, and not only the tokens, must be equal.
+    """
+    run = decoder.start(FIRST, seed=SEEDS[:2], max_new_tokens=LENGTHS[0], **options)
+    admitted = 0
+    for number, _ in enumerate(run):
+        while admitted < len(LATER) and number >= gap * admitted:
+            _admit_next(decoder, run, admitted, options)
+            admitted += 1
+    assert admitted == len(LATER)
+    lengths = [LENGTHS[0], LENGTHS[0], *LENGTHS[2:]]
+    each = zip([*FIRST, *LATER], SEEDS, lengths, run.sequences, strict=True)
+    for prompt, seed, length, state in each:
+        alone = decoder.generate(prompt, seed=seed, max_new_tokens=length, **options)
+        assert state.new_token_ids == alone.new_token_ids
+        if drafts:
+            assert state.stats.accepted == alone.stats.accepted
+            assert state.stats.target_forwards == alone.stats.target_forwards
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_with_a_trained_drafter_are_those_of_the_request_alone(
+    model: LlamaForCausalLM, name: str, options: str
+) -> None:
+    tree = CHOSEN if options == "greedy" else SAMPLED
+    levels = SETTINGS[name].schedule.parallel_levels
+    tree = tree.model_copy(update={"parallel_levels": levels})
+    decoder = SpeculativeDecoder(model, _trained(model, name), tree=tree)
+    _assert_alone_and_joining_are_equal(decoder, OPTIONS[options])
+
+
+@pytest.mark.parametrize("gap", [0, 1, 4])
+def test_the_time_of_joining_makes_no_difference(model: LlamaForCausalLM, gap: int) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model, "hybrid"), tree=CHOSEN)
+    _assert_alone_and_joining_are_equal(decoder, OPTIONS["greedy"], gap)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_tokens_with_another_drafter_are_those_of_the_request_alone(
+    model: LlamaForCausalLM, name: str, options: str
+) -> None:
+    decoder = SpeculativeDecoder(model, OTHERS[name](model), tree="fixed")
+    _assert_alone_and_joining_are_equal(decoder, OPTIONS[options])
+
+
+def test_greedy_tokens_of_a_pair_that_learns_are_the_targets(model: LlamaForCausalLM) -> None:
+    trained = TrainedDrafter.for_target(_trained(model), TargetAdapter(model))
+    pair = CombinedDrafter(trained, LookupDrafter(LookupSettings(num_nodes=12, depth=5)))
+    decoder = SpeculativeDecoder(model, pair, tree="fixed")
+    _assert_alone_and_joining_are_equal(decoder, OPTIONS["greedy"], drafts=False)
+
+
+def test_greedy_tokens_with_trees_chosen_by_measurement_are_the_targets(
+    model: LlamaForCausalLM,
+) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model, "hybrid"), tree="auto")
+    _assert_alone_and_joining_are_equal(decoder, OPTIONS["greedy"], drafts=False)
+
+
+def test_without_a_drafter_requests_of_all_kinds_share_a_batch(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0, "repetition_penalty": 1.4},
+        {"temperature": 0.7, "repetition_penalty": 1.2},
+        {"temperature": 1.0, "top_k": 4},
+        {"temperature": 0.7, "top_p": 0.5},
+    ]
+    prompts = [*FIRST, *LATER]
+    run = decoder.start([prompts[0]], seed=[SEEDS[0]], max_new_tokens=12, **kinds[0])
+    for prompt, seed, kind in zip(prompts[1:], SEEDS[1:], kinds[1:], strict=True):
+        decoder.admit(run, [prompt], seed=[seed], max_new_tokens=12, **kind)
+    run.finish()
+    for state, prompt, seed, kind in zip(run.sequences, prompts, SEEDS, kinds, strict=True):
+        alone = decoder.generate(prompt, seed=seed, max_new_tokens=12, **kind)
+        assert state.new_token_ids == alone.new_token_ids
+
+
+def test_a_run_goes_on_if_all_sequences_were_complete(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model), tree=CHOSEN)
+    run = decoder.start(FIRST, max_new_tokens=3, temperature=0)
+    for step in run:
+        if all(one.finished for one in step) and len(run.sequences) == len(FIRST):
+            assert not run.live
+            decoder.admit(run, LATER, max_new_tokens=7, temperature=0)
+    for state, prompt in zip(run.sequences[2:], LATER, strict=True):
+        alone = decoder.generate(prompt, max_new_tokens=7, temperature=0)
+        assert state.new_token_ids == alone.new_token_ids
+
+
+def test_long_prompts_are_read_between_the_steps_of_others(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 4)
+    decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
+    long = [1 + index % 7 for index in range(30)]
+    run = decoder.start([FIRST[0]], max_new_tokens=40, temperature=0)
+    steps_before = 0
+    for number, steps in enumerate(run):
+        if number == 0:
+            decoder.admit(run, [long], max_new_tokens=5, temperature=0)
+        indices = {step.index for step in steps}
+        if not run.sequences[1].new_token_ids:
+            steps_before += indices == {0}
+    assert steps_before >= 30 // 4
+    alone = decoder.generate(long, max_new_tokens=5, temperature=0)
+    assert run.sequences[1].new_token_ids == alone.new_token_ids
+
+
+def test_with_a_drafter_tokens_must_be_selected_in_the_same_way(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model), tree=CHOSEN)
+    run = decoder.start(FIRST, max_new_tokens=3, temperature=0)
+    with pytest.raises(PromptError, match="select tokens in different ways"):
+        decoder.admit(run, LATER, max_new_tokens=3, temperature=0.5)
+    run.finish()
+    with pytest.raises(PromptError, match="a closed run"):
+        decoder.admit(run, LATER, max_new_tokens=3, temperature=0)
+
+
+def test_a_run_that_learns_numbers_the_requests_that_join(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model), tree="auto")
+    run = decoder.start(FIRST, max_new_tokens=3, temperature=0.8)
+    decoder.admit(run, LATER[:1], seed=1, max_new_tokens=3, temperature=0.8)
+    decoder.admit(run, LATER[1:2], seed=1, max_new_tokens=3, temperature=0.8)
+    numbers = [state.request.sampling.request_index for state in run.sequences]
+    assert len(set(numbers[1:])) == 3
+    run.close()

@@ -1,0 +1,52 @@
+"""Rows of sequences that join and leave."""
+
+import torch
+
+from jakiro.target.rows import Rows
+
+
+def _rows(*values: float, slots: int = 2) -> Rows:
+    content = torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1).expand(2, -1, slots, 3)
+    return Rows(content.clone(), dim=1)
+
+
+def _first(rows: Rows) -> list[float]:
+    return rows.live[0, :, 0, 0].tolist()
+
+
+def test_sequences_that_join_take_the_rows_of_those_that_left() -> None:
+    rows = _rows(1, 2, 3, 4)
+    storage = rows.live.data_ptr()
+    rows.select([0, 3])
+    rows.append(_rows(5, 6))
+    assert _first(rows) == [1, 4, 5, 6]
+    assert rows.live.data_ptr() == storage
+
+
+def test_storage_without_room_at_least_doubles() -> None:
+    rows = _rows(1, 2, 3)
+    rows.append(_rows(4))
+    assert _first(rows) == [1, 2, 3, 4]
+    storage = rows.live.data_ptr()
+    rows.append(_rows(5, 6))
+    assert _first(rows) == [1, 2, 3, 4, 5, 6]
+    assert rows.live.data_ptr() == storage
+
+
+def test_all_sequences_may_leave_before_others_join() -> None:
+    rows = _rows(1, 2)
+    rows.select([])
+    assert rows.live.shape[1] == 0
+    rows.append(_rows(3))
+    assert _first(rows) == [3]
+
+
+def test_more_slots_keep_the_contents_and_are_finite() -> None:
+    rows = _rows(1, 2)
+    rows.reserve(5)
+    assert rows.live.shape == (2, 2, 5, 3)
+    assert rows.live[:, 1, :2].eq(2).all()
+    assert rows.live[:, :, 2:].eq(0).all()
+    rows.append(_rows(7, slots=3))
+    assert rows.live[:, 2, :3].eq(7).all()
+    assert rows.live.isfinite().all()
