@@ -39,6 +39,7 @@ from inference.trees.shape import TreePlan, Trees
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import local_tokenizer
 
@@ -85,9 +86,9 @@ class SpeculativeDecoder:
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
-        TargetNotSupported: the target cannot verify a tree.
+        TargetNotSupported: the target cannot verify a tree, or cannot be batch-invariant.
         ConfigError: the drafter cannot draft trees of the given shape, or cannot compute in the
-            given forms.
+            given forms; or two arguments cannot be combined.
 
     Example:
         decoder = SpeculativeDecoder(target, LookupDrafter(), tokenizer)
@@ -107,12 +108,19 @@ class SpeculativeDecoder:
         threads: Threads = None,
         draft_forms: FormChoice = OWN_FORMS,
         other_weights: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self.target = TargetAdapter(target.eval())
         if compiled:
             packed = _without_packing(packed)
+            _refuse_invariance(batch_invariant)
+        if batch_invariant:
+            self.target.make_batch_invariant()
         self.compute = choose_compute(self.target, threads, packed, drafts=drafter is not None)
         self.compute.prepare(self.target)
+        if batch_invariant:
+            with num_threads(self.compute.threads):
+                check_batch_invariance(self.target)
         if compiled:
             self.target.compile()
         self.tokenizer = tokenizer
@@ -143,6 +151,7 @@ class SpeculativeDecoder:
         threads: Threads = None,
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
+        batch_invariant: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
@@ -159,6 +168,7 @@ class SpeculativeDecoder:
             threads: as for the class.
             draft_forms: as for the class; also applies to the trained drafter of a pair.
             other_weights: as for the class; also applies to the trained drafter of a pair.
+            batch_invariant: as for the class.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -186,6 +196,7 @@ class SpeculativeDecoder:
             threads=threads,
             draft_forms=draft_forms,
             other_weights=other_weights,
+            batch_invariant=batch_invariant,
         )
 
     def __repr__(self) -> str:
@@ -558,3 +569,13 @@ def _without_packing(packed: Packed) -> Packed:
             remedy="leave out packed=, or compiled=",
         )
     return False
+
+
+def _refuse_invariance(batch_invariant: bool) -> None:
+    if batch_invariant:
+        raise ConfigError(
+            "batch_invariant=True and compiled=True cannot be combined",
+            expected="one of the two",
+            got="both",
+            remedy="leave out compiled=",
+        )

@@ -1,8 +1,11 @@
 """Verification of a decoder against its target: greedy tokens, then sampled distributions."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import Any
 
 from inference.decoder import SpeculativeDecoder
+from inference.engine.policy import AlwaysDraft
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
     DISTRIBUTION_TESTS,
@@ -35,9 +38,13 @@ def check_greedy(
         PromptError: a prompt cannot be continued by `max_new_tokens` tokens.
     """
     differences: list[GreedyDifference] = []
-    tokens = drafted = 0
+    tokens = drafted = same_without_drafts = 0
+    undrafted = _without_drafts(decoder)
     for number, prompt_ids in enumerate(prompts, start=1):
-        output = decoder.generate(prompt_ids, temperature=0.0, max_new_tokens=max_new_tokens)
+        greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+        output = decoder.generate(prompt_ids, **greedy)
+        own = undrafted.generate(prompt_ids, **greedy)
+        same_without_drafts += output.new_token_ids == own.new_token_ids
         reference = Reference(decoder.target.model, prompt_ids)
         expected, got = reference.greedy(max_new_tokens), tuple(output.new_token_ids)
         equal = _common_length(expected, got)
@@ -46,8 +53,20 @@ def check_greedy(
         if expected != got:
             differences.append(_difference(reference, expected, got, number))
     return GreedyCheck(
-        prompts=len(prompts), tokens=tokens, drafted=drafted, differences=tuple(differences)
+        prompts=len(prompts),
+        tokens=tokens,
+        drafted=drafted,
+        same_without_drafts=same_without_drafts,
+        batch_invariant=decoder.target.is_batch_invariant,
+        differences=tuple(differences),
     )
+
+
+def _without_drafts(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    """Return a decoder with the same target that drafts nothing."""
+    undrafted = copy(decoder)
+    undrafted.drafter, undrafted.policy = None, AlwaysDraft(None)
+    return undrafted
 
 
 def _common_length(expected: Tokens, got: Tokens) -> int:

@@ -77,12 +77,22 @@ class GreedyCheck(_Result):
     prompts: int
     tokens: int  # number of equal tokens before the first differences, over all prompts
     drafted: int  # number of the decoder's tokens that are accepted drafts
+    same_without_drafts: int  # number of texts that the decoder also generates without drafts
+    batch_invariant: bool = False  # whether drafts may change no text, not even at near-ties
     differences: tuple[GreedyDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
+    def same_as_target(self) -> int:
+        """The number of texts that `generate()` of transformers also generates."""
+        return self.prompts - len(self.differences)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def passed(self) -> bool:
-        """Whether every difference is a near-tie."""
+        """Whether every difference is a near-tie, and drafts change no text if they must not."""
+        if self.batch_invariant and self.same_without_drafts < self.prompts:
+            return False
         return all(difference.is_near_tie for difference in self.differences)
 
     @property
@@ -94,7 +104,9 @@ class GreedyCheck(_Result):
         near = sum(difference.is_near_tie for difference in self.differences)
         return (
             f"{self.prompts} prompts, {self.tokens} tokens equal, {self.drafted} drafted; "
-            f"{len(self.differences) - near} differences, {near} near-ties"
+            f"{len(self.differences) - near} differences, {near} near-ties; "
+            f"{self.same_as_target} texts equal those of generate(), "
+            f"{self.same_without_drafts} equal those without drafts"
         )
 
 

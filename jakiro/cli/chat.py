@@ -48,6 +48,7 @@ def chat(
     packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
     other_weights: options.OtherWeights = False,
+    batch_invariant: options.BatchInvariant = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:

@@ -49,6 +49,7 @@ def generate(
     packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
     other_weights: options.OtherWeights = False,
+    batch_invariant: options.BatchInvariant = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics to standard error.")
     ] = False,
@@ -98,6 +99,7 @@ def load_decoder(context: options.Context) -> "SpeculativeDecoder":
         packed=options.as_packed(chosen["packed"]),
         threads=options.as_threads(chosen["threads"]),
         other_weights=chosen["other_weights"],
+        batch_invariant=chosen["batch_invariant"],
         dtype=chosen["dtype"],
         device_map=choose_device(chosen["device"]),
     )

@@ -95,6 +95,14 @@ PackedWeights = Annotated[
         "again; auto measures what is faster."
     ),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Compute the target's logits so that drafts change no greedy text even in half "
+        "precision (on a CPU; decoding steps take longer).",
+    ),
+]
 RecordsOut = Annotated[
     Path,
     typer.Option(

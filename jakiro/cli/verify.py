@@ -51,6 +51,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    batch_invariant: options.BatchInvariant = False,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write all measured values to this file."),
@@ -66,7 +67,11 @@ def verify(
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file)
     decoder = SpeculativeDecoder.from_pretrained(
-        drafter, target, dtype=dtype, device_map=choose_device(device)
+        drafter,
+        target,
+        batch_invariant=batch_invariant,
+        dtype=dtype,
+        device_map=choose_device(device),
     )
     report = verify_losslessness(decoder, texts, settings, on_check=_show_check)
     store(report.model_dump_json(indent=2) + "\n")

@@ -22,6 +22,7 @@ from jakiro.target.checks import (
     max_position_of,
     storing_layers,
 )
+from jakiro.target.cpu_attention import BATCH_INVARIANT, GROUPED, can_be_batch_invariant
 from jakiro.target.masks import (
     Masks,
     TargetMasks,
@@ -30,7 +31,8 @@ from jakiro.target.masks import (
     same_document,
     slot_mask,
 )
-from jakiro.target.packed_linear import can_pack, form_name, packed_copy
+from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
+from jakiro.target.sharing import sharing_copy, with_attention
 from jakiro.utils.files import fingerprint
 from jakiro.utils.gguf import gguf_checksum
 
@@ -166,10 +168,12 @@ class TargetAdapter:
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
-        # The modules that compute: the model's own, or their packed copies.
+        # The modules that compute: the model's own, or copies that share its tensors.
         self._layers: nn.Module = self.decoder
         self._output: nn.Module = self.head
+        self.is_packed = False  # whether the copies compute with reordered weights
         self._packs_single = False
+        self.is_batch_invariant = False
         self.spec = self._probe()
 
     @property
@@ -209,6 +213,9 @@ class TargetAdapter:
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return the target's logits for features, including the scaling of its model family."""
+        if self.is_batch_invariant and features.numel() == features.shape[-1]:
+            twice = features.reshape(1, -1).expand(2, -1)
+            return self.adjusted(self._output(twice)[0]).reshape(*features.shape[:-1], -1)
         return self.adjusted(self._output(features))
 
     def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
@@ -228,6 +235,9 @@ class TargetAdapter:
             step: tokens to read.
             cache: cache of the sequences; keys and values of the tokens are written to it.
         """
+        if self.is_batch_invariant and step.token_ids.numel() == 1:
+            features = self.forward(_with_sibling(step), cache).features[:, :1]
+            return StepOutput(features, step, cache)
         num_visible = cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible)
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
@@ -258,23 +268,55 @@ class TargetAdapter:
                 got=f"{str(self.dtype).removeprefix('torch.')} on {self.device}",
                 remedy="decode without packed weights",
             )
-        self._packs_single = single
-        self._layers = packed_copy(self.decoder, pack_single=single)
-        self._output = packed_copy(self.head, pack_single=single)
+        self.is_packed, self._packs_single = True, single
+        self._choose_modules()
 
     def unpack(self) -> None:
         """Compute with the model's own weights again."""
-        self._layers, self._output = self.decoder, self.head
+        self.is_packed = False
+        self._choose_modules()
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether decoding computes with reordered weights."""
-        return self._layers is not self.decoder
+    def make_batch_invariant(self) -> None:
+        """Compute with attention whose rounding does not depend on the other tokens of a step.
+
+        If the products with the weights do not depend on the other tokens either, which
+        `check_batch_invariance` verifies, then a token has the same features, bit for bit, whether
+        it is read alone, in a tree, in a prompt, or beside other sequences.
+
+        Raises:
+            TargetNotSupported: the target is not on a CPU, has adapters, is compiled, or computes
+                attention in a way of its own.
+        """
+        if not can_be_batch_invariant(self.model) or self.is_compiled:
+            raise TargetNotSupported(
+                "the target cannot be made batch-invariant",
+                expected="a model with sdpa or eager attention on a CPU, not compiled, without "
+                "adapters",
+                got=f"{type(self.model).__name__} on {self.device}",
+                remedy="decode without batch_invariant, or in float32 if texts must not differ",
+            )
+        self.is_batch_invariant = True
+        self._choose_modules()
+
+    def _choose_modules(self) -> None:
+        """Set the modules that compute."""
+        self._layers, self._output = self.decoder, self.head
+        if not (self.is_packed or self.is_batch_invariant):
+            return
+        self._layers = sharing_copy(self.decoder)
+        if self.is_batch_invariant:
+            with_attention(self._layers, BATCH_INVARIANT)
+        elif self.config._attn_implementation == "sdpa":
+            with_attention(self._layers, GROUPED)
+        if self.is_packed:
+            self._layers = with_packed_layers(self._layers, self._packs_single)
+            self._output = packed_copy(self.head, pack_single=self._packs_single)
 
     @property
     def form(self) -> str:
         """The form of the weights that decoding computes with, in words."""
-        return form_name(self.is_packed, self._packs_single)
+        form = form_name(self.is_packed, self._packs_single)
+        return f"{form}, batch-invariant" if self.is_batch_invariant else form
 
     @property
     def is_compiled(self) -> bool:
@@ -415,3 +457,20 @@ def _decoder_of(model: CausalLM) -> nn.Module:
     decoder = model.get_decoder()
     # For Llama 4, `get_decoder` returns the text model, which includes the head.
     return decoder if decoder.get_output_embeddings() is None else decoder.model
+
+
+def _with_sibling(step: StepInput) -> StepInput:
+    """Return a step over a single token with a copy of the token in the next slot.
+
+    Some kernels compute another sum for a single row than for two or more rows.
+    """
+    twice = torch.arange(2, device=step.slots.device)
+    return StepInput(
+        token_ids=step.token_ids.expand(-1, 2),
+        positions=step.positions.expand(-1, 2),
+        slots=step.slots + twice,
+        lengths=step.lengths,
+        highest_slot=step.highest_slot + 1,
+        parents=torch.full_like(step.slots, -1).expand(-1, 2),
+        max_depth=1,
+    )

@@ -5,14 +5,14 @@ the verification of a small tree is slow. With weights that were reordered once,
 little more than one. The results differ only by rounding.
 """
 
-import copy
 from functools import cache
-from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from jakiro.target.sharing import sharing_copy
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 16  # number of tokens that the layout is chosen for; any number can be multiplied
@@ -119,15 +119,7 @@ def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
         model: model, or a single linear layer.
         pack_single: whether a single token is multiplied by reordered weights, too.
     """
-    # Linear layers are shared, too: all copies then use the same reordered weights, and notice if
-    # a weight is replaced.
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    shared: dict[int, Any] = {id(layer): layer for layer in layers}
-    shared |= {id(tensor): tensor for tensor in model.parameters()}
-    shared |= {id(tensor): tensor for tensor in model.buffers()}
-    configs = (getattr(module, "config", None) for module in model.modules())
-    shared |= {id(config): config for config in configs if config is not None}
-    return _with_packed_layers(copy.deepcopy(model, shared), pack_single)
+    return with_packed_layers(sharing_copy(model), pack_single)
 
 
 def form_name(packed: bool, pack_single: bool) -> str:
@@ -150,11 +142,17 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
-def _with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
+def with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
+    """Return a module with packed layers in place of its linear layers, which stay unchanged.
+
+    Args:
+        module: copy of a model, which is changed, or a single linear layer.
+        pack_single: whether a single token is multiplied by reordered weights, too.
+    """
     if type(module) is nn.Linear:
         return PackedLinear(module, pack_single=pack_single)
     for name, child in module.named_children():
-        setattr(module, name, _with_packed_layers(child, pack_single))
+        setattr(module, name, with_packed_layers(child, pack_single))
     return module
 
 

@@ -1,0 +1,144 @@
+"""Attention of a target on a CPU, for the few queries of a decoding step.
+
+transformers repeats keys and values for every query head, unless there is only one query. Here the
+query heads that share keys become queries of the same head, so that nothing is repeated.
+
+The batch-invariant form computes in float64. The products of half-precision numbers are then exact,
+and so are their sums, except for errors that are far below the rounding of the result. The result
+therefore depends neither on the order of the keys in the cache, nor on hidden slots, nor on the
+number of queries and sequences.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+MOST_QUERIES = 64  # from this number of queries on, repeated keys cost little in comparison
+CHUNK = 128  # number of queries whose scores are computed together in float64
+
+Queries = Float[Tensor, "batch heads queries dim"]
+Keys = Float[Tensor, "batch kv_heads slots dim"]
+Values = Float[Tensor, "batch kv_heads slots value_dim"]
+Mask = Float[Tensor, "batch 1 queries slots"]
+Attended = Float[Tensor, "batch queries heads value_dim"]
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Attended, None]:
+    """Return what `sdpa` attention of transformers returns, without repeated keys and values.
+
+    Args:
+        module: attention layer.
+        query: queries.
+        key: keys.
+        value: values.
+        attention_mask: mask that is added to the scores, the same for all heads.
+        scaling: factor of the scores; None for one over the root of the size of a head.
+        **options: other options of attention in transformers.
+    """
+    groups = query.shape[1] // key.shape[1]
+    is_simple = not any(options.get(name) for name in ("dropout", "softcap", "cache"))
+    is_simple = is_simple and options.get("position_bias") is None
+    if groups == 1 or not _is_shared(attention_mask) or query.shape[2] > MOST_QUERIES:
+        is_simple = False
+    if not is_simple:
+        attended, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+        return attended, None
+    assert attention_mask is not None
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    grouped = _grouped(query, key.shape[1])
+    attended = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return _ungrouped(attended, query), None
+
+
+def batch_invariant_attention(
+    module: nn.Module,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    attention_mask: Mask,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Attended, None]:
+    """Return attention whose rounding does not depend on anything that is computed with it.
+
+    Args:
+        module: attention layer.
+        query: queries in half precision.
+        key: keys in half precision.
+        value: values in half precision.
+        attention_mask: mask that is added to the scores.
+        scaling: factor of the scores; None for one over the root of the size of a head.
+        softcap: bound of the scores; None for no bound.
+        **options: other options of attention in transformers, which are not used.
+    """
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    keys, values = key.double().transpose(2, 3), value.double()
+    parts = []
+    for queries, mask in zip(
+        query.split(CHUNK, dim=2), attention_mask.split(CHUNK, dim=2), strict=True
+    ):
+        scores = _grouped(queries, key.shape[1]).double() @ keys * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores += mask.repeat(1, 1, query.shape[1] // key.shape[1], 1)
+        parts.append(_ungrouped((scores.softmax(dim=-1) @ values).to(value.dtype), queries))
+    return torch.cat(parts, dim=1), None
+
+
+def can_be_batch_invariant(model: nn.Module) -> bool:
+    """Return whether a model is on the CPU, and its attention can be replaced.
+
+    Attention with sinks or with other settings of its own cannot, nor can PEFT adapters, which may
+    be switched on and off.
+    """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return False
+    if any(hasattr(module, "sinks") for module in model.modules()):
+        return False
+    config: Any = model.config
+    known = config._attn_implementation in ("sdpa", "eager")
+    return known and all(weight.device.type == "cpu" for weight in model.parameters())
+
+
+def _is_shared(mask: Tensor | None) -> bool:
+    """Return whether there is a mask, and all heads have the same one."""
+    return mask is not None and mask.dim() == 4 and mask.shape[1] == 1
+
+
+def _grouped(query: Tensor, num_kv_heads: int) -> Float[Tensor, "batch kv_heads rows dim"]:
+    """Return the queries of all heads that share keys, one head after the other, as one head."""
+    return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[3])
+
+
+def _ungrouped(attended: Tensor, query: Tensor) -> Attended:
+    batch, heads, count, _ = query.shape
+    return attended.reshape(batch, heads, count, -1).transpose(1, 2).contiguous()
+
+
+def _registered(name: str, function: Callable[..., Any]) -> str:
+    """Make a function known to transformers, and return its name there."""
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)  # the adapter passes masks of its own
+    return name
+
+
+GROUPED = _registered("jakiro_grouped", grouped_attention)
+BATCH_INVARIANT = _registered("jakiro_batch_invariant", batch_invariant_attention)

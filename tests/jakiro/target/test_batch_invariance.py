@@ -1,0 +1,119 @@
+"""Batch-invariant targets: a token has the same bits, whatever is computed with it."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import FAMILIES, tiny_family
+from helpers.models import tiny_drafter, tiny_llama
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.trees.shape import TreeShape
+from jakiro.errors import TargetNotSupported
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.batch_invariance import check_batch_invariance
+from jakiro.target.cpu_attention import BATCH_INVARIANT, batch_invariant_attention
+
+BF16 = torch.bfloat16
+# Which experts a token gets may depend on rounding, and their products on the number of tokens.
+WITH_EXPERTS = ("mixtral", "qwen3_moe", "deepseek", "llama4", "gpt_oss")
+
+
+class _ExactLinear(nn.Linear):
+    """A product that does not depend on the number of rows, whatever kernels this machine has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.double()
+        return linear(x.double(), self.weight.double(), bias).to(x.dtype)
+
+
+class _ExactConv1D(Conv1D):
+    """The same for the layers of GPT-2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.double() @ self.weight.double() + self.bias.double()).to(x.dtype)
+
+
+class _UnevenLinear(nn.Linear):
+    """A product that is rounded in another way if there are many rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = super().forward(x)
+        return product * 1.01 if x.numel() > 4 * x.shape[-1] else product
+
+
+def _bf16(model: PreTrainedModel, product: type[nn.Linear] = _ExactLinear) -> TargetAdapter:
+    model = model.to(BF16)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = product
+        elif type(module) is Conv1D:
+            module.__class__ = _ExactConv1D
+    return TargetAdapter(model)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith(WITH_EXPERTS)])
+def test_tokens_of_dense_families_have_the_same_bits_in_every_step(name: str) -> None:
+    target = _bf16(tiny_family(name))
+    target.make_batch_invariant()
+    check_batch_invariance(target)
+
+
+def _two_heads() -> PreTrainedModel:
+    return tiny_llama(vocab=61, hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
+
+
+def test_the_check_notices_attention_that_depends_on_other_tokens() -> None:
+    def uneven(module: nn.Module, query: Tensor, *arguments: Any, **options: Any) -> Any:
+        attended, _ = batch_invariant_attention(module, query, *arguments, **options)
+        return (attended * 1.01 if query.shape[2] > 4 else attended), None
+
+    target = _bf16(_two_heads())
+    target.make_batch_invariant()
+    check_batch_invariance(target)
+    AttentionInterface.register(BATCH_INVARIANT, uneven)
+    try:
+        with pytest.raises(TargetNotSupported, match="read together"):
+            check_batch_invariance(target)
+    finally:
+        AttentionInterface.register(BATCH_INVARIANT, batch_invariant_attention)
+
+
+def test_the_check_notices_products_that_depend_on_other_tokens() -> None:
+    target = _bf16(_two_heads(), _UnevenLinear)
+    target.make_batch_invariant()
+    with pytest.raises(TargetNotSupported, match="read together"):
+        check_batch_invariance(target)
+
+
+@pytest.mark.parametrize("drafter", ["trained", "sampled", "lookup"])
+def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _bf16(tiny_llama(vocab=61, initializer_range=0.05)).model
+    plain = SpeculativeDecoder(model, batch_invariant=True)
+    prompts = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+    expected = [plain.generate(prompt, max_new_tokens=40).new_token_ids for prompt in prompts]
+    tree: Any = TreeShape(children=4, breadth=3, num_nodes=12, sampled=drafter == "sampled")
+    used: Any = tiny_drafter(TargetAdapter(model))
+    if drafter == "lookup":
+        used, tree = LookupDrafter(LookupSettings(num_nodes=12, depth=5)), "fixed"
+    decoder = SpeculativeDecoder(model, used, tree=tree, batch_invariant=True)
+    outputs = [decoder.generate(prompt, max_new_tokens=40) for prompt in prompts]
+    assert [output.new_token_ids for output in outputs] == expected
+    assert sum(output.stats.accepted.total() for output in outputs) > 0
+    together = decoder.generate_batch(prompts, max_new_tokens=40)
+    assert [output.new_token_ids for output in together] == expected
+    run = decoder.start(prompts[:1], max_new_tokens=40)
+    for number, _ in enumerate(run):
+        if number == 2:
+            decoder.admit(run, prompts[1:], max_new_tokens=40)
+    assert [state.new_token_ids for state in run.sequences] == expected
+    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 2)
+    outputs = [decoder.generate(prompt, max_new_tokens=40) for prompt in prompts]
+    assert [output.new_token_ids for output in outputs] == expected

@@ -1,0 +1,109 @@
+"""Attention on a CPU: the same up to rounding, or with rounding that depends on nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_llama
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from jakiro.errors import TargetNotSupported
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cpu_attention import (
+    batch_invariant_attention,
+    grouped_attention,
+)
+
+BF16 = torch.bfloat16
+
+
+class _Layer(nn.Module):
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.num_key_value_groups = groups
+
+
+def _inputs(groups: int = 3, queries: int = 7, slots: int = 64, dtype: Any = BF16) -> list[Any]:
+    torch.manual_seed(0)
+    shapes = ((2, 2 * groups, queries, 16), (2, 2, slots, 16), (2, 2, slots, 16))
+    query, key, value = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    hidden = torch.rand(2, 1, queries, slots) < 0.4
+    hidden[..., 0] = False
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+    return [query, key, value, mask]
+
+
+@pytest.mark.parametrize("queries", [1, 7, 100])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("attention", [grouped_attention, batch_invariant_attention])
+def test_attention_is_that_of_transformers(attention: Any, groups: int, queries: int) -> None:
+    inputs, layer = _inputs(groups, queries, dtype=torch.float32), _Layer(groups)
+    expected, _ = sdpa_attention_forward(layer, *inputs, scaling=0.3)
+    got, weights = attention(layer, *inputs, scaling=0.3)
+    assert weights is None
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_options_that_grouping_does_not_know_go_to_transformers() -> None:
+    query, key, value, mask = _inputs()
+    each_head = mask.repeat(1, 6, 1, 1)
+    expected, _ = sdpa_attention_forward(_Layer(3), query, key, value, each_head)
+    got, _ = grouped_attention(_Layer(3), query, key, value, each_head)
+    assert torch.equal(got, expected)
+    with pytest.raises(ValueError, match="softcap"):
+        grouped_attention(_Layer(3), query, key, value, mask, softcap=5.0)
+
+
+def test_neither_other_queries_nor_hidden_slots_nor_the_order_of_keys_change_a_bit() -> None:
+    query, key, value, mask = _inputs()
+    expected, _ = batch_invariant_attention(_Layer(3), query, key, value, mask)
+    alone, _ = batch_invariant_attention(
+        _Layer(3), query[1:, :, 3:4], key[1:], value[1:], mask[1:, :, 3:4]
+    )
+    assert torch.equal(alone[:, 0], expected[1:, 3])
+    order = torch.randperm(64)
+    moved, _ = batch_invariant_attention(
+        _Layer(3), query, key[:, :, order], value[:, :, order], mask[..., order]
+    )
+    assert torch.equal(moved, expected)
+    wider = torch.cat((mask, mask.new_full((2, 1, 7, 64), torch.finfo(BF16).min)), dim=3)
+    more_keys, more_values = (torch.cat((part, 9 * part), dim=2) for part in (key, value))
+    padded, _ = batch_invariant_attention(_Layer(3), query, more_keys, more_values, wider)
+    assert torch.equal(padded, expected)
+
+
+def test_a_soft_cap_bounds_the_scores() -> None:
+    query, key, value, mask = _inputs(dtype=torch.float32)
+    got, _ = batch_invariant_attention(_Layer(3), 9 * query, key, value, mask, softcap=2.0)
+    keys, values = (part.repeat_interleave(3, dim=1) for part in (key, value))
+    scores = 2.0 * torch.tanh(9 * query @ keys.transpose(2, 3) / 4 / 2.0) + mask
+    torch.testing.assert_close(got, (scores.softmax(-1) @ values).transpose(1, 2))
+
+
+def test_the_model_itself_stays_as_it_is() -> None:
+    model = tiny_llama().to(BF16)
+    target = TargetAdapter(model)
+    target.make_batch_invariant()
+    assert model.config._attn_implementation == "sdpa"
+    assert target.form == "own weights, batch-invariant"
+    target.pack()
+    assert target.form == "reordered weights for trees, batch-invariant"
+    target.unpack()
+    assert target.is_batch_invariant
+    own = {id(weight) for weight in model.parameters()}
+    assert {id(weight) for weight in target._layers.parameters()} < own
+
+
+@pytest.mark.parametrize(
+    "change", [{"attn_implementation": "flex_attention"}, {"device": "meta"}], ids=str
+)
+def test_what_cannot_be_batch_invariant_is_refused(change: dict[str, str]) -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    if "device" in change:
+        model.to("meta")
+    else:
+        model.config._attn_implementation = change["attn_implementation"]
+    with pytest.raises(TargetNotSupported, match="cannot be made batch-invariant"):
+        target.make_batch_invariant()
