@@ -31,6 +31,9 @@ FIRST_TREE = 8  # largest number of nodes of the trees before any observation
 DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
+MEMORY_OF_LOAD = 6  # number of recent steps from which the load of the machine is estimated
+CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the costs of a kind of step are right
+OUTLIER = 2.0  # largest ratio of a duration to the expected one; longer steps count as this ratio
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
 FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
@@ -313,25 +316,38 @@ class _Learner:
 class _Slowness:
     """Ratios of measured to modelled seconds, for each size of trees and for no drafts.
 
-    The cost model ignores the batch size, the context length and the load of the machine. For sizes
-    that were not timed yet, the mean ratio of the timed sizes is assumed.
+    The cost model ignores the batch size, the context length and the load of the machine. The load
+    changes quickly, and slows down all kinds of steps alike. It is estimated from the most recent
+    steps. Each kind of step has a factor of its own, which is close to 1 until the kind has been
+    timed several times.
+
+    Args:
+        num_arms: number of sizes of trees.
     """
 
     def __init__(self, num_arms: int) -> None:
-        self._arms = np.full(num_arms, np.nan)
+        # Steps without drafts are the last kind.
+        self._means = np.ones(num_arms + 1)  # of the ratios, divided by the load
         self._counts = np.zeros(num_arms + 1)
-        self._overall = 1.0
-        self._autoregressive = np.nan
+        self._load: float | None = None
 
     @property
     def of_arms(self) -> NDArray[np.float64]:
         """The ratio of every size of trees."""
-        return np.where(np.isnan(self._arms), self._overall, self._arms)
+        return self._ratios[:-1]
 
     @property
     def of_autoregressive(self) -> float:
         """The ratio of a step without drafts."""
-        return self._overall if np.isnan(self._autoregressive) else self._autoregressive
+        return float(self._ratios[-1])
+
+    @property
+    def _factors(self) -> NDArray[np.float64]:
+        return (self._counts * self._means + CLOSE_TO_1) / (self._counts + CLOSE_TO_1)
+
+    @property
+    def _ratios(self) -> NDArray[np.float64]:
+        return self._factors * (1.0 if self._load is None else self._load)
 
     def expect_change(self) -> None:
         """Let the next ratios outweigh the earlier ones."""
@@ -344,25 +360,19 @@ class _Slowness:
             arm: index of the tree size.
             ratio: measured seconds divided by modelled seconds.
         """
-        self._counts[arm] += 1
-        self._arms[arm] = _moved(self._arms[arm], ratio, self._counts[arm])
-        self._overall = float(np.nanmean(self._arms))
+        self._take(arm, ratio)
 
     def take_autoregressive(self, ratio: float) -> None:
         """Learn from the ratio of measured to modelled seconds of a step without drafts."""
-        self._counts[-1] += 1
-        self._autoregressive = _moved(self._autoregressive, ratio, self._counts[-1])
+        self._take(len(self._means) - 1, ratio)
 
-
-def _moved(mean: float, value: float, count: float) -> float:
-    """Return the mean of `count` values, given the previous mean and the last value.
-
-    Recent values have more weight once there are many values. An outlier, as on a busy machine, is
-    reduced to twice the previous mean.
-    """
-    if np.isnan(mean):
-        return value
-    return mean + max(1 / count, 1 / MEMORY_OF_TIMES) * (min(value, 2 * mean) - mean)
+    def _take(self, kind: int, ratio: float) -> None:
+        if self._load is None:
+            self._load = ratio
+        ratio = min(ratio, OUTLIER * float(self._ratios[kind]))
+        self._load += (ratio / float(self._factors[kind]) - self._load) / MEMORY_OF_LOAD
+        self._counts[kind] = min(self._counts[kind] + 1, MEMORY_OF_TIMES)
+        self._means[kind] += (ratio / self._load - self._means[kind]) / self._counts[kind]
 
 
 def _arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:

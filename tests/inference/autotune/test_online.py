@@ -9,7 +9,15 @@ from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
-from inference.autotune.online import SHORTEST_PAUSE, AutoRun, AutoTree, TreeArm, _arms, _Learner
+from inference.autotune.online import (
+    SHORTEST_PAUSE,
+    AutoRun,
+    AutoTree,
+    TreeArm,
+    _arms,
+    _Learner,
+    _Slowness,
+)
 from inference.draft_tree import SequenceTree
 from inference.drafters.lookup import LookupDrafter
 from inference.protocol import Budget
@@ -247,3 +255,34 @@ def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
     assert trees.new_run(GREEDY, 1)._learner is first._learner
     assert trees.new_run(GREEDY, 2)._learner is not first._learner
     assert trees.new_run(SAMPLING, 1)._learner is not first._learner
+
+
+def test_a_size_that_was_timed_on_a_quiet_machine_does_not_look_fast_on_a_busy_one() -> None:
+    slowness = _Slowness(num_arms=3)
+    for load in (1.0, 3.0):
+        for _ in range(30):
+            slowness.take(0 if load == 1.0 else 1, load)
+    quiet, busy, untimed = slowness.of_arms
+    assert quiet == pytest.approx(3, rel=0.1)
+    assert busy == pytest.approx(3, rel=0.1)
+    assert untimed == pytest.approx(3, rel=0.1)
+    assert slowness.of_autoregressive == pytest.approx(3, rel=0.1)
+
+
+def test_a_size_that_always_takes_longer_than_modelled_is_known_to_do_so() -> None:
+    slowness = _Slowness(num_arms=2)
+    for _ in range(60):
+        slowness.take(0, 1.0)
+        slowness.take(1, 1.6)
+        slowness.take_autoregressive(1.0)
+    fast, slow = slowness.of_arms
+    assert slow / fast == pytest.approx(1.6, rel=0.15)
+    assert fast / slowness.of_autoregressive == pytest.approx(1, rel=0.05)
+
+
+def test_a_single_interruption_hardly_counts() -> None:
+    slowness = _Slowness(num_arms=2)
+    for _ in range(10):
+        slowness.take(0, 1.0)
+    slowness.take(1, 30.0)
+    assert slowness.of_arms[1] < 1.5
