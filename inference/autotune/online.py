@@ -31,7 +31,7 @@ FIRST_TREE = 8  # largest number of nodes of the trees before any observation
 DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
-MEMORY_OF_LOAD = 6  # number of recent steps from which the load of the machine is estimated
+MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
 CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the costs of a kind of step are right
 OUTLIER = 2.0  # largest ratio of a duration to the expected one; longer steps count as this ratio
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
