@@ -1,6 +1,5 @@
 """The commands of `jakiro aded`."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +65,9 @@ def build(
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
     """Yield a function that shows the number of counted tokens on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    from jakiro.utils.progress import ProgressDisplay
 
     columns = (
         TextColumn("Counting"),
@@ -75,7 +75,6 @@ def _progress() -> Iterator[Callable[[int], None]]:
         TextColumn("{task.completed} tokens"),
         TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("Counting", total=None)
+    with ProgressDisplay(*columns) as bar:
+        task = bar.add_task("Counting tokens", total=None)
         yield lambda num_tokens: bar.update(task, completed=num_tokens)

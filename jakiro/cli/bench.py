@@ -1,6 +1,5 @@
 """The command `jakiro bench`."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -262,10 +261,9 @@ def _show_changes(before: Path, after: Path) -> None:
 @contextmanager
 def _progress() -> "Iterator[Track]":
     """Yield a function that shows progress on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from jakiro.utils.progress import ProgressDisplay
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    with ProgressDisplay() as bar:
 
         def track(total: int) -> Callable[[], None]:
             task = bar.add_task("Decoding", total=total)

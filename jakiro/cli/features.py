@@ -1,6 +1,5 @@
 """The command `jakiro features`."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,9 +59,8 @@ def features(
 
 def _write(writer: "TargetStateWriter") -> bool:
     """Write the shards with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from jakiro.utils.progress import ProgressDisplay
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    with ProgressDisplay() as bar:
         task = bar.add_task("Sequences", total=writer.plan.num_sequences_left)
         return writer.write(lambda count: bar.advance(task, count))

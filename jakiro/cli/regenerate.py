@@ -1,6 +1,5 @@
 """The command `jakiro regenerate`."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,11 +92,11 @@ def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
     """Yield a function that shows the number of finished records on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from jakiro.utils.progress import ProgressDisplay
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} records"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("Answering", total=None)
+    with ProgressDisplay(*columns) as bar:
+        task = bar.add_task("Answering records", total=None)
         yield lambda record: bar.update(task, completed=record)

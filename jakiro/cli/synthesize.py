@@ -1,6 +1,5 @@
 """The command `jakiro synthesize`."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,8 +75,9 @@ def _report(counts: "SynthesisCounts", num_records: int, out: Path) -> None:
 @contextmanager
 def _progress(conversations: int) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows finished records and tokens per second on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    from jakiro.utils.progress import ProgressDisplay
 
     columns = (
         TextColumn("Writing"),
@@ -86,9 +86,8 @@ def _progress(conversations: int) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=conversations, rate="")
+    with ProgressDisplay(*columns) as bar:
+        task = bar.add_task("Writing", total=conversations, rate="")
 
         def advance(records: int, tokens: int) -> None:
             seconds = bar.tasks[task].elapsed or 0

@@ -25,6 +25,7 @@ from jakiro.utils.fetch import fetch_model
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import Device, choose_device
+from jakiro.utils.progress import ProgressDisplay
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.distributed.processes import launch_environment
@@ -76,7 +77,11 @@ def run_chat_demo(
     """
     folder = ensure_writable_folder(cache_folder or Path(platformdirs.user_cache_dir("jakiro")))
     console = Console(stderr=True)
-    with launch_environment(device), quiet_libraries(), Progress(console=console) as progress:
+    with (
+        launch_environment(device),
+        quiet_libraries(),
+        ProgressDisplay(console=console) as progress,
+    ):
         model, tokenizer = load_target(MODEL, "auto", choose_device(device))
         fresh = _train(folder, model, tokenizer, device, steps, progress)
         subject = Subject(model, tokenizer, "auto", "auto", "auto")

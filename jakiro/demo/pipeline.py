@@ -33,6 +33,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import Device, choose_device, load_causal_lm, load_tokenizer
+from jakiro.utils.progress import ProgressDisplay
 from training.distributed.processes import launch_environment
 
 TEMPERATURES = (0.0, 0.8)
@@ -83,7 +84,7 @@ def run_demo(
     with (
         launch_environment(device),
         quiet_libraries(),
-        Progress(console=Console(stderr=True)) as progress,
+        ProgressDisplay() as progress,
     ):
         demo = _prepare(PRESETS[preset], folder, device, target, progress)
         drafter_folder = _train(demo, device)

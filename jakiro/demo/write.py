@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from inference.generation.prompt_file import read_prompt_lines
 from jakiro.demo.corpus import (
@@ -27,6 +25,7 @@ from jakiro.demo.prompts import prompts_from_file
 from jakiro.errors import DataError
 from jakiro.utils.files import ensure_new_file
 from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
+from jakiro.utils.progress import ProgressDisplay
 
 
 def write_texts(
@@ -51,7 +50,7 @@ def write_texts(
     corpus = without_files(load_corpus(), leave_out)
     model = load_causal_lm(target, dtype=torch.float32, device=choose_device("auto"))
     recipe = TextRecipe(num_files=files, num_batches=batches)
-    with Progress(console=Console(stderr=True)) as progress:
+    with ProgressDisplay() as progress:
         texts = texts_for(recipe, corpus, model, load_tokenizer(target), progress)
     write_records(out, ({"text": text} for text in texts))
 
@@ -132,7 +131,7 @@ def write_small_lm(
     )
     stream = torch.tensor([token for ids in documents for token in ids], dtype=torch.int64)
     run = Pretraining(recipe, stream)
-    with Progress(console=Console(stderr=True)) as progress:
+    with ProgressDisplay() as progress:
         run.finish(progress, "Training")
     run.model.eval().save_pretrained(out)
     encoder.save_pretrained(out)

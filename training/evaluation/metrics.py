@@ -6,17 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from jakiro.utils.files import write_atomically
+from jakiro.utils.progress import ProgressDisplay
 
 METRICS = "metrics.jsonl"
 _HISTOGRAM = "_histogram"  # ending of the names of histograms
@@ -91,14 +84,7 @@ def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
     if given is not None:
         yield given
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not is_shown) as progress:
+    with ProgressDisplay(is_shown=is_shown) as progress:
         yield progress
 
 

@@ -1,0 +1,90 @@
+"""Progress of long work: bars in a terminal, lines elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from jakiro.utils import progress
+from jakiro.utils.progress import ProgressDisplay
+
+
+class _Clock:
+    """A clock that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    return clock
+
+
+def _console(terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100)
+
+
+def _text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_a_line_is_written_every_half_minute(clock: _Clock) -> None:
+    console = _console()
+    with ProgressDisplay(console=console) as display:
+        display.get_time = clock
+        task = display.add_task("Training", total=1200, rate="")
+        for step in range(1, 101):
+            clock.now += 1
+            display.update(task, completed=12 * step, rate=f"{12 * step} tokens/s")
+    lines = _text(console).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("Training: 360 of 1,200, 360 tokens/s, 0:30 elapsed, about 1:")
+    assert lines[-1].startswith("Training: 1,080 of 1,200, 1080 tokens/s, 1:30 elapsed, about 0:")
+
+
+def test_work_of_unknown_length_is_counted(clock: _Clock) -> None:
+    console = _console()
+    with ProgressDisplay(console=console) as display:
+        display.get_time = clock
+        task = display.add_task("Counting", total=None)
+        clock.now += 31
+        display.advance(task, 5000)
+    assert _text(console) == "Counting: 5,000, 0:31 elapsed\n"
+
+
+def test_short_work_writes_nothing(clock: _Clock) -> None:
+    console = _console()
+    with ProgressDisplay(console=console) as display:
+        task = display.add_task("Decoding", total=3)
+        for _ in range(3):
+            clock.now += 5
+            display.advance(task)
+    assert _text(console) == ""
+
+
+def test_a_terminal_gets_a_bar_and_no_lines(clock: _Clock) -> None:
+    console = _console(terminal=True)
+    with ProgressDisplay(console=console) as display:
+        task = display.add_task("Decoding", total=3)
+        clock.now += 100
+        display.advance(task)
+        display.refresh()
+    assert "1/3" in _text(console)
+    assert "elapsed" not in _text(console)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_hidden_display_writes_nothing(clock: _Clock, terminal: bool) -> None:
+    console = _console(terminal)
+    with ProgressDisplay(console=console, is_shown=False) as display:
+        task = display.add_task("Decoding", total=3)
+        clock.now += 100
+        display.advance(task)
+    assert _text(console) == ""
