@@ -29,7 +29,7 @@ from inference.engine.loop import DecodeRun, DecodeStep
 from inference.engine.policy import DraftPolicy
 from inference.engine.threads import num_threads
 from inference.generation.custom_generate import Handover
-from inference.generation.preparation import prepare_requests
+from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.loading import load_parts
@@ -83,6 +83,9 @@ class SpeculativeDecoder:
         other_weights: whether a trained drafter may be used with a target that has the architecture
             and the tokenizer of the target that it was trained for, but other weights, such as
             those before a quantization. Drafts may then be accepted less often.
+        batch_invariant: whether the target computes the same logits for a token, bit for bit,
+            whatever is computed with it (half precision on a CPU only). Greedy text then depends
+            neither on drafts nor on other sequences of a batch. Decoding steps take longer.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
@@ -116,7 +119,9 @@ class SpeculativeDecoder:
             _refuse_invariance(batch_invariant)
         if batch_invariant:
             self.target.make_batch_invariant()
-        self.compute = choose_compute(self.target, threads, packed, drafts=drafter is not None)
+        # If the target is batch-invariant, the choice must not depend on the drafter either.
+        drafts = drafter is not None or batch_invariant
+        self.compute = choose_compute(self.target, threads, packed, drafts=drafts)
         self.compute.prepare(self.target)
         if batch_invariant:
             with num_threads(self.compute.threads):
@@ -303,10 +308,7 @@ class SpeculativeDecoder:
             PromptError: a prompt or an argument cannot be used.
             NumericalError: the target's logits are not finite.
         """
-        if isinstance(prompts, str):
-            raise PromptError(
-                "generate_batch() got a single prompt", remedy="use generate(), or pass a list"
-            )
+        _refuse_single(prompts)
         several: Sequence[Prompt]
         if isinstance(prompts, Tensor):
             several = list(unpadded(prompts, attention_mask))
@@ -428,6 +430,9 @@ class SpeculativeDecoder:
             seed: as for `generate_batch`.
             **generation: as for `generate`.
         """
+        _refuse_single(prompts)
+        if not prompts:
+            raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
         prepared = self._prepared(prompts, temperature, seed, generation)
         return self._run(prepared, options_for(prepared.config, False))
 
@@ -443,21 +448,36 @@ class SpeculativeDecoder:
         """Add prompts to a run of this decoder, and return their indices in the run.
 
         The prompts are read in chunks between the decoding steps of the other sequences. Without a
-        drafter, the sampling options may differ from those of the run.
+        drafter, the sampling options may differ from those of the run. The run's options determine
+        which scores and log-probabilities are returned. If decoding a sequence raises an error, the
+        whole run ends.
 
         Args:
             run: run from `start`, which need not have begun.
             prompts: as for `start`.
             temperature: as for `generate`.
-            seed: as for `generate_batch`.
+            seed: as for `generate_batch`. With a seed of its own, a prompt gets the tokens that it
+                gets alone, unless the drafter or the run's policy learns from requests.
             **generation: as for `generate`.
 
         Raises:
             PromptError: a prompt or an argument cannot be used, the run is closed, or there is a
                 drafter and the sampling options differ from those of the run.
         """
+        if run.target is not self.target or run.drafter is not self.drafter:
+            raise PromptError(
+                "the run was started by another decoder",
+                expected="a run from start() of this decoder",
+                got="a run with another target or drafter",
+            )
+        _refuse_single(prompts)
+        if not prompts:
+            return []
         prepared = self._prepared(prompts, temperature, seed, generation, run.draft_policy)
-        return run.admit(prepared.requests)
+        requests = prepared.requests
+        if isinstance(seed, int):  # other random numbers than the sequences of the run
+            requests = shifted(requests, len(run.sequences))
+        return run.admit(requests)
 
     def reset(self, *, trees: bool = True) -> None:
         """Discard what was learned from earlier requests about trees and texts.
@@ -569,6 +589,17 @@ def _without_packing(packed: Packed) -> Packed:
             remedy="leave out packed=, or compiled=",
         )
     return False
+
+
+def _refuse_single(prompts: Sequence[Prompt] | Tensor) -> None:
+    is_single = isinstance(prompts, str) or (
+        isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], int | dict)
+    )
+    if is_single:
+        raise PromptError(
+            "a list of prompts is needed, but this is a single prompt",
+            remedy="use generate(), or pass [prompt]",
+        )
 
 
 def _refuse_invariance(batch_invariant: bool) -> None:

@@ -71,6 +71,11 @@ class Sampling:
         """
         return self.do_sample, tuple(map(_described, self.processors))
 
+    def __str__(self) -> str:
+        """Return the way in which tokens are selected, in words."""
+        _, processors = self.description
+        return ", ".join(("sampling" if self.do_sample else "greedy decoding", *processors))
+
     def processed_probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return probabilities after the processors, in float32 or higher precision.
 

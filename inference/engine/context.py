@@ -119,8 +119,8 @@ class Context:
     def append_sequences(self, other: "Context") -> None:
         """Add copies of the sequences of another context of the same target and drafter.
 
-        Both sessions must have processed all cached tokens. The other context cannot be used
-        afterwards.
+        Both sessions must have processed all cached tokens. Afterwards, the other context may only
+        be closed.
         """
         self.cache.append_sequences(other.cache)
         self.lengths = [*self.lengths, *other.lengths]

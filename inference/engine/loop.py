@@ -103,7 +103,7 @@ class DecodeRun:
         The first item contains the first tokens of the first requests.
         """
         try:
-            while self.live or self._prefill or self._waiting:
+            while not self.is_closed and (self.live or self._prefill or self._waiting):
                 started = time.perf_counter()
                 steps = self._read_prompts()
                 if not steps and self.live:
@@ -135,17 +135,27 @@ class DecodeRun:
                 got="a closed run" if self.is_closed else "a run of a conversation",
                 remedy="start another run",
             )
-        other = {request.sampling.description for request in requests} - {self.sampling.description}
-        if self.drafter is not None and other:
+        own = self.sampling
+        others = [one.sampling for one in requests if one.sampling.description != own.description]
+        if self.drafter is not None and others:
             raise PromptError(
                 "requests that select tokens in different ways cannot share a drafter's session",
-                expected=self.sampling.description,
-                got=other.pop(),
+                expected=str(own),
+                got=str(others[0]),
                 remedy="start another run for these requests, or decode without a drafter",
             )
         added = self._added(requests)
         self._waiting += added
         return [state.index for state in added]
+
+    def forget(self, index: int) -> None:
+        """Free the tokens of a complete sequence; its counts remain part of `stats`.
+
+        Args:
+            index: index of the request.
+        """
+        state = self.sequences[index]
+        state.token_ids, state.request = [], replace(state.request, token_ids=[])
 
     def finish(self) -> "DecodeRun":
         """Decode to the end, and return the run with its tokens and statistics."""
@@ -157,7 +167,10 @@ class DecodeRun:
         """Free the caches, unless the context was passed in; keep the tokens and statistics."""
         if self.is_closed:
             return
-        self.is_closed, self._prefill = True, None
+        self.is_closed = True
+        if self._prefill is not None and self._prefill.context is not self.context:
+            self._prefill.context.close()
+        self._prefill, self._waiting, self.live = None, [], []
         for state in self.sequences:
             for ticket in state.request.tickets:
                 ticket.end()
@@ -175,14 +188,16 @@ class DecodeRun:
 
     @torch.inference_mode()
     def _read_prompts(self) -> list[DecodeStep]:
-        """Read a chunk of new prompts; return the first tokens once the prompts have been read."""
+        """Read a chunk of new prompts; return the first tokens if all have been read."""
         if self._prefill is None and self._waiting:
             newcomers, self._waiting = self._waiting, []
             longest_prompt = max(len(state.token_ids) for state in newcomers)
             self._prefill = Prefill(self._new_context(newcomers, longest_prompt), newcomers)
         if self._prefill is None:
             return []
-        with self._clock("prefill"):
+        # Usually, prompts are read with all threads, but the number of threads may affect rounding.
+        threads = self.threads if self.target.is_batch_invariant else None
+        with self._clock("prefill"), num_threads(threads):
             self._prefill.read_chunk()
             if not self._prefill.is_complete:
                 return []
@@ -203,13 +218,18 @@ class DecodeRun:
 
     def _merge(self, prefill: Prefill) -> None:
         """Add sequences that have read their prompts to the context of the others."""
-        if not self.live:
-            self.context.select_sequences([])
+        if self.live:
+            self._append(prefill)
+        else:
+            self.context.close()
+            self.context = prefill.context
+        self.context.reserve(_longest(prefill.sequences))
+
+    def _append(self, prefill: Prefill) -> None:
         for context, sequences in ((self.context, self.live), (prefill.context, prefill.sequences)):
             if context.session is not None:
                 context.catch_up([state.token_ids for state in sequences])
         self.context.append_sequences(prefill.context)
-        self.context.reserve(_longest(prefill.sequences))
         prefill.context.close()
 
     @torch.inference_mode()

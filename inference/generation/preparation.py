@@ -176,6 +176,22 @@ def share_processors(requests: list[Request]) -> list[Request]:
     ]
 
 
+def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
+    """Return requests with the random numbers of later rows of a batch.
+
+    Args:
+        requests: requests with the same seed.
+        offset: number of rows that come before them.
+    """
+    return [
+        replace(
+            request,
+            sampling=replace(request.sampling, batch_index=request.sampling.batch_index + offset),
+        )
+        for request in requests
+    ]
+
+
 def random_seed() -> int:
     """Return a seed from torch's own generator, which `torch.manual_seed` makes repeatable."""
     return int(torch.randint(1 << 62, (1,)))

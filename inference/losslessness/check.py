@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
+from inference.autotune.tau_watch import TauWatch
 from inference.decoder import SpeculativeDecoder
 from inference.engine.policy import AlwaysDraft
 from inference.generation.prompts import Prompt, encode_prompt
@@ -66,6 +67,7 @@ def _without_drafts(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
     """Return a decoder with the same target that drafts nothing."""
     undrafted = copy(decoder)
     undrafted.drafter, undrafted.policy = None, AlwaysDraft(None)
+    undrafted._watch = TauWatch(None)
     return undrafted
 
 

@@ -90,7 +90,7 @@ class GreedyCheck(_Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def passed(self) -> bool:
-        """Whether every difference is a near-tie, and drafts change no text if they must not."""
+        """Whether all differences are near-ties and, if batch-invariant, drafts change no text."""
         if self.batch_invariant and self.same_without_drafts < self.prompts:
             return False
         return all(difference.is_near_tie for difference in self.differences)

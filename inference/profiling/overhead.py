@@ -33,7 +33,7 @@ def measure_overhead(subject: Subject) -> dict[str, Figure]:
     kinds: dict[str, tuple[Drafter | None, float]] = {
         "greedy": (drafter, 0.0),
         "sampled": (drafter, 1.0),
-        "plain": (None, 0.0),
+        "autoregressive": (None, 0.0),
     }
     spent: dict[str, list[Spent]] = {kind: [] for kind in kinds}
     for number, prompt in enumerate([subject.prompts[0], *subject.prompts]):
@@ -76,7 +76,7 @@ def _spend(
 
 def _milliseconds(several: list[Spent]) -> dict[str, dict[str, float] | float]:
     return {
-        "round": 1e3 * median(run.total for run in several),
+        "step": 1e3 * median(run.total for run in several),
         "parts": _medians([run.parts for run in several]),
         "forwards": _medians([run.forwards for run in several]),
     }

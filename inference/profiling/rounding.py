@@ -81,7 +81,7 @@ def _outcome(
     steps = -(-new_tokens // (RIGHT + 1))
     known = by_transformers(target.model, prompt, steps * (RIGHT + 1) + RIGHT + 2)
     oracle = OracleDrafter([known], target.spec.vocab_size, target.device, RIGHT, NODES)
-    ways: dict[str, Drafter | None] = {"plain": None, "drafted": trained, "oracle": oracle}
+    ways: dict[str, Drafter | None] = {"autoregressive": None, "drafted": trained, "oracle": oracle}
     with torch.inference_mode():
         differs = {
             "one by one": _read_singly(target, known, len(prompt), new_tokens),

@@ -22,9 +22,9 @@ BATCH = 8
 def measure_batches(subject: Subject) -> dict[str, Figure]:
     """Return the tokens per second of a batch of 8 prompts, relative to a single prompt."""
     drafter = subject.trained()
-    speeds: dict[str, list[tuple[float, float]]] = {"plain": [], "drafted": []}
+    speeds: dict[str, list[tuple[float, float]]] = {"autoregressive": [], "drafted": []}
     for repeat in range(subject.effort.repeats // 3 + 1):
-        for kind, used in (("plain", None), ("drafted", drafter)):
+        for kind, used in (("autoregressive", None), ("drafted", drafter)):
             pair = _speeds(subject, used, repeat)
             if repeat > 0:  # the first repeat is a warm-up
                 speeds[kind].append(pair)
@@ -44,7 +44,7 @@ def measure_batches(subject: Subject) -> dict[str, Figure]:
     }
     for kind, ratio in scaling.items():
         note(f"batch of {BATCH}, {kind}: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
-    return {"batch8_scaling": Figure(scaling["plain"], None, details)}
+    return {"batch8_scaling": Figure(scaling["autoregressive"], None, details)}
 
 
 def _speeds(subject: Subject, drafter: Drafter | None, repeat: int) -> tuple[float, float]:

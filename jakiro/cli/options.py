@@ -99,8 +99,8 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="Compute the target's logits so that drafts change no greedy text even in half "
-        "precision (on a CPU; decoding steps take longer).",
+        help="Compute the target so that drafts never change greedy text, even in half precision "
+        "(on a CPU; decoding steps take longer).",
     ),
 ]
 RecordsOut = Annotated[

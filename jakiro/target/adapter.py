@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple, cast
 
 import torch
@@ -22,7 +23,7 @@ from jakiro.target.checks import (
     max_position_of,
     storing_layers,
 )
-from jakiro.target.cpu_attention import BATCH_INVARIANT, GROUPED, can_be_batch_invariant
+from jakiro.target.cpu_attention import BATCH_INVARIANT, GROUPED, obstacle_to_invariance
 from jakiro.target.masks import (
     Masks,
     TargetMasks,
@@ -174,6 +175,7 @@ class TargetAdapter:
         self.is_packed = False  # whether the copies compute with reordered weights
         self._packs_single = False
         self.is_batch_invariant = False
+        self._copied: list[nn.Parameter] = []  # parameters of which the modules are copies
         self.spec = self._probe()
 
     @property
@@ -197,6 +199,7 @@ class TargetAdapter:
             hidden_states: indices of the hidden states that are cached for every token, in addition
                 to keys and values.
         """
+        self._follow_changes()
         return SlotCache(
             self.spec.head_shapes,
             batch,
@@ -246,7 +249,15 @@ class TargetAdapter:
         return StepOutput(read(step, cache, num_visible), step, cache)
 
     def compile(self) -> None:
-        """Compile decoding steps; the first step of each shape then takes about a minute."""
+        """Compile decoding steps; the first step of each shape then takes about a minute.
+
+        Raises:
+            TargetNotSupported: the target is batch-invariant, which compiled code is not.
+        """
+        if self.is_batch_invariant:
+            raise TargetNotSupported(
+                "a batch-invariant target cannot be compiled", remedy="create another adapter"
+            )
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
     def pack(self, *, single: bool = False) -> None:
@@ -284,25 +295,47 @@ class TargetAdapter:
         it is read alone, in a tree, in a prompt, or beside other sequences.
 
         Raises:
-            TargetNotSupported: the target is not on a CPU, has adapters, is compiled, or computes
-                attention in a way of its own.
+            TargetNotSupported: the target is not in half precision or not on a CPU, has adapters,
+                is compiled, or computes attention in a way of its own.
         """
-        if not can_be_batch_invariant(self.model) or self.is_compiled:
+        if self.is_compiled or (obstacle := obstacle_to_invariance(self.model)) is not None:
             raise TargetNotSupported(
                 "the target cannot be made batch-invariant",
-                expected="a model with sdpa or eager attention on a CPU, not compiled, without "
-                "adapters",
-                got=f"{type(self.model).__name__} on {self.device}",
-                remedy="decode without batch_invariant, or in float32 if texts must not differ",
+                expected="half precision on a CPU, with sdpa or eager attention, not compiled",
+                got="a compiled target" if self.is_compiled else obstacle,
+                remedy="decode without batch_invariant; in float32, rounding hardly ever matters",
             )
         self.is_batch_invariant = True
         self._choose_modules()
 
+    @property
+    def layers(self) -> nn.Module:
+        """The layers that compute: the model's own, or a copy that shares its tensors."""
+        return self._layers
+
+    @property
+    def output(self) -> nn.Module:
+        """The output embeddings that compute."""
+        return self._output
+
+    def _follow_changes(self) -> None:
+        """Copy the modules again if parameters of the model were replaced or added."""
+        if self._copied and not self._are_current():
+            self.is_packed = self.is_packed and can_pack(self.model)
+            if self.is_batch_invariant:
+                self.make_batch_invariant()
+            self._choose_modules()
+
+    def _are_current(self) -> bool:
+        pairs = zip_longest(self._copied, self.decoder.parameters())
+        return all(copied is own for copied, own in pairs)
+
     def _choose_modules(self) -> None:
         """Set the modules that compute."""
-        self._layers, self._output = self.decoder, self.head
+        self._layers, self._output, self._copied = self.decoder, self.head, []
         if not (self.is_packed or self.is_batch_invariant):
             return
+        self._copied = list(self.decoder.parameters())
         self._layers = sharing_copy(self.decoder)
         if self.is_batch_invariant:
             with_attention(self._layers, BATCH_INVARIANT)
@@ -462,7 +495,7 @@ def _decoder_of(model: CausalLM) -> nn.Module:
 def _with_sibling(step: StepInput) -> StepInput:
     """Return a step over a single token with a copy of the token in the next slot.
 
-    Some kernels compute another sum for a single row than for two or more rows.
+    Some kernels sum in another order for a single row than for several rows.
     """
     twice = torch.arange(2, device=step.slots.device)
     return StepInput(

@@ -1,75 +1,136 @@
 """The check that a target computes the same features for a token, whatever is computed with it."""
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
+from jakiro.target.packed_linear import PackedLinear
 
-PROMPT, PATH = 16, 6  # numbers of tokens that are read as a prompt, and along a path of a tree
+PREFIX, PATH = 70, 6  # numbers of tokens that are read before a path, and along the path
+ROWS = (2, 3, 9, 16, 17, 33, 64, 65, 128, 200, 512)  # numbers of rows of compared products
+ROWS_OF_HEAD = 128  # largest number of rows of products with the output embeddings
 
 
 @torch.no_grad()
 def check_batch_invariance(target: TargetAdapter) -> None:
-    """Compare tokens that are read one by one, together, and in a tree with siblings, bit for bit.
+    """Compare products and features, bit for bit, for different numbers of tokens in a step.
+
+    Each kind of product with weights is compared for different numbers of rows. The tokens of a
+    path are read one by one, together with the tokens before them, in a tree with siblings, and
+    beside another sequence.
 
     Args:
         target: adapter of the target, after `make_batch_invariant`.
 
     Raises:
-        TargetNotSupported: the features or logits differ.
+        TargetNotSupported: products or features differ.
     """
-    count = min(PROMPT + PATH, target.spec.max_position)
-    token_ids = torch.arange(count, device=target.device)[None] % target.spec.vocab_size
-    expected = _one_by_one(target, token_ids)
-    together = target.forward(chain_step(token_ids, 0), target.new_cache(1, count)).features
-    in_tree = _in_tree(target, token_ids)
-    for way, got in (("together", together), ("in a tree", in_tree)):
-        if not _are_equal(target, expected[:, -got.shape[1] :], got):
-            raise TargetNotSupported(
-                f"the target computes other features for tokens that are read {way}",
-                expected="the bits of tokens that are read one by one",
-                got=f"differences in {str(target.dtype).removeprefix('torch.')}",
-                remedy="decode without batch_invariant, or with another number of threads",
-            )
+    for name, product, largest in _kinds_of_products(target):
+        for count in ROWS:
+            if count <= largest and _differs(product, count):
+                raise _not_invariant(target, f"products of {name} with {count} rows")
+    for way, features in _ways_to_read(target).items():
+        if not torch.equal(*features):
+            raise _not_invariant(target, f"features of tokens that are read {way}")
 
 
-def _are_equal(target: TargetAdapter, expected: Tensor, got: Tensor) -> bool:
-    if not torch.equal(expected, got):
-        return False
-    single = [target.logits(expected[:, index : index + 1]) for index in range(got.shape[1])]
-    return torch.equal(torch.cat(single, dim=1), target.logits(got))
+def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, nn.Module, int]]:
+    """Yield the name, the layer and the largest number of rows for each shape of weights."""
+    seen = set()
+    for part, largest in ((target.layers, max(ROWS)), (target.output, ROWS_OF_HEAD)):
+        for name, module in part.named_modules():
+            if not isinstance(module, nn.Linear | PackedLinear) or name.endswith(".layer"):
+                continue
+            kind = (type(module), tuple(module.weight.shape), module.bias is None)
+            if kind not in seen:
+                seen.add(kind)
+                yield name or "the output embeddings", module, largest
+
+
+def _differs(product: nn.Module, count: int) -> bool:
+    """Return whether rows have other products among `count` rows than among twice as many."""
+    weight: Tensor = product.weight  # type: ignore[assignment]
+    generator = torch.Generator().manual_seed(count)
+    rows = torch.randn(2 * count, weight.shape[1], generator=generator).to(weight.dtype)
+    whole = product(rows)
+    several = [product(rows[:count]), product(rows[count:])]
+    pair = product(rows[:2])
+    return not (torch.equal(torch.cat(several), whole) and torch.equal(pair, whole[:2]))
+
+
+def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return features of a path, read in different ways, each with those of single tokens."""
+    path = min(PATH, target.spec.max_position // 2)
+    prefix = min(PREFIX, target.spec.max_position - path)
+    token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
+    single = _one_by_one(target, token_ids, prefix)
+    logits = [target.logits(single[:, index : index + 1]) for index in range(path)]
+    return {
+        "together": (single, _together(target, token_ids)[:1, -path:]),
+        "in a tree": (single, _in_tree(target, token_ids, prefix)),
+        "beside another sequence": (single, _beside_another(target, token_ids)[:1, -path:]),
+        "one by one, with their logits": (torch.cat(logits, dim=1), target.logits(single)),
+    }
 
 
 def _one_by_one(
-    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"]
-) -> Float[Tensor, "1 tokens hidden"]:
+    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
+) -> Float[Tensor, "1 path hidden"]:
     cache = target.new_cache(1, token_ids.shape[1] + 1)
-    steps = [chain_step(token_ids[:, i : i + 1], i) for i in range(token_ids.shape[1])]
+    target.forward(chain_step(token_ids[:, :prefix], 0), cache)
+    steps = [
+        chain_step(token_ids[:, place : place + 1], place)
+        for place in range(prefix, token_ids.shape[1])
+    ]
     return torch.cat([target.forward(step, cache).features for step in steps], dim=1)
 
 
-def _in_tree(
+def _together(
+    target: TargetAdapter, token_ids: Int[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch tokens hidden"]:
+    cache = target.new_cache(*token_ids.shape)
+    return target.forward(chain_step(token_ids, 0), cache).features
+
+
+def _beside_another(
     target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"]
+) -> Float[Tensor, "2 tokens hidden"]:
+    other = (token_ids + 1) % target.spec.vocab_size
+    return _together(target, torch.cat((token_ids, other)))
+
+
+def _in_tree(
+    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
 ) -> Float[Tensor, "1 path hidden"]:
-    """Read the first half of the tokens, then the other half as a path in which each has a sibling.
+    """Read the prefix, then the other tokens as a path in which each has a sibling.
 
     Nodes 0, 2, 4, ... are the path, and nodes 1, 3, 5, ... are siblings with other tokens.
     """
-    start = token_ids.shape[1] // 2
-    path = token_ids[:, start:]
-    cache = target.new_cache(1, start + 2 * path.shape[1])
-    target.forward(chain_step(token_ids[:, :start], 0), cache)
+    path = token_ids[:, prefix:]
+    cache = target.new_cache(1, prefix + 2 * path.shape[1])
+    target.forward(chain_step(token_ids[:, :prefix], 0), cache)
     node = torch.arange(2 * path.shape[1], device=path.device)[None]
     other = (path + 1) % target.spec.vocab_size
     step = StepInput(
         token_ids=torch.stack((path, other), dim=2).flatten(1),
-        positions=start + node // 2,
-        slots=start + node,
-        lengths=torch.tensor([start], device=path.device),
-        highest_slot=start + node.shape[1] - 1,
+        positions=prefix + node // 2,
+        slots=prefix + node,
+        lengths=torch.tensor([prefix], device=path.device),
+        highest_slot=prefix + node.shape[1] - 1,
         parents=torch.where(node < 2, -1, 2 * (node // 2) - 2),
         max_depth=path.shape[1],
     )
     return target.forward(step, cache).features[:, ::2]
+
+
+def _not_invariant(target: TargetAdapter, what: str) -> TargetNotSupported:
+    return TargetNotSupported(
+        "the target is not batch-invariant on this machine",
+        expected="the same bits, whatever is computed together",
+        got=f"other {what}, in {str(target.dtype).removeprefix('torch.')}",
+        remedy="decode without batch_invariant, or with another number of threads",
+    )

@@ -103,19 +103,24 @@ def batch_invariant_attention(
     return torch.cat(parts, dim=1), None
 
 
-def can_be_batch_invariant(model: nn.Module) -> bool:
-    """Return whether a model is on the CPU, and its attention can be replaced.
+def obstacle_to_invariance(model: nn.Module) -> str | None:
+    """Return why the attention of a model cannot be made batch-invariant; None if it can.
 
-    Attention with sinks or with other settings of its own cannot, nor can PEFT adapters, which may
-    be switched on and off.
+    PEFT adapters may be switched on and off, which a copy of the layers would not notice.
     """
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        return False
-    if any(hasattr(module, "sinks") for module in model.modules()):
-        return False
     config: Any = model.config
-    known = config._attn_implementation in ("sdpa", "eager")
-    return known and all(weight.device.type == "cpu" for weight in model.parameters())
+    weights = list(model.parameters())
+    if any(weight.device.type != "cpu" for weight in weights):
+        return f"weights on {weights[0].device}"
+    if weights[0].dtype not in (torch.bfloat16, torch.float16):
+        return str(weights[0].dtype).removeprefix("torch.")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return "a PEFT adapter"
+    if any(hasattr(module, "sinks") for module in model.modules()):
+        return "attention with sinks"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"attn_implementation={config._attn_implementation!r}"
+    return None
 
 
 def _is_shared(mask: Tensor | None) -> bool:

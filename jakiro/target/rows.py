@@ -26,8 +26,8 @@ class Rows:
         """Keep only the given rows, in this order.
 
         Args:
-            indices: index of each row to keep; the row keeps its index or gets a smaller one, which
-                belonged to a row that is dropped.
+            indices: index of each row to keep. Each row stays in place or moves to the smaller
+                index of a dropped row.
         """
         for destination, index in enumerate(indices):
             if destination != index:

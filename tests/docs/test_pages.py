@@ -4,6 +4,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,8 +34,12 @@ from training.config import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-LINKING = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    README,
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 KINDS = {"python", "yaml", "bash", "text", "console"}
 
 # What a run must name in any case; blocks that show single keys leave it out.
@@ -79,7 +85,7 @@ def _commands() -> Iterator[Command]:
     for block in _in("bash"):
         for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if words and words[0] in ("jakiro", "make", "python"):
+            if words:
                 expanded = _braces_expanded(words) if "{" in line else words
                 yield Command(block, tuple(expanded))
 
@@ -184,7 +190,26 @@ def test_programs_are_there(command: Command) -> None:
     assert find_spec(command.words[2]) is not None
 
 
-@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_other_programs_come_with_the_development_environment() -> None:
+    ours = ("jakiro", "make", "python")
+    others = {command.words[0] for command in COMMANDS if command.words[0] not in ours}
+    others -= {"source", "export", "cd"}  # commands of the shell
+    folder = Path(sys.executable).parent
+    missing = [name for name in others if not (folder / Path(name).name).exists()]
+    assert [name for name in missing if shutil.which(name) is None] == []
+
+
+@pytest.mark.parametrize("command", _of("pip"), ids=str)
+def test_pip_installs_extras_that_are_there(command: Command) -> None:
+    assert command.words[1] == "install"
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for word in command.words[2:]:
+        name, _, extras = word.removesuffix("]").partition("[")
+        if name in (".", pyproject["name"]) and extras:
+            assert set(extras.split(",")) <= set(pyproject["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     paths = [link.partition("#")[0] for link in links if "://" not in link]
@@ -218,7 +243,7 @@ def test_commands_in_the_text_are_there() -> None:
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     found = {
         (page.name, word)
-        for page in LINKING
+        for page in PAGES
         for word in re.findall(r"`jakiro ([a-z-]+)", page.read_text(encoding="utf-8"))
     }
     assert [where for where in sorted(found) if where[1] not in known] == []

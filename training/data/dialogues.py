@@ -111,6 +111,7 @@ class _Lane(Generic[T]):
             if step.finished:
                 state = self.run.sequences[step.index]
                 output = output_of(state, turn.steps, self.decoder.tokenizer, self.run)
+                self.run.forget(step.index)
                 yield self.turns.pop(step.index), output
 
 
@@ -130,7 +131,10 @@ class _Batch(Generic[T]):
 
     def fill(self, dialogues: Iterator[tuple[int, Dialogue[T]]], results: dict[int, T]) -> None:
         """Start dialogues while there is room for them."""
-        while self._num_open < self._size and (started := next(dialogues, None)) is not None:
+        while self._num_open < self._size:
+            if (started := next(dialogues, None)) is None:
+                self._admit_all()  # nothing else will come that could be read together with these
+                return
             number, dialogue = started
             try:
                 self._waiting.append(_Open(number, dialogue, next(dialogue)))
@@ -149,13 +153,13 @@ class _Batch(Generic[T]):
                 except StopIteration as end:
                     results[open_.number] = end.value
             if not lane.turns:
-                lane.iterator.close()
+                lane.run.close()
                 del self._lanes[key]
 
     def close(self) -> None:
         """End all runs, and free their caches."""
         for lane in self._lanes.values():
-            lane.iterator.close()
+            lane.run.close()
 
     @property
     def _num_open(self) -> int:
@@ -164,7 +168,7 @@ class _Batch(Generic[T]):
     def _admit_all(self) -> None:
         by_lane: dict[str, list[_Open[T]]] = {}
         for open_ in self._waiting:
-            key = "" if self._decoder.drafter is None else _options(open_.turn)
+            key = "" if self._decoder.drafter is None else _selection(open_.turn)
             by_lane.setdefault(key, []).append(open_)
         self._waiting = []
         for key, group in by_lane.items():
@@ -190,6 +194,13 @@ def _arguments(group: list[_Open[T]]) -> tuple[list[list[int]], dict[str, Any]]:
         **group[0].turn.options,
     }
     return [open_.turn.prompt for open_ in group], options
+
+
+def _selection(turn: Turn) -> str:
+    """Return the options that determine how tokens are selected."""
+    others = ("max_new_tokens", "stopping_criteria")
+    options = {name: value for name, value in turn.options.items() if name not in others}
+    return f"{turn.temperature} {sorted(options.items())}"
 
 
 def _options(turn: Turn) -> str:

@@ -160,8 +160,13 @@ def test_without_a_drafter_requests_of_all_kinds_share_a_batch(model: LlamaForCa
         assert state.new_token_ids == alone.new_token_ids
 
 
-def test_a_run_goes_on_if_all_sequences_were_complete(model: LlamaForCausalLM) -> None:
-    decoder = SpeculativeDecoder(model, _trained(model), tree=CHOSEN)
+@pytest.mark.parametrize("name", ["none", "feedback", *OTHERS, "small and lookup"])
+def test_a_run_goes_on_if_all_sequences_were_complete(model: LlamaForCausalLM, name: str) -> None:
+    drafters: dict[str, Any] = {"none": lambda _: None, "feedback": _trained, **OTHERS}
+    drafters["small and lookup"] = lambda model: CombinedDrafter(
+        SmallLMDrafter(tiny_llama(vocab=11, seed=7), model), LookupDrafter()
+    )
+    decoder = SpeculativeDecoder(model, drafters[name](model), tree="fixed")
     run = decoder.start(FIRST, max_new_tokens=3, temperature=0)
     for step in run:
         if all(one.finished for one in step) and len(run.sequences) == len(FIRST):
@@ -189,6 +194,48 @@ def test_long_prompts_are_read_between_the_steps_of_others(
     assert steps_before >= 30 // 4
     alone = decoder.generate(long, max_new_tokens=5, temperature=0)
     assert run.sequences[1].new_token_ids == alone.new_token_ids
+
+
+def test_closing_during_prefill_frees_the_caches_and_ends_the_run(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 2)
+    decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
+    run = decoder.start(FIRST, max_new_tokens=30, temperature=0)
+    steps = iter(run)
+    next(steps)
+    decoder.admit(run, LATER, max_new_tokens=5, temperature=0)
+    next(steps)
+    assert run._prefill is not None
+    newcomers = run._prefill.context
+    run.close()
+    assert not hasattr(newcomers, "cache")
+    assert list(steps) == []
+
+
+def test_requests_that_cannot_join_are_refused(model: LlamaForCausalLM) -> None:
+    decoder, other = SpeculativeDecoder(model), SpeculativeDecoder(model)
+    run = decoder.start(FIRST, max_new_tokens=3)
+    assert decoder.admit(run, []) == []
+    with pytest.raises(PromptError, match="started by another decoder"):
+        other.admit(run, LATER)
+    with pytest.raises(PromptError, match="single prompt"):
+        decoder.admit(run, "def main(")
+    with pytest.raises(PromptError, match="nothing to decode"):
+        decoder.start([])
+
+
+def test_a_single_seed_gives_every_sequence_of_a_run_other_random_numbers(
+    model: LlamaForCausalLM,
+) -> None:
+    decoder = SpeculativeDecoder(model)
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 12, "seed": 5}
+    run = decoder.start([[1, 2]], **options)
+    decoder.admit(run, [[1, 2]], **options)
+    decoder.admit(run, [[1, 2]], **options)
+    first, *others = (state.new_token_ids for state in run.finish().sequences)
+    assert first == decoder.generate([1, 2], **options).new_token_ids
+    assert len({tuple(ids) for ids in (first, *others)}) == 3
 
 
 def test_with_a_drafter_tokens_must_be_selected_in_the_same_way(model: LlamaForCausalLM) -> None:

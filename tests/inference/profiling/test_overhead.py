@@ -26,12 +26,15 @@ def test_each_way_of_decoding_has_its_own_share_and_parts() -> None:
     target = TargetAdapter(tiny_llama())
     subject = Subject(target, tiny_drafter(target), [[1, 2, 3]], Effort(1, 12, 1))
     (figure,) = measure_overhead(subject).values()
-    assert figure.details.keys() == {"greedy", "sampled", "plain"}
+    assert figure.details.keys() == {"greedy", "sampled", "autoregressive"}
     assert figure.interval.value == figure.details["greedy"]["share"]["value"]
     for found in figure.details.values():
         assert 0 < found["share"]["value"] < 1
-        assert sum(found["milliseconds"]["forwards"].values()) < found["milliseconds"]["round"]
-    assert figure.details["plain"]["milliseconds"]["forwards"].keys() == {"target", "logits"}
+        assert sum(found["milliseconds"]["forwards"].values()) < found["milliseconds"]["step"]
+    assert figure.details["autoregressive"]["milliseconds"]["forwards"].keys() == {
+        "target",
+        "logits",
+    }
 
 
 def test_nested_forwards_are_watched_once_and_can_be_replayed() -> None:

@@ -87,8 +87,20 @@ def test_the_check_notices_attention_that_depends_on_other_tokens() -> None:
 def test_the_check_notices_products_that_depend_on_other_tokens() -> None:
     target = _bf16(_two_heads(), _UnevenLinear)
     target.make_batch_invariant()
-    with pytest.raises(TargetNotSupported, match="read together"):
+    with pytest.raises(TargetNotSupported, match=r"products of layers.0.self_attn.q_proj with 3"):
         check_batch_invariance(target)
+
+
+def test_a_replaced_weight_is_noticed_by_the_next_request() -> None:
+    model = tiny_llama(vocab=61).to(BF16)
+    decoder = SpeculativeDecoder(_bf16(model).model, batch_invariant=True)
+    before = decoder.generate([1, 2, 3], max_new_tokens=12).new_token_ids
+    other = tiny_llama(vocab=61, seed=5).to(BF16)
+    model.load_state_dict(other.state_dict(), assign=True)
+    after = decoder.generate([1, 2, 3], max_new_tokens=12).new_token_ids
+    expected = SpeculativeDecoder(model, batch_invariant=True)
+    assert after == expected.generate([1, 2, 3], max_new_tokens=12).new_token_ids
+    assert after != before
 
 
 @pytest.mark.parametrize("drafter", ["trained", "sampled", "lookup"])
