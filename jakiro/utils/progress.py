@@ -58,7 +58,12 @@ class ProgressDisplay(Progress):
         self._write_line(task_id)
 
     def advance(self, task_id: TaskID, advance: int | float = 1) -> None:
-        """Add to the number of completed steps of a task, as in rich."""
+        """Add to the number of completed steps of a task, as in rich.
+
+        Args:
+            task_id: the task.
+            advance: number of steps.
+        """
         super().advance(task_id, advance)
         self._write_line(task_id)
 

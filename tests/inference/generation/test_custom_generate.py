@@ -350,7 +350,7 @@ def test_other_positions_are_refused(model: LlamaForCausalLM, decoder: Speculati
     for name in ("streamer", "tokenizer", "cache_implementation"):
         with pytest.raises(PromptError, match=name):
             decoder.generate_batch([[1, 2]], **{name: "something"})
-    with pytest.raises(PromptError, match="got a single prompt"):
+    with pytest.raises(PromptError, match="this is a single prompt"):
         decoder.generate_batch("text")
 
 
