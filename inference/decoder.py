@@ -32,6 +32,7 @@ from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
+from inference.generation.unsupported import refuse_single
 from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import AdaptiveDrafter, Drafter
@@ -308,7 +309,7 @@ class SpeculativeDecoder:
             PromptError: a prompt or an argument cannot be used.
             NumericalError: the target's logits are not finite.
         """
-        _refuse_single(prompts)
+        refuse_single(prompts)
         several: Sequence[Prompt]
         if isinstance(prompts, Tensor):
             several = list(unpadded(prompts, attention_mask))
@@ -430,7 +431,7 @@ class SpeculativeDecoder:
             seed: as for `generate_batch`.
             **generation: as for `generate`.
         """
-        _refuse_single(prompts)
+        refuse_single(prompts)
         if not prompts:
             raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
         prepared = self._prepared(prompts, temperature, seed, generation)
@@ -470,7 +471,7 @@ class SpeculativeDecoder:
                 expected="a run from start() of this decoder",
                 got="a run with another target or drafter",
             )
-        _refuse_single(prompts)
+        refuse_single(prompts)
         if not prompts:
             return []
         prepared = self._prepared(prompts, temperature, seed, generation, run.draft_policy)
@@ -589,17 +590,6 @@ def _without_packing(packed: Packed) -> Packed:
             remedy="leave out packed=, or compiled=",
         )
     return False
-
-
-def _refuse_single(prompts: Sequence[Prompt] | Tensor) -> None:
-    is_single = isinstance(prompts, str) or (
-        isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], int | dict)
-    )
-    if is_single:
-        raise PromptError(
-            "a list of prompts is needed, but this is a single prompt",
-            remedy="use generate(), or pass [prompt]",
-        )
 
 
 def _refuse_invariance(batch_invariant: bool) -> None:

@@ -167,3 +167,20 @@ def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> 
             got=f"{prompt} prompt tokens and {total - prompt} new tokens",
             remedy="shorten the prompt or lower max_new_tokens",
         )
+
+
+def refuse_single(prompts: object) -> None:
+    """Raise an error if a single prompt was passed where several prompts are expected.
+
+    Args:
+        prompts: argument of the caller.
+
+    Raises:
+        PromptError: the argument is a text, a list of chat messages, or a list of token ids.
+    """
+    first = prompts[0] if isinstance(prompts, list) and prompts else None
+    if isinstance(prompts, str) or isinstance(first, int | dict):
+        raise PromptError(
+            "a list of prompts is needed, but this is a single prompt",
+            remedy="use generate(), or pass [prompt]",
+        )

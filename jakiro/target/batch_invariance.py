@@ -42,8 +42,9 @@ def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, nn.Module, 
     """Yield the name, the layer and the largest number of rows for each shape of weights."""
     seen = set()
     for part, largest in ((target.layers, max(ROWS)), (target.output, ROWS_OF_HEAD)):
+        packed = {id(layer.layer) for layer in part.modules() if isinstance(layer, PackedLinear)}
         for name, module in part.named_modules():
-            if not isinstance(module, nn.Linear | PackedLinear) or name.endswith(".layer"):
+            if not isinstance(module, nn.Linear | PackedLinear) or id(module) in packed:
                 continue
             kind = (type(module), tuple(module.weight.shape), module.bias is None)
             if kind not in seen:
