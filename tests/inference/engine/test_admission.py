@@ -150,12 +150,13 @@ def test_without_a_drafter_requests_of_all_kinds_share_a_batch(model: LlamaForCa
         {"temperature": 1.0, "top_k": 4},
         {"temperature": 0.7, "top_p": 0.5},
     ]
-    prompts = [*FIRST, *LATER]
-    run = decoder.start([prompts[0]], seed=[SEEDS[0]], max_new_tokens=12, **kinds[0])
-    for prompt, seed, kind in zip(prompts[1:], SEEDS[1:], kinds[1:], strict=True):
+    kinds = [kind for kind in kinds for _ in range(2)]  # groups of two, and not of one
+    prompts, seeds = [*FIRST, *LATER] * 2, [*SEEDS, *(10 + seed for seed in SEEDS)]
+    run = decoder.start([prompts[0]], seed=[seeds[0]], max_new_tokens=12, **kinds[0])
+    for prompt, seed, kind in zip(prompts[1:], seeds[1:], kinds[1:], strict=True):
         decoder.admit(run, [prompt], seed=[seed], max_new_tokens=12, **kind)
     run.finish()
-    for state, prompt, seed, kind in zip(run.sequences, prompts, SEEDS, kinds, strict=True):
+    for state, prompt, seed, kind in zip(run.sequences, prompts, seeds, kinds, strict=True):
         alone = decoder.generate(prompt, seed=seed, max_new_tokens=12, **kind)
         assert state.new_token_ids == alone.new_token_ids
 

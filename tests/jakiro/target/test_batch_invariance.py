@@ -47,6 +47,14 @@ class _UnevenLinear(nn.Linear):
         return product * 1.01 if x.numel() > 4 * x.shape[-1] else product
 
 
+class _SingleRowLinear(_ExactLinear):
+    """A product that is rounded in another way if there is a single row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = super().forward(x)
+        return product * 1.01 if x.numel() == x.shape[-1] else product
+
+
 def _bf16(model: PreTrainedModel, product: type[nn.Linear] = _ExactLinear) -> TargetAdapter:
     model = model.to(BF16)
     for module in model.modules():
@@ -89,6 +97,17 @@ def test_the_check_notices_products_that_depend_on_other_tokens() -> None:
     target.make_batch_invariant()
     with pytest.raises(TargetNotSupported, match=r"products of layers.0.self_attn.q_proj with 3"):
         check_batch_invariance(target)
+
+
+def test_products_of_a_single_row_are_never_needed() -> None:
+    target = _bf16(_two_heads(), _SingleRowLinear)
+    target.make_batch_invariant()
+    check_batch_invariance(target)
+    exact = SpeculativeDecoder(_bf16(_two_heads()).model, batch_invariant=True)
+    decoder = SpeculativeDecoder(target.model, batch_invariant=True)
+    for prompt in ([5], [1, 2, 3]):
+        got = decoder.generate(prompt, max_new_tokens=20)
+        assert got.new_token_ids == exact.generate(prompt, max_new_tokens=20).new_token_ids
 
 
 def test_a_replaced_weight_is_noticed_by_the_next_request() -> None:
