@@ -32,6 +32,10 @@ def demo(
     ] = None,
 ) -> None:
     """Train a drafter for minutes, and show how much faster a model generates with it."""
+    from jakiro.utils.files import ensure_writable_folder
+
+    if cache_dir is not None:  # before the model is downloaded
+        ensure_writable_folder(cache_dir)
     if preset == "chat" and target is None:
         from jakiro.demo.chat_model import is_available, run_chat_demo
 

@@ -94,8 +94,9 @@ def assert_demo_trains_and_then_uses_its_cache(
 
 
 def test_an_unwritable_cache_folder_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr("jakiro.demo.chat_model.fetch_model")  # nothing is downloaded before
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit) as exit_info:
         main(["demo", "--cache-dir", str(tmp_path / "file" / "cache")])
