@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.sampling import Sampling
-from jakiro.target.adapter import StepOutput
+from jakiro.target.step import StepOutput
 
 
 class Budget(NamedTuple):

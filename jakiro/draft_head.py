@@ -76,7 +76,7 @@ class DraftHead:
     @property
     def _is_targets_own(self) -> bool:
         """Whether the target itself has all rows in the requested format."""
-        is_there = self.form == "own" or (self.form == "packed" and self.target.is_packed)
+        is_there = self.form == "own" or (self.form == "packed" and self.target.modules.is_packed)
         return self.token_ids is None and is_there
 
     def _product_of(self, head: nn.Linear) -> _Product:

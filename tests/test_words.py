@@ -1,4 +1,4 @@
-"""The vocabulary of the code: words that readers of the papers, vLLM and transformers know."""
+"""The vocabulary of code and documentation: words of the papers, vLLM and transformers."""
 
 import io
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("moa", "jakiro", "inference", "training", "tests")
+FOLDERS = ("moa", "jakiro", "inference", "training", "tests", "configs", "docs")
 
 # What to say instead stands in docs/concepts/glossary.md.
 DENIED = {
@@ -41,27 +41,41 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield identifiers, comments and docstrings, each with its line."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        is_docstring = token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""'))
-        if is_docstring or token.type in {tokenize.NAME, tokenize.COMMENT}:
+    """Yield the texts of a file, each with its line."""
+    if path.suffix == ".py":
+        yield from _texts_of_code(path.read_text())
+        return
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        yield number, re.sub(r"`[^`]*`", "", line)  # without code
+
+
+def _texts_of_code(source: str) -> Iterator[tuple[int, str]]:
+    """Yield identifiers, comments, docstrings and other strings, each with its line."""
+    strings = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in {tokenize.NAME, tokenize.COMMENT, *strings}:
             for number, line in enumerate(token.string.splitlines()):
                 yield token.start[0] + number, line
 
 
-def _found() -> Iterator[str]:
+def _files() -> Iterator[Path]:
+    """Yield the files with English text."""
+    yield from sorted(ROOT.glob("*.md"))
     for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if path == Path(__file__):
-                continue
-            source = path.read_text()
-            if not any(word in source.lower() for word in DENIED):
-                continue
-            about_chats = bool(CHAT.search(source))
-            for line, text in _texts(path):
-                for word in _words(text):
-                    if word in DENIED and not (word == "turns" and about_chats):
-                        yield f"{path.relative_to(ROOT)}:{line}: {word} -> {DENIED[word]}"
+        for kind in ("*.py", "*.md", "*.yaml"):
+            yield from sorted((ROOT / folder).rglob(kind))
+
+
+def _found() -> Iterator[str]:
+    for path in _files():
+        source = path.read_text()
+        if path == Path(__file__) or not any(word in source.lower() for word in DENIED):
+            continue
+        about_chats = bool(CHAT.search(source))
+        for line, text in _texts(path):
+            for word in _words(text):
+                if word in DENIED and not (word == "turns" and about_chats):
+                    yield f"{path.relative_to(ROOT)}:{line}: {word} -> {DENIED[word]}"
 
 
 def test_no_word_of_a_private_vocabulary_is_used() -> None:

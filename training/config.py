@@ -186,6 +186,10 @@ class TrainSettings(Settings):
     epochs: float | None = Field(None, gt=0)
     """Number of times that the packed training sequences are read, from which the number of
     optimizer steps follows; a fraction is possible. null: set by steps."""
+    minutes: float | None = Field(None, gt=0)
+    """Number of minutes after which the run takes no further steps, evaluations and preparations
+    not included. The learning rate falls so that it is lowest at the end, and the weights then
+    depend on the speed of the machine. null: take all steps."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights, the order of the data, and the anchors."""
     log_every: int = Field(10, ge=1)

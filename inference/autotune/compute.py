@@ -6,7 +6,6 @@ time, but a single token may take more. Both are therefore chosen together, by m
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
@@ -49,9 +48,9 @@ class Compute(Settings, frozen=True):
     def prepare(self, target: TargetAdapter) -> None:
         """Make the target compute with this form of its weights."""
         if self.packed:
-            target.pack(single=self.pack_single)
+            target.modules.pack(single=self.pack_single)
         else:
-            target.unpack()
+            target.modules.unpack()
 
     def __str__(self) -> str:
         """Return the way to compute in words."""
@@ -164,7 +163,7 @@ class _Trial(NamedTuple):
 
     @classmethod
     def start(cls, compute: Compute, target: TargetAdapter) -> "_Trial":
-        own = copy(target)  # shares everything but the choice of the form
+        own = target.with_own_choice()
         compute.prepare(own)
         steps = verifications(own, (0, TREE_NODES))
         return cls(compute, steps, {count: [] for count in steps})

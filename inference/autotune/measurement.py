@@ -13,7 +13,8 @@ from typing import TypeVar
 import torch
 from platformdirs import user_cache_path
 
-from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import chain_step
 from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
@@ -73,7 +74,7 @@ def target_facts(target: TargetAdapter) -> list[object]:
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
-    form = [str(target.dtype), target.is_compiled, target.form]
+    form = [str(target.dtype), target.is_compiled, target.modules.form]
     return [machine, target.spec.fingerprint, form]
 
 

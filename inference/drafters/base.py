@@ -23,7 +23,7 @@ from inference.protocol import (
     request_counter_of,
 )
 from inference.sampling import Sampling
-from jakiro.target.adapter import StepOutput
+from jakiro.target.step import StepOutput
 
 Tokens = Int64[np.ndarray, " tokens"]
 

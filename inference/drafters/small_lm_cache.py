@@ -8,8 +8,9 @@ from torch import Tensor
 
 from inference.protocol import Committed
 from inference.trees.builder import TreeLevel
-from jakiro.target.adapter import StepInput, TargetAdapter, WrittenNodes
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
+from jakiro.target.step import StepInput, WrittenNodes
 
 
 class LMPass:

@@ -7,7 +7,8 @@ import torch
 from inference.draft_tree import DraftTree
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
-from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import StepInput, StepOutput
 
 PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
 

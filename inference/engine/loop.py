@@ -19,7 +19,8 @@ from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
 from inference.protocol import AdaptiveSession, Drafter, VerifyResult
 from jakiro.errors import PromptError
-from jakiro.target.adapter import StepInput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import StepInput
 
 BONUS = 0  # depth of a bonus or recovered token, which comes from the target itself
 
@@ -196,7 +197,7 @@ class DecodeRun:
         if self._prefill is None:
             return []
         # Usually, prompts are read with all threads, but the number of threads may affect rounding.
-        threads = self.threads if self.target.is_batch_invariant else None
+        threads = self.threads if self.target.modules.is_batch_invariant else None
         with self._clock("prefill"), num_threads(threads):
             self._prefill.read_chunk()
             if not self._prefill.is_complete:

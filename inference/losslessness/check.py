@@ -58,7 +58,7 @@ def check_greedy(
         tokens=tokens,
         drafted=drafted,
         same_without_drafts=same_without_drafts,
-        batch_invariant=decoder.target.is_batch_invariant,
+        batch_invariant=decoder.target.modules.is_batch_invariant,
         differences=tuple(differences),
     )
 

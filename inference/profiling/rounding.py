@@ -30,7 +30,8 @@ from inference.profiling.subject import (
 from inference.protocol import Drafter
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
-from jakiro.target.adapter import StepInput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import StepInput
 
 RIGHT, NODES = 3, 8  # numbers of accepted drafts and of nodes in each of the oracle's trees
 

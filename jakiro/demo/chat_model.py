@@ -33,7 +33,8 @@ from training.train import train
 
 MODEL = "smollm2-135m-instruct"
 ASSETS = Path(jakiro.__file__).parent / "assets" / MODEL
-STEPS = 40  # of the drafter that the demo trains
+STEPS = 40  # largest number of steps of the drafter that the demo trains
+MINUTES = 4.0  # largest number of minutes that these steps take
 MAX_NEW_TOKENS = 48
 TEMPERATURES = (0.0, 1.0)
 QUESTION = "Why do cats purr?"  # answered before the table of results
@@ -90,7 +91,7 @@ def run_chat_demo(
     page = _write_report(document, folder)
     for part in figures_table(document):
         Console().print(part, highlight=False)
-    console.print(f"report with a drawn tree: {page}", soft_wrap=True)
+    console.print(f"report with a picture of a tree: {page}", soft_wrap=True)
     summary = {"preset": "chat", "target": MODEL, "fresh_drafter": str(fresh), "report": str(page)}
     methods = [figures.model_dump(mode="json", exclude={"samples"}) for figures in document.methods]
     print(json.dumps(summary | {"methods": methods}))  # noqa: T201 - a console would wrap the line
@@ -114,6 +115,7 @@ def _train(
         "evaluation.every": max(1, steps // 2),
         "epochs": None,
         "steps": steps,
+        "minutes": MINUTES,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     settings = load_settings(TrainSettings, ASSETS / "train.yaml", overrides)

@@ -1,12 +1,12 @@
 """Adapter of the frozen target: the only code that accesses the Hugging Face causal LM."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
@@ -23,17 +23,16 @@ from jakiro.target.checks import (
     max_position_of,
     storing_layers,
 )
-from jakiro.target.cpu_attention import BATCH_INVARIANT, GROUPED, obstacle_to_invariance
-from jakiro.target.masks import (
-    Masks,
-    TargetMasks,
-    ancestor_matrix,
-    positions_in_slots,
-    same_document,
-    slot_mask,
+from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
+from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
+from jakiro.target.step import (
+    StepInput,
+    StepOutput,
+    WrittenNodes,
+    ancestors_of,
+    chain_step,
+    with_sibling,
 )
-from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
-from jakiro.target.sharing import sharing_copy, with_attention
 from jakiro.utils.files import fingerprint
 from jakiro.utils.gguf import gguf_checksum
 
@@ -83,65 +82,6 @@ class TargetSpec:
         return tuple(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.head_shapes)
 
 
-class WrittenNodes(NamedTuple):
-    """Cached nodes of a tree that is processed level by level, including this step's queries.
-
-    Attributes:
-        slots: cache slot of each node.
-        positions: absolute position of each node.
-        seen: True where a query may attend to a node.
-    """
-
-    slots: Int[Tensor, "batch written"]
-    positions: Int[Tensor, "batch written"]
-    seen: Bool[Tensor, "batch queries written"]
-
-
-@dataclass(frozen=True)
-class StepInput:
-    """Tokens for one target forward pass: a prompt, a single token, or a root with its draft tree.
-
-    Attributes:
-        token_ids: ids of the tokens, which are the queries of the attention.
-        positions: absolute positions of the queries.
-        slots: cache slots that the queries are written to.
-        lengths: number of committed tokens per sequence; every query attends to all of them.
-        highest_slot: highest slot that any sequence writes, as a number on the CPU.
-        parents: index of each query's parent among the queries, -1 for a query without a parent;
-            None for a chain.
-        max_depth: number of nodes on the longest path among the queries; unused for a chain.
-        documents: index of each query's document in a packed sequence, where documents do not
-            attend to each other; None if each sequence is one document.
-        written: all cached nodes of a tree that is processed in several steps, used instead of
-            `parents`; None if this step processes the whole tree.
-    """
-
-    token_ids: Int[Tensor, "batch queries"]
-    positions: Int[Tensor, "batch queries"]
-    slots: Int[Tensor, "batch queries"]
-    lengths: Int[Tensor, " batch"]
-    highest_slot: int
-    parents: Int[Tensor, "batch queries"] | None = None
-    max_depth: int = 1
-    documents: Int[Tensor, "batch queries"] | None = None
-    written: WrittenNodes | None = None
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """Result of a target forward pass: features (after the final norm) and the updated cache.
-
-    Attributes:
-        features: feature of each query.
-        step: input of the forward pass.
-        cache: cache that holds the queries' keys and values at `step.slots`.
-    """
-
-    features: Float[Tensor, "batch queries hidden"]
-    step: StepInput
-    cache: SlotCache
-
-
 def compile_mode(device: torch.device) -> str | None:
     """Return the `torch.compile` mode for small steps, which uses CUDA graphs on a GPU."""
     return "reduce-overhead" if device.type == "cuda" else None
@@ -169,13 +109,7 @@ class TargetAdapter:
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
-        # The modules that compute: the model's own, or copies that share its tensors.
-        self._layers: nn.Module = self.decoder
-        self._output: nn.Module = self.head
-        self.is_packed = False  # whether the copies compute with reordered weights
-        self._packs_single = False
-        self.is_batch_invariant = False
-        self._copied: list[nn.Parameter] = []  # parameters of which the modules are copies
+        self.modules = ComputeModules(model, self.decoder)
         self.spec = self._probe()
 
     @property
@@ -199,7 +133,7 @@ class TargetAdapter:
             hidden_states: indices of the hidden states that are cached for every token, in addition
                 to keys and values.
         """
-        self._follow_changes()
+        self.modules.follow_changes()
         return SlotCache(
             self.spec.head_shapes,
             batch,
@@ -216,10 +150,10 @@ class TargetAdapter:
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """Return the target's logits for features, including the scaling of its model family."""
-        if self.is_batch_invariant and features.numel() == features.shape[-1]:
+        if self.modules.is_batch_invariant and features.numel() == features.shape[-1]:
             twice = features.reshape(1, -1).expand(2, -1)
-            return self.adjusted(self._output(twice)[0]).reshape(*features.shape[:-1], -1)
-        return self.adjusted(self._output(features))
+            return self.adjusted(self.modules.output(twice)[0]).reshape(*features.shape[:-1], -1)
+        return self.adjusted(self.modules.output(features))
 
     def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
         """Return the head's raw logits after the model family's scaling and soft-capping."""
@@ -238,8 +172,8 @@ class TargetAdapter:
             step: tokens to read.
             cache: cache of the sequences; keys and values of the tokens are written to it.
         """
-        if self.is_batch_invariant and step.token_ids.numel() == 1:
-            features = self.forward(_with_sibling(step), cache).features[:, :1]
+        if self.modules.is_batch_invariant and step.token_ids.numel() == 1:
+            features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
         num_visible = cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible)
@@ -254,102 +188,26 @@ class TargetAdapter:
         Raises:
             TargetNotSupported: the target is batch-invariant, which compiled code is not.
         """
-        if self.is_batch_invariant:
+        if self.modules.is_batch_invariant:
             raise TargetNotSupported(
                 "a batch-invariant target cannot be compiled", remedy="create another adapter"
             )
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
-    def pack(self, *, single: bool = False) -> None:
-        """Compute with weights that are reordered for the CPU.
-
-        The model itself does not change. The reordered weights need as much memory again.
-
-        Args:
-            single: whether to use the reordered weights for a single token, too.
-
-        Raises:
-            TargetNotSupported: the weights, the device or the installed torch do not allow it.
-        """
-        if not can_pack(self.model):
-            raise TargetNotSupported(
-                "the weights of the target cannot be reordered",
-                expected="float32 (or bfloat16, if the processor supports it) on a CPU, without "
-                "adapters and quantization",
-                got=f"{str(self.dtype).removeprefix('torch.')} on {self.device}",
-                remedy="decode without packed weights",
-            )
-        self.is_packed, self._packs_single = True, single
-        self._choose_modules()
-
-    def unpack(self) -> None:
-        """Compute with the model's own weights again."""
-        self.is_packed = False
-        self._choose_modules()
+    def with_own_choice(self) -> "TargetAdapter":
+        """Return an adapter that shares everything but the choice of the modules that compute."""
+        other = copy(self)
+        other.modules = copy(self.modules)
+        return other
 
     def make_batch_invariant(self) -> None:
         """Compute with attention whose rounding does not depend on the other tokens of a step.
 
-        If the products with the weights do not depend on the other tokens either, which
-        `check_batch_invariance` verifies, then a token has the same features, bit for bit, whether
-        it is read alone, in a tree, in a prompt, or beside other sequences.
-
         Raises:
-            TargetNotSupported: the target is not in half precision or not on a CPU, has adapters,
-                is compiled, or computes attention in a way of its own.
+            TargetNotSupported: the target is compiled, or see `ComputeModules`.
         """
-        if self.is_compiled or (obstacle := obstacle_to_invariance(self.model)) is not None:
-            raise TargetNotSupported(
-                "the target cannot be made batch-invariant",
-                expected="half precision on a CPU, with sdpa or eager attention, not compiled",
-                got="a compiled target" if self.is_compiled else obstacle,
-                remedy="decode without batch_invariant; in float32, rounding hardly ever matters",
-            )
-        self.is_batch_invariant = True
-        self._choose_modules()
-
-    @property
-    def layers(self) -> nn.Module:
-        """The layers that compute: the model's own, or a copy that shares its tensors."""
-        return self._layers
-
-    @property
-    def output(self) -> nn.Module:
-        """The output embeddings that compute."""
-        return self._output
-
-    def _follow_changes(self) -> None:
-        """Copy the modules again if parameters of the model were replaced or added."""
-        if self._copied and not self._are_current():
-            self.is_packed = self.is_packed and can_pack(self.model)
-            if self.is_batch_invariant:
-                self.make_batch_invariant()
-            self._choose_modules()
-
-    def _are_current(self) -> bool:
-        pairs = zip_longest(self._copied, self.decoder.parameters())
-        return all(copied is own for copied, own in pairs)
-
-    def _choose_modules(self) -> None:
-        """Set the modules that compute."""
-        self._layers, self._output, self._copied = self.decoder, self.head, []
-        if not (self.is_packed or self.is_batch_invariant):
-            return
-        self._copied = list(self.decoder.parameters())
-        self._layers = sharing_copy(self.decoder)
-        if self.is_batch_invariant:
-            with_attention(self._layers, BATCH_INVARIANT)
-        elif self.config._attn_implementation == "sdpa":
-            with_attention(self._layers, GROUPED)
-        if self.is_packed:
-            self._layers = with_packed_layers(self._layers, self._packs_single)
-            self._output = packed_copy(self.head, pack_single=self._packs_single)
-
-    @property
-    def form(self) -> str:
-        """The form of the weights that decoding computes with, in words."""
-        form = form_name(self.is_packed, self._packs_single)
-        return f"{form}, batch-invariant" if self.is_batch_invariant else form
+        refuse_invariance_if("a compiled target" if self.is_compiled else None)
+        self.modules.make_batch_invariant()
 
     @property
     def is_compiled(self) -> bool:
@@ -357,7 +215,7 @@ class TargetAdapter:
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        output = self._layers(
+        output = self.modules.layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
             attention_mask=self._attention_masks(step, num_visible),
@@ -371,7 +229,7 @@ class TargetAdapter:
         return features
 
     def _attention_masks(self, step: StepInput, num_visible: int) -> Masks:
-        own = step.written or WrittenNodes(step.slots, step.positions, _ancestors(step))
+        own = step.written or WrittenNodes(step.slots, step.positions, ancestors_of(step))
         visible = slot_mask(step.lengths, own.slots, own.seen, num_visible)
         seen_positions = positions_in_slots(own.slots, own.positions, num_visible)
         return self._masks(visible, step.positions, seen_positions)
@@ -462,48 +320,8 @@ def _is_own_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and "lora_" not in name
 
 
-def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput:
-    """Return a step that reads consecutive tokens.
-
-    Args:
-        token_ids: ids of the tokens.
-        start: position of the first token.
-    """
-    batch, count = token_ids.shape
-    positions = torch.arange(start, start + count, device=token_ids.device).expand(batch, -1)
-    lengths = torch.full((batch,), start, device=token_ids.device)
-    return StepInput(token_ids, positions, positions, lengths, highest_slot=start + count - 1)
-
-
-def _ancestors(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
-    if step.parents is not None:
-        return ancestor_matrix(step.parents, step.max_depth)
-    batch, count = step.token_ids.shape
-    chain = torch.ones(count, count, dtype=torch.bool, device=step.token_ids.device).tril()
-    if step.documents is None:
-        return chain.expand(batch, -1, -1)
-    return chain & same_document(step.documents)
-
-
 def _decoder_of(model: CausalLM) -> nn.Module:
     """Return the part of a model below the head, whose outputs are the features."""
     decoder = model.get_decoder()
     # For Llama 4, `get_decoder` returns the text model, which includes the head.
     return decoder if decoder.get_output_embeddings() is None else decoder.model
-
-
-def _with_sibling(step: StepInput) -> StepInput:
-    """Return a step over a single token with a copy of the token in the next slot.
-
-    Some kernels sum in another order for a single row than for several rows.
-    """
-    twice = torch.arange(2, device=step.slots.device)
-    return StepInput(
-        token_ids=step.token_ids.expand(-1, 2),
-        positions=step.positions.expand(-1, 2),
-        slots=step.slots + twice,
-        lengths=step.lengths,
-        highest_slot=step.highest_slot + 1,
-        parents=torch.full_like(step.slots, -1).expand(-1, 2),
-        max_depth=1,
-    )

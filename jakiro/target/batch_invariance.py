@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from jakiro.errors import TargetNotSupported
-from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.packed_linear import PackedLinear
+from jakiro.target.step import StepInput, chain_step
 
 PREFIX, PATH = 70, 6  # numbers of tokens that are read before a path, and along the path
 ROWS = (2, 3, 9, 16, 17, 33, 64, 65, 128, 200, 512)  # numbers of rows of compared products
@@ -41,7 +42,10 @@ def check_batch_invariance(target: TargetAdapter) -> None:
 def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, nn.Module, int]]:
     """Yield the name, the layer and the largest number of rows for each shape of weights."""
     seen = set()
-    for part, largest in ((target.layers, max(ROWS)), (target.output, ROWS_OF_HEAD)):
+    for part, largest in (
+        (target.modules.layers, max(ROWS)),
+        (target.modules.output, ROWS_OF_HEAD),
+    ):
         packed = {id(layer.layer) for layer in part.modules() if isinstance(layer, PackedLinear)}
         for name, module in part.named_modules():
             if not isinstance(module, nn.Linear | PackedLinear) or id(module) in packed:

@@ -18,7 +18,8 @@ from inference.trees.builder import TreeLevel
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput, posterior_log_weights
-from jakiro.target.adapter import StepOutput, TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import StepOutput, chain_step
 from training.loss.anchors import rollout_anchors
 from training.loss.drafting import draft_all_positions
 from training.module import TargetReader

@@ -2,7 +2,7 @@
 
 import torch
 
-from jakiro.target.adapter import StepInput
+from jakiro.target.step import StepInput
 
 #        0
 #      / | \        queries of a step: 0 is the root

@@ -13,7 +13,8 @@ from inference.drafters.aded.drafter import AdedDrafter, TrigramProposer
 from inference.engine.policy import AlwaysDraft
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
-from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import StepInput, StepOutput
 
 
 @pytest.fixture

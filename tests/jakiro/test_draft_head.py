@@ -187,7 +187,7 @@ def test_a_packed_target_is_not_packed_twice() -> None:
     if "packed" not in FORMS:
         pytest.skip("torch lacks the products")
     target = TargetAdapter(tiny_llama())
-    target.pack()
+    target.modules.pack()
     head, features = DraftHead(target, None, "packed"), torch.randn(2, 3, 32)
     assert torch.equal(head.logits(features), target.logits(features))
     assert head._copy is None

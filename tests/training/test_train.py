@@ -1,5 +1,6 @@
 """A run from data to drafter in this process: it learns, resumes, and refuses bad input."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -277,6 +278,41 @@ def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(workshop: Path) -> 
     with pytest.raises(ConfigError, match=r"warm-up is longer than the run.* at most 3"):
         train(settings)
     assert not settings.run_folder.exists()
+
+
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every reading of the clock take a second, so that each optimizer step takes two."""
+    readings = itertools.count()
+    monkeypatch.setattr("training.loop.run.perf_counter", lambda: float(next(readings)))
+
+
+@pytest.mark.usefixtures("_clock")
+def test_a_run_with_a_limit_of_minutes_ends_early_with_the_lowest_rate(workshop: Path) -> None:
+    rates = {"learning_rate": 1.0, "warmup_steps": 0, "schedule": "linear", "min_lr_ratio": 0.0}
+    settings = tiny_run(workshop, steps=20, minutes=6.9 / 60, optimizer=rates)
+    folder = train(settings)
+    lines = [line for line in read_metrics(settings.run_folder) if "learning_rate" in line]
+    expected = [1 - seconds / 6.9 for seconds in (0, 1, 3, 5)]
+    assert [line["learning_rate"] for line in lines] == pytest.approx(expected)
+    assert JakiroDrafter.from_pretrained(folder).config.record["training"]["step"] == 4
+
+
+@pytest.mark.usefixtures("_clock")
+def test_the_minutes_of_a_run_include_those_before_an_interruption(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited: dict[str, Any] = {"steps": 20, "minutes": 0.2, "checkpoint": {"every": 1}}
+    whole = tiny_run(workshop, **limited, run_folder=str(workshop / "whole"))
+    train(whole)
+    settings = tiny_run(workshop, **limited)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, 3)
+        with pytest.raises(PowerCutError):
+            train(settings)
+    train(settings)
+    assert len(curve(whole)) == 7
+    assert len(curve(settings)) == 7
 
 
 def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:

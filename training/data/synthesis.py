@@ -28,6 +28,7 @@ from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import (
     ends_of,
+    has_ended,
     random_seed,
     target_fingerprint,
     version_of,
@@ -290,7 +291,7 @@ class Synthesizer:
         counts.tokens += len(output.new_token_ids)
         ids, text = self._content(output)
         candidate.reason = self._fault(output, ids, text, fewest)
-        return None if candidate.reason else _Written(text, self._is_cut(output))
+        return None if candidate.reason else _Written(text, not has_ended(output, self._ends))
 
     def _content(self, output: GenerateOutput) -> tuple[list[int], str]:
         """Return the tokens before the end, and their text."""
@@ -311,9 +312,6 @@ class Synthesizer:
         if repeats(ids) or ends_in_loop(output.sequences[0]):
             return "repetition"
         return None if self._special.isdisjoint(ids) else "special tokens"
-
-    def _is_cut(self, output: GenerateOutput) -> bool:
-        return not output.new_token_ids or output.new_token_ids[-1] not in self._ends
 
     def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -12,7 +12,7 @@ from training.data.sources import is_local
 
 _SETTINGS = (
     *("drafter", "lora", "objective", "optimizer", "batch", "engine"),
-    *("steps", "epochs", "seed"),
+    *("steps", "epochs", "minutes", "seed"),
 )
 
 

@@ -75,20 +75,23 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
     return MuonBesideAdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
 
-def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
+def learning_rate(
+    settings: OptimizerSettings, step: int, steps: int, elapsed: float = 0.0
+) -> float:
     """Return the learning rate at an optimizer step; the rate rises to its peak and then decays.
 
-    The rate is a function of the step, so checkpoints contain no state of a scheduler.
+    The rate is a function of the step and the time, so checkpoints contain no state of a scheduler.
 
     Args:
         settings: peak, warm-up and decay of the rate.
         step: number of the step, from 0.
         steps: number of steps of the whole run.
+        elapsed: fraction of the run's time that has passed, from 0 to 1; 0 if the run has no limit.
     """
     warmup = settings.warmup_for(steps)
     if step < warmup:
         return settings.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - 1 - warmup)
+    progress = max((step - warmup) / max(1, steps - 1 - warmup), elapsed)
     if settings.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return settings.learning_rate * (1 - (1 - settings.min_lr_ratio) * progress)

@@ -53,6 +53,7 @@ class Run:
         )
         self._evaluation_interval: int | None = None
         self._seconds_unrecorded = 0.0
+        self._elapsed = 0.0  # fraction of `minutes` that has passed
         self._metrics: MetricsLog | None = None
         self._target_states: TargetStateStore | None = None
 
@@ -145,10 +146,13 @@ class Run:
         self._begin(trainer, evaluation)
         state = self._state
         task = progress.add_task(self._description(), total=self._num_steps, completed=state.step)
-        while state.step < self._num_steps:
+        while not self._is_over:
             self._take_step(trainer)
-            progress.update(task, completed=state.step, description=self._description())
-            if self._is_due(self._evaluation_interval) and state.step < self._num_steps:
+            total = round(state.step / self._share_done)
+            progress.update(
+                task, completed=state.step, total=total, description=self._description()
+            )
+            if self._is_due(self._evaluation_interval) and not self._is_over:
                 evaluated = self._evaluate(trainer, evaluation)
                 if self._has_stalled:
                     return evaluated
@@ -162,6 +166,7 @@ class Run:
         state = self._state = self._checkpoints.restore(trainer.engine)
         # `best` may be newer than the checkpoint; evaluations since the checkpoint are repeated.
         state.add_kept(self._folder.best_state)
+        self._elapsed = self._fraction_of(state.seconds)
         self._processes.wait()  # before `best` changes
         every = self._evaluation_interval = settings.evaluation.interval(
             self._num_steps, has_data=evaluation.has_data
@@ -192,8 +197,10 @@ class Run:
 
     def _take_step(self, trainer: Trainer) -> None:
         started, state = perf_counter(), self._state
-        rate = trainer.step(state.step)
+        rate = trainer.step(state.step, self._elapsed)
         state.step += 1
+        seconds = state.seconds + self._seconds_unrecorded + perf_counter() - started
+        self._elapsed = self._fraction_of(seconds)
         # Metrics are also recorded at each checkpoint, so that a resumed run records the same means
         # as an uninterrupted run.
         intervals = (self._settings.log_every, self._settings.checkpoint.every)
@@ -230,8 +237,27 @@ class Run:
 
     def _is_due(self, every: int | None) -> bool:
         """Return whether an action that happens every `every` steps and at the end is due now."""
-        step = self._state.step
-        return every is not None and (step % every == 0 or step == self._num_steps)
+        return every is not None and (self._state.step % every == 0 or self._is_over)
+
+    @property
+    def _share_done(self) -> float:
+        """The completed fraction of the run, at most 1."""
+        return min(1.0, max(self._state.step / self._num_steps, self._elapsed))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run takes no further steps."""
+        return self._share_done == 1
+
+    def _fraction_of(self, seconds: float) -> float:
+        """Return the fraction of the run's time that has passed, the same in all processes.
+
+        Args:
+            seconds: seconds that the steps took in this process.
+        """
+        if (minutes := self._settings.minutes) is None:
+            return 0.0
+        return self._processes.gather(seconds)[0] / (60 * minutes)
 
     def _record(self, facts: dict[str, Any]) -> None:
         """Record the mean metrics of the steps since the last record."""

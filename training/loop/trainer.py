@@ -55,12 +55,17 @@ class Trainer:
         self._watch = FiniteWatch(sampler, settings, processes)
         self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
 
-    def step(self, number: int) -> float:
-        """Take optimizer step `number`, counted from 0, and return the step's learning rate."""
+    def step(self, number: int, elapsed: float = 0.0) -> float:
+        """Take an optimizer step, and return its learning rate.
+
+        Args:
+            number: number of the step, from 0.
+            elapsed: fraction of the run's time that has passed; see `learning_rate`.
+        """
         batches = self._batches(number)
         # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
         share = self._processes.count * self._accumulation / self._count_positions(batches.values())
-        rate = learning_rate(self._settings.optimizer, number, self._num_steps)
+        rate = learning_rate(self._settings.optimizer, number, self._num_steps, elapsed)
         set_learning_rate(self.engine.optimizer, rate)
         for first_sequence, batch in batches.items():
             self._accumulate(first_sequence, batch, share)

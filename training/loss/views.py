@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetState
+from jakiro.target.step import StepInput, StepOutput
 from jakiro.target.tail import TailKV, TargetTail
 from training.loss.batch import Batch
 

@@ -11,8 +11,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from jakiro.errors import ConfigError
-from jakiro.target.adapter import StepInput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.step import StepInput
 from moa.rotary import Rotary
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

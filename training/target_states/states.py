@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from jakiro.config import JakiroConfig, state_sources
-from jakiro.target.adapter import StepOutput, TargetSpec
+from jakiro.target.adapter import TargetSpec
 from jakiro.target.cache import HeadShape, SlotCache, StateSource, StateSources, TargetState
+from jakiro.target.step import StepOutput
 from jakiro.target.tail import TailKV, TargetTail
 from training.loss.views import TargetView
 

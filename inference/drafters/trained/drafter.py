@@ -19,9 +19,10 @@ from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
 from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.target.adapter import StepOutput, TargetAdapter, compile_mode
+from jakiro.target.adapter import TargetAdapter, compile_mode
 from jakiro.target.packed_linear import packed_copy
 from jakiro.target.record import check_target, check_tokenizer
+from jakiro.target.step import StepOutput
 from jakiro.target.tail import TargetTail
 
 

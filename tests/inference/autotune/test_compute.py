@@ -44,7 +44,7 @@ def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:
     grid = measure_grid(target, [OWN, TREES, ALL])
     assert [way.compute for way in grid.ways] == [OWN, TREES, ALL]
     assert all(way.token > 0 and way.tree > 0 for way in grid.ways)
-    assert not target.is_packed
+    assert not target.modules.is_packed
 
 
 def test_all_packed_ways_share_their_reordered_weights(monkeypatch: pytest.MonkeyPatch) -> None:

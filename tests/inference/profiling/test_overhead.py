@@ -8,8 +8,9 @@ from inference.profiling.forwards import Recorder, Stopwatch, watched
 from inference.profiling.overhead import Spent, measure_overhead
 from inference.profiling.subject import Effort, Subject
 from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
+from jakiro.target.step import chain_step
 
 
 @pytest.mark.parametrize(

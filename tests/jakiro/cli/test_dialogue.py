@@ -12,7 +12,8 @@ from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
 from jakiro.cli.dialogue import Dialogue, DialogueSettings
 from jakiro.errors import ConfigError, PromptError
-from jakiro.target.adapter import StepInput, StepOutput, TargetAdapter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import StepInput, StepOutput
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ from helpers.models import tiny_llama
 from helpers.trees import PARENTS, path_to, tree_step
 
 from jakiro.errors import TargetMismatch, TargetNotSupported
-from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.masks import ancestor_matrix
 from jakiro.target.record import check_target, record_target
+from jakiro.target.step import StepInput, chain_step
 
 # Forwards of other shapes round differently; the difference depends on the processor.
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -98,7 +99,7 @@ def test_a_target_whose_siblings_see_each_other_is_refused(
     def everyone(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
         return torch.ones(*parents.shape, parents.shape[1], dtype=torch.bool).tril()
 
-    monkeypatch.setattr("jakiro.target.adapter.ancestor_matrix", everyone)
+    monkeypatch.setattr("jakiro.target.step.ancestor_matrix", everyone)
     with pytest.raises(TargetNotSupported, match="does not reproduce"):
         TargetAdapter(tiny_llama())
 

@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_llama
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from jakiro.errors import TargetNotSupported
-from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cpu_attention import (
     batch_invariant_attention,
     grouped_attention,
@@ -79,31 +76,3 @@ def test_a_soft_cap_bounds_the_scores() -> None:
     keys, values = (part.repeat_interleave(3, dim=1) for part in (key, value))
     scores = 2.0 * torch.tanh(9 * query @ keys.transpose(2, 3) / 4 / 2.0) + mask
     torch.testing.assert_close(got, (scores.softmax(-1) @ values).transpose(1, 2))
-
-
-def test_the_model_itself_stays_as_it_is() -> None:
-    model = tiny_llama().to(BF16)
-    target = TargetAdapter(model)
-    target.make_batch_invariant()
-    assert model.config._attn_implementation == "sdpa"
-    assert target.form == "own weights, batch-invariant"
-    target.pack()
-    assert target.form == "reordered weights for trees, batch-invariant"
-    target.unpack()
-    assert target.is_batch_invariant
-    own = {id(weight) for weight in model.parameters()}
-    assert {id(weight) for weight in target._layers.parameters()} < own
-
-
-@pytest.mark.parametrize(
-    "change", [{"attn_implementation": "flex_attention"}, {"device": "meta"}], ids=str
-)
-def test_what_cannot_be_batch_invariant_is_refused(change: dict[str, str]) -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    if "device" in change:
-        model.to("meta")
-    else:
-        model.config._attn_implementation = change["attn_implementation"]
-    with pytest.raises(TargetNotSupported, match="cannot be made batch-invariant"):
-        target.make_batch_invariant()

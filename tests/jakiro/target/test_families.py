@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from inference import SpeculativeDecoder
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError, TargetNotSupported
-from jakiro.target.adapter import StepInput, TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
+from jakiro.target.step import StepInput, chain_step
 
 BEYOND_THE_WINDOW = 2 * WINDOW + 5
 NEW_TOKENS = WINDOW + 4

@@ -65,7 +65,7 @@ def test_the_copy_shares_all_tensors_and_the_model_is_unchanged() -> None:
 def test_decoding_with_packed_layers_gives_the_targets_tokens() -> None:
     model = tiny_llama()
     decoder = SpeculativeDecoder(model, LookupDrafter(), packed=True, tree="fixed")
-    assert decoder.target.is_packed
+    assert decoder.target.modules.is_packed
     prompt = [5, 6, 7, 5, 6, 7, 5, 6]
     expected = SpeculativeDecoder(tiny_llama()).generate(prompt, max_new_tokens=40)
     assert decoder.generate(prompt, max_new_tokens=40).new_token_ids == expected.new_token_ids

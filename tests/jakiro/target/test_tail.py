@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
 from jakiro.experts import ExpertsOutput
-from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import chain_step
 from jakiro.target.tail import TargetTail
 from training.loss.anchors import sample_blocks
 from training.loss.drafting import draft_all_positions, through_tail

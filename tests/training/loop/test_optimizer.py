@@ -27,6 +27,14 @@ def test_the_rate_rises_to_the_peak_and_falls_to_its_minimum(schedule: str, midd
     assert sorted(rates[20:], reverse=True) == rates[20:]
 
 
+def test_the_rate_follows_the_time_if_the_time_passes_faster_than_the_steps() -> None:
+    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=0, schedule="linear")
+    settings = settings.model_copy(update={"min_lr_ratio": 0.0})
+    assert learning_rate(settings, 10, STEPS, elapsed=0.7) == pytest.approx(0.3)
+    assert learning_rate(settings, 80, STEPS, elapsed=0.7) == pytest.approx(0.2)
+    assert learning_rate(settings, 10, STEPS, elapsed=1.0) == 0
+
+
 @pytest.mark.parametrize("warmup_steps", [0, 1, STEPS])
 def test_any_length_of_warm_up_works(warmup_steps: int) -> None:
     settings = OptimizerSettings(warmup_steps=warmup_steps)

@@ -1,7 +1,7 @@
 """Regenerator, which replaces the answers in the data with answers of the target, in batches."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -234,7 +234,7 @@ class Regenerator:
         while record.result is None and not record.is_unusable:
             seed = random_seed(self._settings.seed, record.number, record.turn)
             output = yield Turn(record.question, seed, temperature, options)
-            is_cut = self._is_cut(output)
+            is_cut = not has_ended(output, ends_of(self._decoder))
             _count(output, is_cut, written)
             record.is_unusable = True
             with intake.guard():
@@ -267,10 +267,6 @@ class Regenerator:
             )
         return question
 
-    def _is_cut(self, output: GenerateOutput) -> bool:
-        is_long = len(output.new_token_ids) >= self._settings.max_new_tokens
-        return is_long and output.new_token_ids[-1] not in ends_of(self._decoder)
-
 
 def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) -> None:
     written.answers += 1
@@ -292,3 +288,13 @@ def ends_of(decoder: SpeculativeDecoder) -> list[int]:
     if ends is None:
         return []
     return ends if isinstance(ends, list) else [ends]
+
+
+def has_ended(output: GenerateOutput, ends: Collection[int]) -> bool:
+    """Return whether the target ended an answer itself, before the largest number of tokens.
+
+    Args:
+        output: the answer.
+        ends: the tokens that end an answer.
+    """
+    return bool(output.new_token_ids) and output.new_token_ids[-1] in ends

@@ -31,7 +31,8 @@ from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError, TargetMismatch
-from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import chain_step
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 SAMPLED = Sampling(LogitsProcessorList(), do_sample=True)

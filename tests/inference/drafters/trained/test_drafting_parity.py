@@ -22,7 +22,8 @@ from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 from jakiro.config import DrafterSettings
-from jakiro.target.adapter import TargetAdapter, chain_step
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import chain_step
 
 
 @pytest.mark.parametrize("name", VARIANTS)
