@@ -53,8 +53,8 @@ def load_parts(
         drafter: folder or hub name of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
             `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
         target: folder or hub name of the target; None for the target named in the drafter's config.
-        tree: trees, as for `SpeculativeDecoder`. In a pair, the trained drafter already contains
-            shapes that are given here, so the returned `tree` is "fixed" in that case.
+        tree: trees, as for `SpeculativeDecoder`. If shapes are given for a pair with a
+            trained drafter, they are built into that drafter, and the returned `tree` is "fixed".
         compiled: whether to compile the trained drafter of a pair.
         draft_forms: formats of the weights that the trained drafter of a pair computes with.
         other_weights: whether the trained drafter of a pair may have been trained for other weights
@@ -63,7 +63,8 @@ def load_parts(
 
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-        ConfigError: `target` is None, but the drafter does not name a target.
+        ConfigError: `target` is None, but the drafter does not name a target; or the trained
+            drafter of a pair cannot compute with the given formats of weights.
         TargetMismatch: a trigram table or a small model was made with a tokenizer other than the
             target's, or the trained drafter of a pair belongs to another target.
     """
@@ -78,7 +79,7 @@ def load_parts(
         parts = Parts(model, loaded, tokenizer, tree)
     elif target is None:
         raise ConfigError(
-            f"the drafter {first} works with any target, so a target must be given",
+            f"the drafter {first} does not name a target, so a target must be given",
             expected="a target",
             got="no target",
             remedy="pass target=, or --target on the command line",
@@ -127,16 +128,16 @@ def combined_drafter(
         target: target of both drafters.
         tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
         settings: settings for dividing trees between the drafters; None for the defaults.
-        tree: tree shapes for a trained drafter; None for trees with as many levels as the drafter
+        tree: tree shapes for a `JakiroDrafter`; None for trees with as many levels as the drafter
             was trained for.
-        compiled: whether to compile a trained drafter.
+        compiled: whether to compile a `JakiroDrafter`.
         draft_forms: formats of the weights that a `JakiroDrafter` computes with.
         other_weights: whether a `JakiroDrafter` may have been trained for other weights of the
             target.
 
     Raises:
         TargetMismatch: the trained drafter or the tokenizer belongs to another target.
-        ConfigError: the trained drafter cannot compute in these forms.
+        ConfigError: the trained drafter cannot compute with these formats of weights.
     """
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())

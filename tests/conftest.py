@@ -14,11 +14,11 @@ from hypothesis import settings
 settings.register_profile("jakiro", deadline=None, derandomize=True)
 settings.load_profile("jakiro")
 
-# Before the first import of a Hugging Face library, which reads them once.
+# Set before the first import of a Hugging Face library, which reads these variables only once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# Tiny tensors: a second thread costs more than it does, above all on a busy machine.
+# The tensors are tiny: a second thread costs more time than it saves, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PACKAGES = ["inference", "jakiro", "moa", "training"]
@@ -29,13 +29,13 @@ if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
     # Before the first import of our packages: only what is imported later is checked.
     install_import_hook(PACKAGES, "beartype.beartype")
 
-# Of each test, because checks would double the time of long tests.
+# Checks run only in the first seconds of each test, because they double the time that a test takes.
 SECONDS_OF_CHECKS = float(os.environ.get("JAKIRO_TYPECHECK_SECONDS", "0.3"))
 
 
 @pytest.fixture(autouse=True)
 def _shapes_are_checked_at_first() -> Iterator[None]:
-    """Check types and shapes at the beginning of a test: checks double the time of the rest."""
+    """Check types and shapes only at the beginning of each test."""
     end_of_checks = Timer(SECONDS_OF_CHECKS, jaxtyping.config.update, ("jaxtyping_disable", True))
     end_of_checks.daemon = True
     end_of_checks.start()
@@ -51,16 +51,16 @@ def _caplog_hears_us(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WHOLE_PROGRAMS = Path(__file__).parent / "e2e"
-SECONDS_OF_PROCESSES = 300  # for tests that start them; the default is in pyproject.toml
-SECONDS_OF_MATRICES = 1800
+SECONDS_OF_PROCESSES = 300  # for tests that start processes or whole programs
+SECONDS_OF_LONG_TESTS = 1800  # for tests with the markers slow and faults
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whole programs by their folder, and give the tests that take long more time."""
+    """Mark tests of whole programs by their folder, and raise the time limit of long tests."""
     for item in items:
         if WHOLE_PROGRAMS in item.path.parents:
             item.add_marker("e2e")
         if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
-            item.add_marker(pytest.mark.timeout(SECONDS_OF_MATRICES))
+            item.add_marker(pytest.mark.timeout(SECONDS_OF_LONG_TESTS))
         elif item.get_closest_marker("distributed") or item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.timeout(SECONDS_OF_PROCESSES))

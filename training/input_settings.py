@@ -1,4 +1,4 @@
-"""The settings of a run's inputs: target, data, target states, batches, and initial weights."""
+"""The settings of a run's inputs: target, data, target states, batches, initial weights and adapters."""
 
 from pathlib import Path
 from typing import Literal
@@ -96,10 +96,10 @@ class BatchSettings(Settings):
     """For a moa trunk: number of anchors sampled for each position; all of them share one forward
     pass of the target."""
     anchors: Anchors = "drafting"
-    """For a moa trunk: rule that chooses the anchor of each position, which is the last verified
-    position before it. drafting: mostly at a distance that occurs in drafting. blocks: also at such
-    distances, but neighbouring positions share an anchor, as tail_layers requires. previous: always
-    the preceding position, as in ordinary teacher forcing."""
+    """For a moa trunk: rule that chooses anchors. The anchor of a position is the last position
+    before it that counts as verified. drafting: mostly at a distance that occurs in drafting.
+    blocks: also at such distances, but neighbouring positions share an anchor, as tail_layers
+    requires. previous: always the preceding position, as in ordinary teacher forcing."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""
@@ -126,14 +126,15 @@ class InitializeSettings(Settings):
 
     attention_layer: int | Literal["auto"] | None = "auto"
     """Target layer whose attention initializes the trunk's attention (-1: the last layer);
-    the heads of drafter.trunk must have the same number and size as that layer's. auto: the last
-    layer before tail_layers, or random weights if that layer's weights do not fit. null: random
+    drafter.trunk must have as many heads, of the same size, as that layer. auto: the last layer
+    before tail_layers, or random weights if that layer's weights do not fit. null: random
     weights."""
     fit_tokens: NonNegativeInt = 32_768
     """For a trunk that reads features: number of training tokens for a least-squares fit before the
     first step. With this fit, the drafter initially approximates the whole layer that
-    attention_layer selects, including the layer's feed-forward part. 0: initialize only the trunk's
-    attention."""
+    attention_layer selects, including the layer's feed-forward part. There is no fit if
+    attention_layer is null or names another layer than the last one before tail_layers. 0:
+    initialize only the trunk's attention."""
     drafter: str | None = Field(None, min_length=1)
     """Folder or hub id of a drafter that was trained with the same drafter settings. The run starts
     with the weights and the draft vocabulary of that drafter (warm start), but at step 0 and with a

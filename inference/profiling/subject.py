@@ -93,7 +93,7 @@ class Subject:
         new_tokens: int,
         temperature: float = 0.0,
     ) -> DecodeRun:
-        """Return a decoding run over the given prompts that has not started yet.
+        """Return a new decoding run over the given prompts.
 
         Args:
             drafter: drafter; None for autoregressive decoding.
@@ -111,7 +111,7 @@ def start(
     new_tokens: int,
     temperature: float = 0.0,
 ) -> DecodeRun:
-    """Return a decoding run that has not started yet; every step drafts if a drafter is given.
+    """Return a new decoding run; every step drafts if a drafter is given.
 
     Args:
         target: the target.
@@ -236,7 +236,8 @@ class PromptSettings(SubjectSettings):
         prompts: file of prompts; None for the test prompts of the shared target, or for built-in
             prompts if there are no test prompts.
         count: largest number of prompts.
-        prompt_tokens: largest number of tokens per prompt; only the end of a longer prompt is used.
+        prompt_tokens: largest number of tokens per prompt, unless the target is a random model; only
+            the end of a longer prompt is used.
         new_tokens: number of new tokens per prompt.
     """
 

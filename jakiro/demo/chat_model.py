@@ -34,8 +34,8 @@ from training.train import train
 MODEL = "smollm2-135m-instruct"
 ASSETS = Path(jakiro.__file__).parent / "assets" / MODEL
 STEPS = 40  # largest number of steps of the drafter that the demo trains
-MINUTES = 4.0  # largest number of minutes that these steps take
-MAX_NEW_TOKENS = 48
+MINUTES = 3.0  # largest number of minutes that these steps take
+MAX_NEW_TOKENS = 32
 TEMPERATURES = (0.0, 1.0)
 QUESTION = "Why do cats purr?"  # answered before the table of results
 

@@ -83,7 +83,7 @@ def _texts_at(path: Path) -> list[Path]:
 
 
 def _data_at(path: Path) -> list[str]:
-    """Return a folder's data files, except for .json files, which may not be training data."""
+    """Return a folder's data files, except .json files, which are often not training data."""
     if not path.is_dir():
         return []
     files = sorted(path.rglob("*"))

@@ -87,8 +87,8 @@ def _decoded(result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     source = "the starts of held-out records" if prompts is None else f"from {_called(prompts)}"
     return (
         f"{result['prompts']} prompts ({source}) were continued by up to "
-        f"{evaluation['max_new_tokens']} tokens each, with the trees that the drafter was trained "
-        "for. "
+        f"{evaluation['max_new_tokens']} tokens each, with draft trees of as many levels as in "
+        "training. "
         "Tau is the mean acceptance length, that is, the number of tokens per forward pass of the "
         "target. Without a drafter, tau is 1."
     )

@@ -141,7 +141,7 @@ class Run:
     def _take_steps(
         self, trainer: Trainer, evaluation: Evaluation, progress: Progress
     ) -> tuple[JakiroDrafter, dict[str, Any]] | None:
-        """Take the remaining steps; if they end early, return the last drafter and its metrics."""
+        """Take the remaining steps; if evaluations end them, return the drafter and its metrics."""
         settings, checkpoints = self._settings, self._checkpoints
         self._begin(trainer, evaluation)
         state = self._state
@@ -185,7 +185,7 @@ class Run:
 
     @property
     def _has_stalled(self) -> bool:
-        """Whether so many evaluations brought no improvement that the run ends early."""
+        """Whether the run ends because the last evaluations brought no improvement."""
         patience = self._settings.evaluation.patience
         if patience is None or self._state.num_without_gain < patience:
             return False

@@ -1,4 +1,4 @@
-"""Speed of this machine, measured with optimizer steps, decoding and large matrix products."""
+"""The device that a run is planned for, and measurements of this machine's speed."""
 
 import os
 from dataclasses import dataclass
@@ -142,8 +142,9 @@ def plan_device(settings: TrainSettings, memory: int | None = None) -> PlannedDe
 
     Args:
         settings: settings of the run.
-        memory: bytes of memory of a device of another machine, which is a GPU unless
-            `engine.device` is cpu; None to plan for this machine.
+        memory: bytes of memory of the device; None for all memory of this machine's device. If the
+            memory is given, this machine has no GPU, and `engine.device` is not cpu, then the
+            device is a GPU in another machine.
 
     Raises:
         ConfigError: `engine.device` is cuda, this machine has no GPU, and `memory` is None.

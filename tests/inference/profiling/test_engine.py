@@ -1,4 +1,4 @@
-"""The profiling programs run to their end and print the documented figures."""
+"""`jakiro profile engine` runs to its end and prints the documented figures with intervals."""
 
 import json
 import math

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A run of a few steps in a file."""
+    """A settings file for a run of two steps."""
     tiny_llama(vocab=300, eos_token_id=0).save_pretrained(tmp_path / "target")
     tiny_tokenizer(texts=TEXTS).save_pretrained(tmp_path / "target")
     write_jsonl(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
@@ -62,7 +62,6 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert sorted(config.parent.rglob("*")) == before
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a message for machines without a GPU")
 @pytest.mark.parametrize("option", ["--processes", "--nodes"])
 def test_a_run_without_processes_or_machines_is_refused(
     config: Path, option: str, capsys: pytest.CaptureFixture[str]
@@ -71,7 +70,7 @@ def test_a_run_without_processes_or_machines_is_refused(
     assert "greater than or equal to 1" in capsys.readouterr().err
 
 
-def test_a_dry_run_for_a_gpu_elsewhere_describes_this_machine_and_leaves_the_time_open(
+def test_a_dry_run_for_a_gpu_elsewhere_says_that_the_run_would_not_start_here(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
@@ -84,9 +83,9 @@ def test_a_dry_run_for_a_gpu_elsewhere_describes_this_machine_and_leaves_the_tim
     assert "80.0 GiB" in printed.out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a message for machines without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what happens on a machine without a GPU")
 @pytest.mark.parametrize("micro_batch", ["1", "auto"])
-def test_a_dry_run_for_several_machines_elsewhere_asks_no_gpu_of_this_one(
+def test_a_dry_run_for_several_machines_elsewhere_needs_no_gpu_here(
     config: Path, micro_batch: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostfile = config.parent / "hosts"
@@ -145,7 +144,7 @@ def test_a_learning_curve_trains_only_unfinished_runs(
     first = capsys.readouterr()
     assert first.err.count("learning curve: training on") == 2
     assert first.err.count("records read, ") == 1
-    assert first.err.count("documents packed into") == 2  # other ones for each share
+    assert first.err.count("documents packed into") == 2  # each fraction has different documents
     assert run(*words) == 0
     second = capsys.readouterr()
     assert "training on" not in second.err

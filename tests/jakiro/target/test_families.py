@@ -1,4 +1,4 @@
-"""Trees, commits and greedy tokens of every target family equal those of the stock model."""
+"""Every target family: logits in trees and greedy tokens equal those of the stock model."""
 
 from typing import Any
 
@@ -156,7 +156,7 @@ _RECURRENT = {
 
 
 @pytest.mark.parametrize(("model_class", "fields", "kind"), _RECURRENT.values(), ids=_RECURRENT)
-def test_layers_with_a_recurrent_state_are_refused_by_name(
+def test_layers_with_a_recurrent_state_are_named_in_an_error(
     model_class: str, fields: dict[str, Any], kind: str
 ) -> None:
     with pytest.raises(TargetNotSupported, match=kind):
@@ -185,14 +185,14 @@ def test_rotary_factors_that_depend_on_the_length_are_refused_in_any_kind_of_lay
         TargetAdapter(model)
 
 
-def test_llama4_ends_before_its_temperatures_depend_on_the_order_of_the_cache() -> None:
+def test_texts_of_llama4_are_too_short_for_temperatures_that_depend_on_the_position() -> None:
     model = tiny_family("llama4", floor_scale=32)
     _assert_tree_equals_paths(model, BEYOND_THE_WINDOW)
     with pytest.raises(PromptError, match="at most 31 positions"):
         SpeculativeDecoder(model).generate([1, 2], max_new_tokens=30)
 
 
-# PEFT calls transformers by a deprecated name: https://github.com/huggingface/peft
+# PEFT uses a deprecated attribute of transformers.
 BUILDS_AN_ADAPTER = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
@@ -221,7 +221,7 @@ def test_a_model_with_lora_adapters_is_a_target() -> None:
 
 @BUILDS_AN_ADAPTER
 @pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
-def test_adapters_of_virtual_tokens_are_refused_by_name(kind: type[peft.PeftConfig]) -> None:
+def test_adapters_of_virtual_tokens_are_named_in_an_error(kind: type[peft.PeftConfig]) -> None:
     config = kind(num_virtual_tokens=4, task_type="CAUSAL_LM")
     with pytest.raises(TargetNotSupported, match=r"P(ROMPT|REFIX)_TUNING"):
         TargetAdapter(peft.get_peft_model(tiny_llama(), config).eval())
@@ -230,34 +230,34 @@ def test_adapters_of_virtual_tokens_are_refused_by_name(kind: type[peft.PeftConf
 class _EightBitLinear(nn.Module):
     """A linear layer with 8-bit weights and, on request, 8-bit inputs with one common scale."""
 
-    def __init__(self, linear: nn.Linear, quantise_inputs: bool) -> None:
+    def __init__(self, linear: nn.Linear, quantize_inputs: bool) -> None:
         super().__init__()
         scale = linear.weight.detach().abs().amax(dim=1, keepdim=True) / 127
         self.register_buffer("scale", scale)
         self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
-        self.quantise_inputs = quantise_inputs
+        self.quantize_inputs = quantize_inputs
 
     def forward(self, features: Tensor) -> Tensor:
-        if self.quantise_inputs:
+        if self.quantize_inputs:
             unit = features.abs().amax() / 127
             features = (features / unit).round() * unit
         return features @ (self.weight * self.scale).T
 
 
-def _quantised(model: PreTrainedModel, quantise_inputs: bool = False) -> PreTrainedModel:
+def _quantized(model: PreTrainedModel, quantize_inputs: bool = False) -> PreTrainedModel:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, _EightBitLinear(child, quantise_inputs))
+                setattr(parent, name, _EightBitLinear(child, quantize_inputs))
     return model
 
 
-def test_a_target_with_quantised_weights_is_decoded_exactly() -> None:
-    model = _quantised(tiny_llama())
+def test_a_target_with_quantized_weights_is_decoded_exactly() -> None:
+    model = _quantized(tiny_llama())
     _assert_tree_equals_paths(model, length=5)
     _assert_greedy_tokens_equal_generate(model)
 
 
-def test_inputs_quantised_with_one_scale_for_all_tokens_of_a_forward_are_refused() -> None:
+def test_inputs_quantized_with_one_scale_for_all_tokens_of_a_step_are_refused() -> None:
     with pytest.raises(TargetNotSupported, match="quantized activations"):
-        TargetAdapter(_quantised(tiny_llama(), quantise_inputs=True))
+        TargetAdapter(_quantized(tiny_llama(), quantize_inputs=True))

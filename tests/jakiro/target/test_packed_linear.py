@@ -13,9 +13,10 @@ from jakiro.target import packed_linear
 from jakiro.target.packed_linear import PackedLinear, can_pack, packed_copy
 
 IS_THERE = packed_linear._works(torch.float32)
-pytestmark = pytest.mark.skipif(not IS_THERE, reason="torch lacks the products")
+pytestmark = pytest.mark.skipif(not IS_THERE, reason="torch cannot multiply by reordered weights")
 NO_BF16 = pytest.mark.skipif(
-    not packed_linear._works(torch.bfloat16), reason="the processor has no products in bfloat16"
+    not packed_linear._works(torch.bfloat16),
+    reason="torch cannot multiply by reordered bfloat16 weights here",
 )
 
 
@@ -74,7 +75,7 @@ def test_decoding_with_packed_layers_gives_the_targets_tokens() -> None:
     ]
 
 
-def test_models_that_do_not_suit_are_not_packed() -> None:
+def test_unsuitable_models_are_not_packed() -> None:
     assert can_pack(tiny_llama())
     assert not can_pack(tiny_llama().to(torch.float16))
     assert not can_pack(tiny_llama().to("meta"))

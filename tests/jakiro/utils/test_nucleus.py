@@ -46,7 +46,7 @@ def test_nan_passes_to_transformers() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.7292417, 0.7292307, 0.7292305, 0.72925, 0.9])
-def test_a_low_temperature_changes_nothing(top_p: float) -> None:
+def test_widely_spread_scores_are_filtered_as_in_transformers(top_p: float) -> None:
     warper = TopPLogitsWarper(top_p)
     near = torch.full((64, VOCAB), 100.0)
     near[:, 17], near[:, 5] = 600.0, 599.0093
@@ -61,7 +61,7 @@ def test_the_vocabulary_is_not_sorted_where_the_largest_scores_suffice(
     warper = TopPLogitsWarper(0.9)
     sampled = scores(6.0)
     expected = warper(NO_PREFIX, sampled)
-    monkeypatch.setattr(nucleus, "ROUNDING", 0.0)  # no row of this test is that near
+    monkeypatch.setattr(nucleus, "ROUNDING", 0.0)  # in no row does rounding decide what is kept
     monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted everything"))
     assert LARGEST < VOCAB
     assert torch.equal(filter_nucleus(warper, sampled), expected)

@@ -31,7 +31,7 @@ STARTS = "the drafter starts as layer"
 
 
 class _Packed(nn.Module):
-    """A linear layer without a weight parameter, like some quantised layers."""
+    """A linear layer without a weight parameter, like some quantized layers."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

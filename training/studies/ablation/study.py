@@ -81,7 +81,7 @@ class Study:
         Console().print(render(estimates))
 
     def complete(self, rerun: str | None = None) -> StudyResults:
-        """Finish all trainings and measurements, and write the results.
+        """Finish all training runs and measurements, and write the results.
 
         Args:
             rerun: name of an arm to be trained again; None for no arm.

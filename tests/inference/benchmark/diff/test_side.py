@@ -1,4 +1,4 @@
-"""A method's figures are resampled together with its baseline's, over what was decoded together."""
+"""A method's figures and its baseline's are resampled together, batch by batch."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_sides_of_one_stream_share_their_resamples() -> None:
 
 
 def test_the_speed_up_is_resampled_with_the_baseline_of_the_same_prompts() -> None:
-    """Hard prompts are hard for both, so that the speed-up is known better than the speed."""
+    """Hard prompts slow down the method and its baseline, so the speed-up is more precise."""
     values = _side(noisy_document(seed=0, prompts=160, batch=2)).resampled(stream=0)
     spread = {metric: float(np.std(own[1:]) / own[0]) for metric, own in values.items()}
     assert spread["speedup"] < spread["tokens_per_second"] / 3

@@ -1,4 +1,4 @@
-"""Formats of a drafter's weights: the output is the target's, and impossible ones are refused."""
+"""The output is the target's in every format of a drafter's weights."""
 
 from collections import Counter
 
@@ -45,13 +45,13 @@ TREES = {
     "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
     "sampled": TreeShape(children=3, breadth=2, sampled=True),
 }
-needs_int8 = pytest.mark.skipif("int8" not in HEADS, reason="torch lacks the products")
+needs_int8 = pytest.mark.skipif("int8" not in HEADS, reason="torch lacks int8 products")
 
 
 def _drafter(model: PreTrainedModel, name: str, vocab: int | None = None) -> JakiroDrafter:
     settings = VARIANTS[name].model_copy(update={"draft_vocab_size": vocab})
     drafter = tiny_drafter(TargetAdapter(model), settings)
-    if drafter.draft_ids is not None:  # not the first ones, where a place is its id
+    if drafter.draft_ids is not None:  # not the ids 0, 1, 2, ..., which would equal their indices
         drafter.draft_ids.copy_(2 * torch.arange(len(drafter.draft_ids)) + 1)
     return drafter
 
@@ -74,8 +74,8 @@ def test_greedy_tokens_are_the_targets_in_every_form(forms: DraftForms, name: st
 def _p_value(tree: TreeShape, runs: int) -> float:
     """Return the p-value of sampled continuations; 0 if one of them has probability 0.
 
-    The inputs of the int8 head have so few levels that its drafts differ much from those of the
-    target's own head.
+    Callers reduce the levels of the int8 head's inputs, so that its drafts differ greatly from
+    those of the target's own head.
     """
     model, sampling = tiny_llama(vocab=7), {"temperature": 1.0, "top_p": 0.9}
     drafter, forms = _drafter(model, "E2-mixture-P1"), DraftForms(head="int8")
@@ -98,7 +98,7 @@ def test_sampled_tokens_have_the_target_distribution_with_a_coarse_int8_head(
 
 @needs_int8
 @pytest.mark.slow
-def test_other_probabilities_than_those_of_the_int8_head_are_caught(
+def test_probabilities_other_than_those_of_the_int8_head_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = builder._recorded
@@ -127,7 +127,7 @@ def test_the_int8_head_changes_draft_probabilities_but_the_tree_stays_similar() 
     torch.testing.assert_close(*first, atol=0.2, rtol=0)
 
 
-@pytest.mark.skipif("packed" not in HEADS, reason="torch lacks the products")
+@pytest.mark.skipif("packed" not in HEADS, reason="torch cannot multiply by reordered weights")
 @torch.no_grad()
 def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> None:
     target = TargetAdapter(tiny_llama())
