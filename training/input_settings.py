@@ -1,4 +1,4 @@
-"""The settings of a run's inputs: target, data, target states, batches, initial weights and adapters."""
+"""The settings of a run's inputs: target, data, batches, initial weights and adapters."""
 
 from pathlib import Path
 from typing import Literal

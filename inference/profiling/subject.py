@@ -236,8 +236,8 @@ class PromptSettings(SubjectSettings):
         prompts: file of prompts; None for the test prompts of the shared target, or for built-in
             prompts if there are no test prompts.
         count: largest number of prompts.
-        prompt_tokens: largest number of tokens per prompt, unless the target is a random model; only
-            the end of a longer prompt is used.
+        prompt_tokens: largest number of tokens per prompt, unless the target is a random model;
+            only the end of a longer prompt is used.
         new_tokens: number of new tokens per prompt.
     """
 

@@ -16,7 +16,7 @@ IS_THERE = packed_linear._works(torch.float32)
 pytestmark = pytest.mark.skipif(not IS_THERE, reason="torch cannot multiply by reordered weights")
 NO_BF16 = pytest.mark.skipif(
     not packed_linear._works(torch.bfloat16),
-    reason="torch cannot multiply by reordered bfloat16 weights here",
+    reason="not in bfloat16 on this machine",
 )
 
 
