@@ -76,11 +76,12 @@ class ComputeSeconds(Settings):
     def rate(self, *, drafts: bool) -> float:
         """Return the expected number of tokens per second.
 
+        With a drafter, some steps have a tree and others do not, so both must be fast.
+
         Args:
-            drafts: whether trees may be drafted where that is faster.
+            drafts: whether every other step has a tree; False if no step has a tree.
         """
-        autoregressive = 1 / self.token
-        return max(autoregressive, TREE_TAU / self.tree) if drafts else autoregressive
+        return (1 + TREE_TAU) / (self.token + self.tree) if drafts else 1 / self.token
 
 
 class ComputeGrid(Settings):

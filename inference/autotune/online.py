@@ -180,7 +180,7 @@ class AutoRun:
         self._learner = learner
         self._lock = lock
         self._arm: TreeArm | None = None
-        self._was_drafted = False
+        self._was_requested = False
 
     def next_budget(self) -> Budget | None:
         """Return the limits of the next step's trees; None for a step without drafts."""
@@ -205,10 +205,10 @@ class AutoRun:
             if arm
             else []
         )
-        # The first drafted step after prefill or after steps without drafts also encodes tokens
-        # that the drafter has not read yet, so its duration is not typical.
-        is_timed = arm is None or self._was_drafted
-        self._was_drafted = arm is not None
+        # After steps for which no tree was requested, and after prefill, the drafter also encodes
+        # tokens that it has not read yet, so the duration of the step is not typical.
+        is_timed = arm is None or self._was_requested
+        self._was_requested = self._arm is not None
         with self._lock:
             self._learner.learn(arm, positions, len(trees), seconds if is_timed else None)
 

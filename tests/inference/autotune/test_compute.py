@@ -29,7 +29,7 @@ GRID = ComputeGrid(
     ways=(
         ComputeSeconds(compute=OWN, token=1.0, tree=4.0),
         ComputeSeconds(compute=TREES, token=1.1, tree=1.2),
-        ComputeSeconds(compute=ALL, token=1.2, tree=1.1),
+        ComputeSeconds(compute=ALL, token=1.15, tree=1.1),
     )
 )
 
@@ -37,6 +37,12 @@ GRID = ComputeGrid(
 def test_trees_count_only_with_a_drafter() -> None:
     assert GRID.best(drafts=True) == ALL
     assert GRID.best(drafts=False) == OWN
+
+
+def test_steps_without_a_tree_count_with_a_drafter_too() -> None:
+    slow = ComputeSeconds(compute=TREES, token=1.3, tree=1.0)
+    fast = ComputeSeconds(compute=ALL, token=1.0, tree=1.02)
+    assert ComputeGrid(ways=(slow, fast)).best(drafts=True) == ALL
 
 
 def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:

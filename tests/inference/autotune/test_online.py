@@ -221,6 +221,18 @@ def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates(
     assert sampled.positions(tree, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
 
 
+def test_drafted_steps_are_timed_even_if_the_drafter_finds_no_tree_in_between() -> None:
+    run = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1)
+    tree = SequenceTree([0], [-1], [1], [0], [], {}, {}, {})
+    timed = run._learner.slowness._counts
+    for step in range(6):
+        if run.next_budget() is None:
+            run.learn([NO_TREE], [[]], COSTS.verify_seconds(0))
+        else:
+            run.learn([tree if step % 2 else NO_TREE], [[0] if step % 2 else []], 2.0)
+    assert timed[:-1].sum() == 2  # of steps 3 and 5; no tree was requested in steps 0 and 1
+
+
 def test_every_sequence_of_a_batch_counts_as_experience() -> None:
     arms = _arms(PLAN, GREEDY, COSTS)
     learner = _Learner(arms, COSTS.verify_seconds(0))
