@@ -44,11 +44,15 @@ class Trainee:
 
     def kill_when(self, is_time: Callable[[], bool]) -> bool:
         """Send it SIGKILL as soon as `is_time` is true; return False if it ended before."""
+        return self.signal_when(is_time, signal.SIGKILL) and self.end() == -signal.SIGKILL
+
+    def signal_when(self, is_time: Callable[[], bool], number: int) -> bool:
+        """Send it a signal as soon as `is_time` is true; return False if it ended before."""
         while self.process.is_alive():
             if is_time():
                 assert self.process.pid is not None
-                os.kill(self.process.pid, signal.SIGKILL)
-                return self.end() == -signal.SIGKILL
+                os.kill(self.process.pid, number)
+                return True
             sleep(0.001)
         return False
 

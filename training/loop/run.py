@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from rich.progress import Progress
@@ -21,6 +21,7 @@ from training.distributed.processes import Processes
 from training.evaluation.evaluate import Evaluation, score_of
 from training.evaluation.metrics import MetricsLog, progress_bar
 from training.loop.export import Exporter, check_untrained
+from training.loop.interruption import Interruption
 from training.loop.run_folder import RunFolder
 from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
@@ -54,6 +55,8 @@ class Run:
         self._evaluation_interval: int | None = None
         self._seconds_unrecorded = 0.0
         self._elapsed = 0.0  # fraction of `minutes` that has passed
+        self._interruption = Interruption(processes)
+        self._is_interrupted = False
         self._metrics: MetricsLog | None = None
         self._target_states: TargetStateStore | None = None
 
@@ -91,7 +94,8 @@ class Run:
         trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
-            stopped = self._take_steps(trainer, evaluation, progress)
+            with self._interruption:
+                stopped = self._take_steps(trainer, evaluation, progress)
             drafter, found = stopped or self._evaluate(trainer, evaluation)
             end = self._state_now(trainer)
             self._exporter.finish(drafter, trainer.copy_as_trained(), found, end)
@@ -156,9 +160,27 @@ class Run:
                 evaluated = self._evaluate(trainer, evaluation)
                 if self._has_stalled:
                     return evaluated
-            if self._is_due(settings.checkpoint.every):
+            writes = settings.checkpoint.every is not None
+            if self._is_due(settings.checkpoint.every) or (writes and self._is_interrupted):
                 checkpoints.save(trainer.engine, state)
+            if self._is_interrupted and not self._is_over:
+                self._end_interrupted(is_saved=writes)
         return None
+
+    def _end_interrupted(self, *, is_saved: bool) -> NoReturn:
+        """End the run as the user requested, and tell the user how it can continue.
+
+        Args:
+            is_saved: whether the last step has a checkpoint.
+        """
+        if self._processes.is_first:
+            step = self._state.step
+            _logger.info(
+                f"saved the run after step {step} of {self._num_steps}; the same command resumes it"
+                if is_saved
+                else f"ended after step {step} without a checkpoint (checkpoint.every is null)"
+            )
+        raise KeyboardInterrupt
 
     def _begin(self, trainer: Trainer, evaluation: Evaluation) -> None:
         """Resume from the last checkpoint, or test and evaluate the drafter of a new run."""
@@ -205,6 +227,8 @@ class Run:
         # as an uninterrupted run.
         intervals = (self._settings.log_every, self._settings.checkpoint.every)
         is_recorded = any(self._is_due(every) for every in intervals)
+        self._is_interrupted = self._interruption.is_requested(waits=is_recorded)
+        is_recorded = is_recorded or self._is_interrupted
         is_checked = is_recorded or self._is_due(self._evaluation_interval)
         trainer.require_finite(self._checkpoints.latest, is_last=is_checked)
         means = trainer.meter.read() if is_recorded else {}  # waits for the device

@@ -2,19 +2,26 @@
 
 import json
 import random
+import re
 import shutil
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.processes import start_training, train_in_processes
 from helpers.training import tiny_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from jakiro.errors import EXIT_CODE_INTERRUPTED
 from training.config import TrainSettings
+from training.distributed.processes import Processes
 from training.evaluation.metrics import read_metrics
+from training.loop.interruption import Interruption
 
 pytestmark = pytest.mark.distributed
 
@@ -24,6 +31,7 @@ RUN: dict[str, Any] = {
     "checkpoint": {"every": 3},
     "evaluation": {"every": 4, "num_prompts": 1, "max_new_tokens": 4},
 }
+ALONE = Processes(0, 1, torch.device("cpu"))
 LONG = RUN | {"steps": 16}
 
 # Paths that exist only while a checkpoint or a drafter is written or removed.
@@ -103,6 +111,55 @@ def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
         assert kill(settings, workshop, reaches(settings, line)), line
     train_in_processes(settings, workshop)
     assert_same(whole, settings)
+
+
+def test_an_interrupted_run_saves_its_last_step_and_ends_like_an_uninterrupted_run(
+    workshop: Path, long: TrainSettings
+) -> None:
+    settings = tiny_run(workshop, **LONG | {"checkpoint": {"every": 1000}})
+    (trainee,) = start_training(settings, workshop)
+    assert trainee.signal_when(reaches(settings, 3), signal.SIGINT)
+    assert trainee.end() == EXIT_CODE_INTERRUPTED
+    assert "press Ctrl-C again to end at once" in trainee.errors
+    printed = " ".join(trainee.errors.split())
+    assert re.search(r"saved the run after step \d+ of 16; the same command resumes it", printed)
+    num_steps = max(record["step"] for record in records(settings))
+    assert list(settings.run_folder.glob(f"checkpoints/*{num_steps}"))
+    train_in_processes(settings, workshop)
+    assert_same(long, settings)
+
+
+def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) -> None:
+    settings = tiny_run(
+        workshop, steps=100, batch={"micro_batch_size": 1}, checkpoint={"every": 1000}
+    )
+    first, second = start_training(settings, workshop, num_processes=2)
+    assert second.signal_when(reaches(settings, 3), signal.SIGTERM)
+    assert first.end() == second.end() == EXIT_CODE_INTERRUPTED
+    assert "saved the run after step" in first.errors
+    assert "saved the run" not in second.errors
+
+
+def test_a_second_interruption_ends_the_run_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption(ALONE) as interruption:
+        assert not interruption.is_requested(waits=True)
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.is_requested(waits=False)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_in_another_thread_receives_no_signals() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler_inside() -> object:
+        with Interruption(ALONE):
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(handler_inside).result() is before
 
 
 @pytest.mark.faults

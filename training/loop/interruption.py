@@ -1,0 +1,70 @@
+"""Requests of the user or of the system to end a run, which then saves its state first."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from jakiro.utils.logs import get_logger
+from training.distributed.processes import Processes
+
+_logger = get_logger(__name__)
+
+
+class Interruption:
+    """Receives SIGINT (Ctrl-C) and SIGTERM within a `with` block.
+
+    The first signal is only noted, so that the run can save its state after the current step. A
+    second SIGINT raises KeyboardInterrupt at once. In other threads than the main thread, which get
+    no signals, the block does nothing.
+
+    Args:
+        processes: the processes of the run.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._is_requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        """Begin to receive signals."""
+        if threading.current_thread() is threading.main_thread():
+            received: dict[int, Callable[[int, FrameType | None], None]] = {
+                signal.SIGINT: self._interrupt,
+                signal.SIGTERM: self._note,
+            }
+            self._before = {name: signal.signal(name, act) for name, act in received.items()}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Restore the earlier handlers."""
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+    def is_requested(self, *, waits: bool) -> bool:
+        """Return whether any process received a signal; all processes get the same answer.
+
+        Args:
+            waits: whether the processes may wait for each other. If not, several processes continue
+                until they may.
+        """
+        if self._processes.count > 1 and not waits:
+            return False
+        return any(self._processes.gather(self._is_requested))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_requested:
+            raise KeyboardInterrupt
+        if self._processes.is_first:
+            _logger.warning("saving after this step; press Ctrl-C again to end at once")
+        self._note(number, frame)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_requested = True
