@@ -72,12 +72,13 @@ class Run:
         """
         self._settings.batch.accumulation(self._processes.count)
         check_precision(self._settings)
-        if not self._folder.is_finished:
+        is_finished = self._folder.is_finished_for(self._settings, self._inputs.facts)
+        if not is_finished:
             self._target_states = open_target_states(self._inputs)
         is_first = self._processes.is_first
         with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
             self._processes.wait()
-            if self._folder.is_finished:
+            if is_finished:
                 _logger.info(f"the run in {self._folder.path} is already finished")
             else:
                 shown = progress_bar(progress, is_shown=is_first)

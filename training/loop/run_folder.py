@@ -1,6 +1,7 @@
 """The folder of a run: fingerprint, checkpoints, best drafter, and finished drafter."""
 
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ _FREE: Any = {
 
 _ADAPTER = "adapter"  # folder of separate adapters
 
+_LENGTH = ("steps", "epochs", "minutes")  # settings that may be raised to continue a run
 _OPTIONAL = {"start_fingerprint"}  # recorded only if a run starts from another drafter
 
 
@@ -90,6 +92,28 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
             if inner is not None:
                 return f"{name}.{inner}".removeprefix("settings.")
     return None
+
+
+def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether the wanted run is a continuation of the recorded run by more steps.
+
+    Args:
+        recorded: fingerprint of the recorded run.
+        wanted: fingerprint of the run to compare with the recorded run.
+    """
+    before, now = (
+        {name: run["settings"].get(name) for name in _LENGTH} for run in (recorded, wanted)
+    )
+    if before == now or difference(_without_length(recorded), _without_length(wanted)):
+        return False
+    if any((before[name] is None) != (now[name] is None) for name in ("steps", "epochs")):
+        return False  # which of the two is longer depends on the data
+    return all((now[name] or math.inf) >= (before[name] or math.inf) for name in _LENGTH)
+
+
+def _without_length(run: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in run["settings"].items() if name not in _LENGTH}
+    return {**run, "settings": settings}
 
 
 def way_to_repeat(name: str, recorded: Any) -> str:
@@ -146,6 +170,15 @@ class RunFolder:
         """Whether the run is finished."""
         return self.drafter.is_dir()
 
+    def is_finished_for(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
+        """Return whether the run is finished and is not to be continued by more steps.
+
+        Args:
+            settings: settings of the run.
+            facts: fingerprints of the target and the data.
+        """
+        return self.is_finished and not self._is_continued(settings, facts)
+
     @property
     def best_state(self) -> dict[str, Any] | None:
         """The run's state when the drafter in `best` was kept; None if there is no such drafter."""
@@ -158,13 +191,18 @@ class RunFolder:
     @property
     def holds_work(self) -> bool:
         """Whether the folder contains results: a checkpoint, `best` or the finished drafter."""
-        return self.is_finished or self.best.exists() or any(self.checkpoints.glob("step-*"))
+        return self.is_finished or self.best.exists() or self._has_checkpoint
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return any(self.checkpoints.glob("step-*"))
 
     @contextmanager
     def claim(self, settings: TrainSettings, facts: Mapping[str, str]) -> Iterator[None]:
         """Lock the folder for this run, so that no other process trains in the folder.
 
-        A folder that contains only the settings of an earlier run may be claimed by any run.
+        A folder that contains only the settings of an earlier run may be claimed by any run. A
+        finished run may be continued with more steps; its drafter then gets another name.
 
         Args:
             settings: settings of the run, which are written to `config.yaml`.
@@ -201,13 +239,14 @@ class RunFolder:
             return
         self._check_format(settings, facts)
         found = self._difference(settings, facts)
-        if found is not None:
+        if found is not None and not self._is_continued(settings, facts):
             name, expected, got = found
             raise ConfigError(
                 f"the run folder {self.path} holds a run with other settings ({name} differs)",
                 expected=expected,
                 got=got,
-                remedy=f"choose another run_folder, or {way_to_repeat(name, expected)}",
+                remedy=f"choose another run_folder, or {way_to_repeat(name, expected)}"
+                + (", or a higher value" if name in _LENGTH and self._has_checkpoint else ""),
             )
 
     def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
@@ -298,9 +337,11 @@ class RunFolder:
 
     def _check_or_found(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
         self.check(settings, facts)
-        if self._record.exists() and self.holds_work:
+        if self._is_continued(settings, facts):
+            self._reopen()
+        elif self._record.exists() and self.holds_work:
             return
-        if (found := self._difference(settings, facts)) is not None:
+        elif (found := self._difference(settings, facts)) is not None:
             name, before, now = found
             _logger.info(
                 f"{self.path} belonged to an earlier run, which had other settings and left no "
@@ -308,6 +349,23 @@ class RunFolder:
             )
         write_provenance(self.path, settings)
         write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
+
+    def _is_continued(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
+        """Return whether this run takes more steps after the last checkpoint of the recorded run."""
+        if not (self._has_checkpoint and self._record.exists()):
+            return False
+        return is_longer(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
+
+    def _reopen(self) -> None:
+        """Rename the finished drafter, if there is one, because the run continues."""
+        _logger.info(f"the run in {self.path} continues from its last checkpoint with more steps")
+        if not self.is_finished:
+            return
+        record: dict[str, Any] = JakiroConfig.from_pretrained(self.drafter).record or {}
+        renamed = self.path / f"drafter-after-{record['training']['step']}-steps"
+        shutil.rmtree(renamed, ignore_errors=True)  # it may be left from an earlier attempt
+        self.drafter.rename(renamed)
+        _logger.info(f"the drafter of the shorter run is now in {renamed}")
 
     def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
         """Raise an error if the names in the record differ from those that this version writes."""

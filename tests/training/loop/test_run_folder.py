@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.interruptions import PowerCutError
-from helpers.training import tiny_run, write_jsonl
+from helpers.interruptions import PowerCutError, interrupt_after
+from helpers.training import curve, tiny_run, write_jsonl
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from training.config import TrainSettings
 from training.evaluation.evaluate import Score
 from training.evaluation.metrics import read_metrics
-from training.loop.run_folder import RunFolder
+from training.loop.run_folder import RunFolder, is_longer
 from training.setup.preparation import prepare
 from training.train import train
 
@@ -170,6 +170,58 @@ def test_a_folder_that_holds_only_the_settings_of_a_run_accepts_others(
     assert "this run takes over the folder (seed was 1, is now 0)" in caplog.text
     assert "seed: 0" in (settings.run_folder / "config.yaml").read_text()
     train(settings)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_run_continues_with_more_steps(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool
+) -> None:
+    kept: dict[str, Any] = {"checkpoint": {"every": 2}, "optimizer": {"schedule": "linear"}}
+    shorter, longer = (tiny_run(workshop, steps=steps, **kept) for steps in (4, 6))
+    if is_finished:
+        train(shorter)
+    else:
+        interrupt_after(monkeypatch, 2)
+        with pytest.raises(PowerCutError):
+            train(shorter)
+    before = curve(shorter)
+    folder = train(longer)
+    assert curve(longer)[: len(before)] == before
+    assert len(curve(longer)) == 6
+    steps = [JakiroDrafter.from_pretrained(folder).config.record["settings"]["steps"]]
+    if is_finished:
+        old = longer.run_folder / "drafter-after-4-steps"
+        steps.append(JakiroDrafter.from_pretrained(old).config.record["settings"]["steps"])
+    assert steps == ([6, 4] if is_finished else [6])
+    with pytest.raises(ConfigError, match=r"steps differs\).*expected: 6; got: 4.*a higher value"):
+        train(shorter)
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_continued(workshop: Path) -> None:
+    settings = tiny_run(workshop, steps=2, checkpoint={"every": None})
+    train(settings)
+    with pytest.raises(ConfigError, match=r"steps differs"):
+        train(tiny_run(workshop, steps=4, checkpoint={"every": None}))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ({"steps": 2}, {"steps": 3}, True),
+        ({"steps": 3}, {"steps": 2}, False),
+        ({"steps": 2}, {"steps": 2}, False),
+        ({"epochs": 1.0}, {"epochs": 2.5}, True),
+        ({"epochs": 1.0}, {"steps": 900}, False),
+        ({"steps": 9, "minutes": 2.0}, {"steps": 9}, True),
+        ({"steps": 9}, {"steps": 9, "minutes": 2.0}, False),
+        ({"steps": 9, "minutes": 2.0}, {"steps": 8, "minutes": 3.0}, False),
+        ({"steps": 2}, {"steps": 3, "seed": 1}, False),
+    ],
+)
+def test_a_longer_run_has_only_higher_limits(
+    before: dict[str, Any], now: dict[str, Any], expected: bool
+) -> None:
+    assert is_longer({"settings": before}, {"settings": now}) == expected
 
 
 @pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])
