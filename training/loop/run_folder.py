@@ -351,7 +351,7 @@ class RunFolder:
         write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _is_continued(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
-        """Return whether this run takes more steps after the last checkpoint of the recorded run."""
+        """Return whether this run adds steps to the recorded run, which has a checkpoint."""
         if not (self._has_checkpoint and self._record.exists()):
             return False
         return is_longer(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
