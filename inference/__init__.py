@@ -1,4 +1,4 @@
-"""Lossless speculative decoding: draft trees, verification, and the decode engine."""
+"""Lossless speculative decoding: decoder, drafters, decode engine, and measurements."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -23,5 +23,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the exported names, which interactive sessions complete."""
+    """Return the exported names, for completion in interactive sessions."""
     return sorted(__all__)

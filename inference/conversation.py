@@ -13,9 +13,9 @@ from jakiro.errors import PromptError
 class Conversation:
     """A dialogue that keeps the caches of target and drafter from turn to turn.
 
-    The prompt of each turn must contain the whole dialogue so far. The tokens at its start that are
-    already cached are not processed again. The output is the same as without a conversation.
-    Threads must not share a conversation.
+    The prompt of each turn must contain the whole dialogue so far. Tokens that are already cached
+    are not processed again. The output is the same as without a conversation. Threads must not
+    share a conversation.
 
     Example:
         with Conversation() as conversation:
@@ -38,7 +38,7 @@ class Conversation:
 
     @property
     def num_cached(self) -> int:
-        """The number of cached tokens; a prompt with the same first tokens reuses their entries."""
+        """The number of cached tokens; a prompt that begins with these tokens reuses the cache."""
         return len(self._cached)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The public decoder: an unmodified Hugging Face causal LM with a drafter."""
+"""The public decoder, which combines an unmodified Hugging Face causal LM with a drafter."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -46,7 +46,7 @@ from jakiro.utils.pretrained import local_tokenizer
 
 
 class SpeculativeDecoder:
-    """A lossless speculative decoder: the target's output in fewer forward passes of the target.
+    """A lossless decoder that computes the target's output in fewer forward passes of the target.
 
     Greedy output equals the target's greedy output; sampled output has the target's processed
     distribution. The decoder stores no request state, so threads may share a decoder. The decoder
@@ -65,22 +65,24 @@ class SpeculativeDecoder:
         drafter: drafter trained for the target, or any other `Drafter`, such as `AdedDrafter`,
             `LookupDrafter` or `SmallLMDrafter`; None for autoregressive decoding.
         tokenizer: tokenizer for text prompts and text output. None to load the tokenizer of the
-            target named in a trained drafter's config, if there is a local copy.
-        tree: "auto" for the tree that is expected to be fastest on this machine, or no tree, in
-            every decoding step (see `inference.autotune.online`). "fixed" for trees of the same
-            shape in every step: with as many levels as a trained drafter was trained for, or with
-            the limits in the settings of another drafter. Or the shape of a trained drafter's
-            trees, or a plan with one shape for greedy decoding and one for sampling.
-        compiled: whether to compile decoding steps and the drafter with `torch.compile`; the first
-            steps then take long.
+            target named in a trained drafter's config, if there is a local copy; without a
+            tokenizer, prompts must be token ids.
+        tree: "auto" to select in every decoding step the tree that is expected to be fastest on
+            this machine, or no tree (see `inference.autotune.online`). "fixed" for trees of the
+            same shape in every step: with as many levels as a trained drafter was trained for, or
+            with the limits in the settings of another drafter. For a trained drafter, this may also
+            be the shape of all trees, or a plan with one shape for greedy decoding and one for
+            sampling.
+        compiled: whether to compile decoding steps and a trained drafter with `torch.compile`; the
+            first steps then take long.
         packed: whether the target computes with weights reordered for the CPU. The verification of
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
             fastest number; None for the number that the process uses.
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
-            that are fastest on this machine, which are measured once. They change the drafts, but
-            never the distribution of the output. Other drafters ignore this argument.
+            that are fastest on this machine, which are measured once. The formats change the
+            drafts, but never the distribution of the output. Other drafters ignore this argument.
         other_weights: whether a trained drafter may be used with a target that has the architecture
             and the tokenizer of the target that it was trained for, but other weights, such as
             those before a quantization. Drafts may then be accepted less often.
@@ -90,9 +92,11 @@ class SpeculativeDecoder:
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
-        TargetNotSupported: the target cannot verify a tree, or cannot be batch-invariant.
-        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute in the
-            given forms; or two arguments cannot be combined.
+        TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered as
+            `packed` requires, it cannot be batch-invariant, or the drafter needs layers of the
+            target that cannot run separately.
+        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute with the
+            given formats of weights; or two arguments cannot be combined.
 
     Example:
         decoder = SpeculativeDecoder(target, LookupDrafter(), tokenizer)
@@ -180,8 +184,10 @@ class SpeculativeDecoder:
 
         Raises:
             CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-            ConfigError: `target` is None, but the drafter does not name a target.
+            ConfigError: `target` is None, but the drafter does not name a target; or as for the
+                class.
             TargetMismatch: the drafter was made for another target or tokenizer.
+            TargetNotSupported: as for the class, or a smaller model cannot draft trees.
         """
         parts = load_parts(
             drafter,
@@ -268,7 +274,8 @@ class SpeculativeDecoder:
 
         Raises:
             PromptError: the prompt or an argument cannot be used.
-            NumericalError: the target's logits are not finite.
+            NumericalError: the target's logits are not finite, or processors leave no token.
+            DraftError: the drafter proposed a candidate that cannot be verified.
         """
         prepared = self._prepared([prompt], temperature, seed, generation)
         options = options_for(prepared.config, log_probs)
@@ -290,9 +297,9 @@ class SpeculativeDecoder:
     ) -> list[GenerateOutput]:
         """Return the continuations of several prompts, decoded together.
 
-        The output for each prompt is the same as in a batch of one with the same random numbers.
-        With an adaptive drafter, only the distribution of the output is the same. Finished
-        sequences are removed from the batch.
+        The output for each prompt is the same as in a batch of one with the same random numbers,
+        up to rounding. With an adaptive drafter, only the distribution of the output is the same.
+        Finished sequences are removed from the batch.
 
         Args:
             prompts: prompts of any lengths, each of which is a text, chat messages or a list of
@@ -307,7 +314,8 @@ class SpeculativeDecoder:
 
         Raises:
             PromptError: a prompt or an argument cannot be used.
-            NumericalError: the target's logits are not finite.
+            NumericalError: as for `generate`.
+            DraftError: as for `generate`.
         """
         refuse_single(prompts)
         several: Sequence[Prompt]
@@ -338,6 +346,8 @@ class SpeculativeDecoder:
 
         Raises:
             PromptError: as for `generate`, or the decoder has no tokenizer.
+            NumericalError: as for `generate`.
+            DraftError: as for `generate`.
         """
         prepared = self._prepared([prompt], temperature, seed, generation)
         if self.tokenizer is None:
@@ -366,6 +376,11 @@ class SpeculativeDecoder:
             seed: as for `generate`.
             conversation: as for `generate`.
             **generation: as for `generate`.
+
+        Raises:
+            PromptError: as for `generate`.
+            NumericalError: as for `generate`.
+            DraftError: as for `generate`.
         """
         prepared = self._prepared([prompt], temperature, seed, generation)
         if conversation is None:
@@ -390,7 +405,8 @@ class SpeculativeDecoder:
         output, pass `custom_generate=functools.partial(decoder, streamer=streamer)`.
 
         Raises:
-            PromptError: the config requests another decoding method, such as beam search.
+            PromptError: the arguments request something that is not supported, such as beam
+                search; a prompt cannot be used; or there are several sequences and a streamer.
             TargetMismatch: the model is not the decoder's target.
         """
         # The mask is not a named argument, because generate() would pass it twice.
@@ -430,6 +446,9 @@ class SpeculativeDecoder:
             temperature: as for `generate`.
             seed: as for `generate_batch`.
             **generation: as for `generate`.
+
+        Raises:
+            PromptError: there are no prompts, or a prompt or an argument cannot be used.
         """
         refuse_single(prompts)
         if not prompts:
@@ -457,13 +476,14 @@ class SpeculativeDecoder:
             run: run from `start`, which need not have begun.
             prompts: as for `start`.
             temperature: as for `generate`.
-            seed: as for `generate_batch`. With a seed of its own, a prompt gets the tokens that it
-                gets alone, unless the drafter or the run's policy learns from requests.
+            seed: as for `generate_batch`. A prompt with a seed of its own gets the tokens that it
+                would get alone, unless the drafter or the run's policy learns from requests.
             **generation: as for `generate`.
 
         Raises:
-            PromptError: a prompt or an argument cannot be used, the run is closed, or there is a
-                drafter and the sampling options differ from those of the run.
+            PromptError: a prompt or an argument cannot be used; the run was started by another
+                decoder, or is closed; or there is a drafter and the sampling options differ from
+                those of the run.
         """
         if run.target is not self.target or run.drafter is not self.drafter:
             raise PromptError(
@@ -476,7 +496,7 @@ class SpeculativeDecoder:
             return []
         prepared = self._prepared(prompts, temperature, seed, generation, run.draft_policy)
         requests = prepared.requests
-        if isinstance(seed, int):  # other random numbers than the sequences of the run
+        if isinstance(seed, int):  # for random numbers that no sequence of the run uses
             requests = shifted(requests, len(run.sequences))
         return run.admit(requests)
 
@@ -581,7 +601,11 @@ class SpeculativeDecoder:
 
 
 def _without_packing(packed: Packed) -> Packed:
-    """Return False, because torch cannot compile products with reordered weights."""
+    """Return False, because torch cannot compile layers with reordered weights.
+
+    Raises:
+        ConfigError: `packed` is True.
+    """
     if packed is True:
         raise ConfigError(
             "packed=True and compiled=True cannot be combined",

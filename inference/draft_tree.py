@@ -63,7 +63,8 @@ class DraftTree:
     depth: Int[Tensor, "batch nodes"]  # at least 1
     score: Float[Tensor, "batch nodes"]  # cumulative draft log-probability
     kind: Int[Tensor, "batch nodes"]  # CandidateKind
-    # order of sampling among siblings for sampled candidates; rank by score in the tree for others
+    # sampled candidates: order of sampling among siblings; deterministic candidates: rank by score
+    # in the whole tree
     rank: Int[Tensor, "batch nodes"]
     proposer_id: Int[Tensor, "batch nodes"]  # expert or drafter that scored the candidate highest
     is_valid: Bool[Tensor, "batch nodes"]  # False for padding
@@ -137,7 +138,7 @@ class DraftTree:
     ) -> tuple[list["SequenceTree"], list[list[int]]]:
         """Return each sequence's tree on the host, and each sequence's row of `extra`.
 
-        This is the only copy from the device in a decoding step, so `extra` must contain all other
+        A decoding step should copy from the device only once, so `extra` must contain all other
         integers that the host needs.
 
         Args:
@@ -157,7 +158,7 @@ class DraftTree:
         return trees, [values[NUM_FIELDS * count :] for values in packed]
 
     def sequence_tree(self, index: int = 0) -> "SequenceTree":
-        """Return the tree of the sequence at a batch index on the host."""
+        """Return the tree of one sequence, given by its batch index, on the host."""
         return self.to_host()[0][index]
 
 
@@ -207,7 +208,7 @@ class SequenceTree:
             ValueError: the tree has sampled candidates but no draft distributions.
         """
         if self.draft_probs is None:
-            raise ValueError(f"sampled candidates under node {parent} come without draft_probs")
+            raise ValueError(f"the sampled candidates under node {parent} come without draft_probs")
         return self.draft_probs.ids[self.index, parent + 1], self.draft_probs.probs[
             self.index, parent + 1
         ]

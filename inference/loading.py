@@ -1,4 +1,4 @@
-"""Loading of a drafter together with its target and the target's tokenizer."""
+"""Loading of a decoder's parts (target, drafter and tokenizer), and combination of two drafters."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,10 +63,13 @@ def load_parts(
 
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-        ConfigError: `target` is None, but the drafter does not name a target; or the trained
-            drafter of a pair cannot compute with the given formats of weights.
+        ConfigError: `target` is None, but the drafter does not name a target; the vocabulary is too
+            large for `aded`; or the trained drafter of a pair cannot draft trees of the given
+            shapes or compute with the given formats of weights.
         TargetMismatch: a trigram table or a small model was made with a tokenizer other than the
             target's, or the trained drafter of a pair belongs to another target.
+        TargetNotSupported: a small model, or the target of a pair with a trained drafter, cannot
+            process a tree.
     """
     name = str(drafter)
     pair = PairName.parse(name)
@@ -79,7 +82,7 @@ def load_parts(
         parts = Parts(model, loaded, tokenizer, tree)
     elif target is None:
         raise ConfigError(
-            f"the drafter {first} does not name a target, so a target must be given",
+            f"a target must be given, because the drafter {first} does not name one",
             expected="a target",
             got="no target",
             remedy="pass target=, or --target on the command line",
@@ -93,10 +96,10 @@ def load_parts(
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Return the parts of a decoder for a loaded target; errors are those of `load_parts`.
+    """Return the parts of a decoder for a loaded target; this raises the errors of `load_parts`.
 
     Args:
-        drafter: drafter in one of the forms that `load_parts` accepts.
+        drafter: drafter, named as for `load_parts`.
         target: loaded target, on its final device.
         tokenizer: tokenizer of the target.
     """
@@ -137,7 +140,10 @@ def combined_drafter(
 
     Raises:
         TargetMismatch: the trained drafter or the tokenizer belongs to another target.
-        ConfigError: the trained drafter cannot compute with these formats of weights.
+        TargetNotSupported: the target cannot verify a tree, or the trained drafter needs layers of
+            the target that cannot run separately.
+        ConfigError: the trained drafter cannot draft trees of these shapes, or cannot compute with
+            these formats of weights.
     """
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())
@@ -157,7 +163,7 @@ class _PairOptions(NamedTuple):
 
 
 def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
-    """Return the parts, whose drafter now shares its trees with a second, training-free one."""
+    """Return the parts with a drafter that shares trees with a second, training-free drafter."""
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
     second = build_beside(pair.beside, target, tokenizer)

@@ -1,4 +1,4 @@
-"""Outputs of a generation, and their conversion to the form of transformers."""
+"""Outputs of a generation, and conversion of these outputs to the types of transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _shortened.maxstring = 400  # characters
 
 @dataclass(frozen=True, repr=False)
 class GenerateOutput:
-    """The output for one prompt; notebooks show its text, in colours for accepted drafts.
+    """The output for one prompt; notebooks show its text, with accepted drafts in color.
 
     If several sequences were decoded together, the seconds in `stats` are those of the batch, and
     the counts are those of the sequence.
@@ -48,7 +48,7 @@ class GenerateOutput:
         )
 
     def _repr_html_(self) -> str | None:
-        """Return the text for notebooks, with a colour for each depth; None without a tokenizer."""
+        """Return the text for notebooks, with a color for each depth; None without a tokenizer."""
         if self.tokenizer is None:
             return None
         tokens = zip(self.new_token_ids, self.depths, strict=True)
@@ -115,7 +115,7 @@ def in_transformers_form(
     pad_token_id: int,
     as_dict: bool,
 ) -> Int[Tensor, "batch tokens"] | GenerateDecoderOnlyOutput:
-    """Return the outputs in the form that `generate()` of transformers returns.
+    """Return the outputs as `generate()` of transformers returns them.
 
     Args:
         outputs: output of each prompt.
@@ -142,7 +142,7 @@ def in_transformers_form(
 def _by_step(
     vectors: Sequence[tuple[Tensor, ...] | None],
 ) -> tuple[Float[Tensor, "batch vocab"], ...] | None:
-    """For each new token, return the stacked vectors of all sequences; None if there are none."""
+    """For each new token, return all sequences' vectors, stacked; None if none were requested."""
     given = [own for own in vectors if own is not None]
     if not given:
         return None

@@ -102,9 +102,10 @@ class RequestCounter:
 
 
 def number_of(tickets: Sequence["RequestTicket"]) -> int:
-    """Return a number for a request that differs if the number of any of its tickets differs.
+    """Return one number for all tickets of a request, a different one for each combination.
 
-    A drafter and the choice of trees may both learn from requests, and may be reset separately.
+    There are two tickets if both the drafter and the choice of trees learn from requests. The
+    numbers of the two may differ, because drafter and trees may be reset separately.
 
     Args:
         tickets: one or two tickets of the request.
@@ -192,7 +193,9 @@ class DraftSession(ABC):
         Raises:
             NotImplementedError: sessions of this kind cannot be joined.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no append_sequences()")
+        raise NotImplementedError(
+            f"sessions cannot be joined, because {type(self).__name__} lacks append_sequences()"
+        )
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for another request, which may have different sampling options."""

@@ -64,7 +64,7 @@ class Sampling:
 
     @cached_property
     def description(self) -> tuple[bool, tuple[str, ...]]:
-        """Whether tokens are sampled, and the processors, with settings unless they read a prefix.
+        """Whether tokens are sampled, and all processors, with settings if they ignore the prefix.
 
         If two requests have the same description and their processors ignore the prefix, then the
         processors of one request can process the distributions of the other.
@@ -93,7 +93,7 @@ class Sampling:
             prefix: tokens before each distribution.
             scores: logits, which may be overwritten.
         """
-        if not self.is_prefix_free:  # they may take further arguments
+        if not self.is_prefix_free:  # unknown processors may take further arguments
             processed: Tensor = self.processors(prefix, scores)  # type: ignore[arg-type]
             return processed
         for processor in self.processors:
@@ -109,9 +109,10 @@ class Sampling:
     def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return draft distributions after the request's prefix-free processors, renormalized.
 
-        In greedy decoding, `log_probs` are returned unchanged, because they only rank candidates.
-        Some processors fail on distributions that are not finite. Therefore such distributions are
-        not processed, and all their tokens get probability 0.
+        `log_probs` are returned unchanged if there are no such processors, and in greedy decoding,
+        where they only rank candidates. Otherwise, distributions that are not finite are not
+        processed, because some processors would fail on such distributions; all their tokens get
+        probability 0.
         """
         warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
         if not self.do_sample or not warpers:
@@ -205,7 +206,11 @@ class ProcessedDistribution:
         return probs
 
     def best(self, node: int) -> int:
-        """Return the most likely token after `node` (or ROOT)."""
+        """Return the most likely token after `node` (or ROOT).
+
+        Raises:
+            NumericalError: logits are not finite, or processors leave no token.
+        """
         scores, token = self.scores(node).max(dim=-1)
         check_finite(scores, self.raw(node), position=self.position(node))
         return int(token)
@@ -230,7 +235,7 @@ class ProcessedDistribution:
 
 
 def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
-    """Raise an error if the largest value is not finite, and name the cause: target or processors.
+    """Raise an error if the largest value is not finite; the message names the cause.
 
     Args:
         values: probabilities or processed logits; only the largest must be finite.

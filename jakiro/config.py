@@ -28,15 +28,17 @@ class TrunkSettings(Settings):
     verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
     memory and features."""
     num_heads: int | None = Field(None, ge=1)
-    """Number of query heads of each attention module; null: the same as in the target's last layer.
-    """
+    """Number of query heads of each attention module. null: the same as in the target's last layer
+    or, if a trunk cannot have the geometry of that layer (latent attention, for example), as many
+    heads of size 64 as fit into the target's hidden size."""
     num_kv_heads: int | None = Field(None, ge=1)
-    """Number of key/value heads of each attention module; null: the same as in the target's last
-    layer."""
+    """Number of key/value heads of each attention module; null: chosen in the same way as
+    num_heads."""
     head_dim: int | None = Field(None, ge=2, multiple_of=2)
-    """Size of each head; null: the same as in the target's last layer."""
+    """Size of each head; null: chosen in the same way as num_heads."""
     rope_theta: float | None = Field(None, gt=0)
-    """Base (theta) of the rotary embedding; null: the same as in the target's last layer."""
+    """Base (theta) of the rotary embedding; null: the same as in the target's last layer, or 10000
+    if that is unknown."""
     fusion_layers: tuple[int, ...] | None = None
     """For feedback and hybrid: indices of the hidden states that are fused into features, as in
     EAGLE-3 (0 is the embedding, k is the output of layer k); null to read only the last hidden
@@ -51,8 +53,8 @@ class TrunkSettings(Settings):
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; its memory and its features are read in any case.
-    The drafter must be used in the same way as it was trained, so this is part of the checkpoint.
-    """
+    This setting is part of the checkpoint, because a drafter must decode in the same way as it was
+    trained."""
 
     @property
     def attends_memory(self) -> bool:
@@ -115,8 +117,8 @@ class MemorySettings(Settings):
     last one if layer_attention is false."""
     layer_attention: bool = True
     """Whether the layers' states attend to each other (layer self-attention). If false, the states
-    are concatenated and projected together, except that a single hidden state is used as memory
-    unchanged."""
+    are concatenated and projected together; states that together are as wide as the target's hidden
+    size, such as a single hidden state, are used unchanged unless common_width is set."""
     common_width: int | None = Field(None, ge=1)
     """Width to which the state of each layer is projected first; null to skip this projection."""
     num_heads: int = Field(2, ge=1)
@@ -284,17 +286,18 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     """Return the config of a drafter; trunk settings that are None get the target's values.
 
     The config contains the size of the draft vocabulary as a number or None. If the settings say
-    `auto`, this is the largest size that they allow, see `largest_draft_vocab_size`; training
-    replaces `auto` by the size for its data first.
+    `auto`, the config gets the largest size that they allow (see `largest_draft_vocab_size`).
+    Training therefore replaces `auto` with the size for its data before it calls this function.
 
     Args:
         settings: settings of the drafter.
         target: record of the target that the drafter is for.
 
     Raises:
-        ConfigError: the number of heads is not a multiple of the number of KV heads, the target
-            lacks a layer that memory or features are made from, the widths of memory layers differ,
-            or the target has too few layers or tokens.
+        ConfigError: the number of heads is not a multiple of the number of KV heads; the target
+            lacks a layer that memory or features are made from; the settings need hidden states,
+            but the target's hidden states cannot be read; the widths of memory layers differ, and
+            `common_width` is None; or the target has too few layers or tokens.
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
@@ -377,7 +380,7 @@ def _check_source(name: str, source: StateSource, target: TargetRecord) -> None:
     count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
     if not source.layers or any(not 0 <= layer < count for layer in source.layers):
         raise ConfigError(
-            f"drafter.{name} names layers that the target does not have",
+            f"drafter.{name} is empty or names layers that the target does not have",
             expected=f"one or more indices from 0 to {count - 1}",
             got=list(source.layers),
         )

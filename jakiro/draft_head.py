@@ -27,8 +27,9 @@ class DraftHead:
     logits are computed, and those of the draft vocabulary are selected.
 
     The copy may have another format than the target's head, because acceptance uses the draft
-    distribution that follows from these logits, whatever they are. A head that does not allow the
-    requested format is used in its own. Only the logits of the form "own" have gradients.
+    distribution that follows from these logits, whatever they are. A head that cannot be converted
+    to the requested format is used in its own format. Gradients flow only through logits that are
+    computed in the format "own".
 
     Args:
         target: adapter of the target whose head is used.
@@ -46,7 +47,8 @@ class DraftHead:
         self.target = target
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
         self.form = form
-        self._copy: tuple[object, _Product] | None = None  # what was copied, and its product
+        # The version of the copied rows, and a function that multiplies by them.
+        self._copy: tuple[object, _Product] | None = None
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch drafted"]:
         """Return the logits of the draft vocabulary.
@@ -80,7 +82,7 @@ class DraftHead:
         return self.token_ids is None and is_there
 
     def _product_of(self, head: nn.Linear) -> _Product:
-        """Return the product with the copied rows, which are copied again if the head changed."""
+        """Return a function that multiplies by the copied rows; copy them again if they changed."""
         version = version_of(head.weight), None if head.bias is None else version_of(head.bias)
         if self._copy is None or self._copy[0] != version:
             self._copy = version, self._copied(head)
@@ -100,7 +102,7 @@ class DraftHead:
 
 
 def allows_form(head: nn.Module, form: HeadForm) -> bool:
-    """Return whether drafting with a target's head is possible in a form on this machine.
+    """Return whether this machine can draft with a target's head in a given format.
 
     Args:
         head: head of the target.

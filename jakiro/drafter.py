@@ -143,8 +143,8 @@ class JakiroDrafter(PreTrainedModel):
                 of the wrong shape, or the ids of the tokens that it may draft are invalid.
         """
         refuse_missing_folder(path, "a drafter from", _REMEDY)
-        # With these options, transformers returns a report of mismatches, in which `_check_report`
-        # finds them.
+        # With these options, transformers does not raise an error for mismatched weights, but
+        # returns a report of them, which `_check_report` reads.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             _refuse_other_model(path, kwargs)

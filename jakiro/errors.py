@@ -8,7 +8,7 @@ class JakiroError(Exception):
     """Base class of all errors that are raised deliberately.
 
     Args:
-        message: description of the problem, one sentence without a final full stop.
+        message: description of the problem, one sentence without a final period.
         expected: description or example of a correct value; None to leave it out.
         got: the value that was found; None to leave it out.
         remedy: action that the caller can take; None to leave it out.
@@ -45,7 +45,7 @@ class DataError(JakiroError, ValueError):
 
 
 class CheckpointError(JakiroError):
-    """A checkpoint or cached artefact is missing, damaged, or incompatible."""
+    """A checkpoint or cached artifact is missing, damaged, or incompatible."""
 
 
 class ResourceError(JakiroError):

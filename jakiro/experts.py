@@ -56,8 +56,11 @@ class MixtureOfExperts(nn.Module):
 
     Each parallel level has separate down-projections `D'_e`, except the published contrast:
 
-    - "sum", level 1: `F2 = x + v_top E_top - sum_{e != top} v_e E_e` (published contrast).
-    - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned.
+    - "sum", level 1, with `contrastive_head`: `F2 = x + v_top E_top - sum_{e != top} v_e E_e`
+      (published contrast).
+    - "sum", other levels: `F = x + sum_e w_e D'_e h_e`.
+    - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned; without
+      `contrastive_head`, the term with beta is absent.
 
     Args:
         hidden: width of trunk vectors and target features.
@@ -65,8 +68,8 @@ class MixtureOfExperts(nn.Module):
         num_experts: number of experts; 1 means an ordinary feed-forward layer ("experts off").
         num_parallel: number of parallel levels that follow each autoregressive pass.
         combine: "sum" or "mixture", see above.
-        contrastive_head: whether parallel levels use the contrast between experts; has no effect
-            if there is only one expert.
+        contrastive_head: whether parallel levels use the contrast between experts (with "sum", only
+            level 1 does); has no effect if there is only one expert.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class KV(NamedTuple):
 
 @runtime_checkable
 class KVStore(Protocol):
-    """Function from the queries' own keys and values to all that the queries may attend to."""
+    """Function from the queries' own keys and values to all keys and values they may attend to."""
 
     def __call__(self, kv: KV, /) -> KV: ...
 
@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
     """Pre-norm grouped-query attention with a residual connection.
 
     If the input consists of token embeddings, the keys and values of a token depend only on the
-    token and its position. Those of accepted tokens can then be cached.
+    token and its position, so that the keys and values of accepted tokens can be cached.
 
     Args:
         hidden: width of the residual stream.

@@ -78,9 +78,9 @@ class LayerProjection(nn.Module):
 class MemoryEncoder(nn.Module):
     """Computes memory: layer self-attention, mean over layers, projection to the drafter's width.
 
-    Without layer self-attention, the layers' states are concatenated and projected together. A
-    single state that is already as wide as memory is used unchanged, unless `always_project` is
-    set.
+    Without layer self-attention, the layers' states are concatenated and projected together. If the
+    concatenation is already as wide as memory, it is used unchanged, unless `common_width` or
+    `always_project` is set.
 
     Args:
         num_layers: number of target states that are read per token.
@@ -92,7 +92,8 @@ class MemoryEncoder(nn.Module):
         common_width: width to which each layer's state is projected first; None to skip this
             projection.
         layer_attention: whether the states of a token's layers attend to each other.
-        always_project: whether to project a single state even if it is already as wide as memory.
+        always_project: whether to project the concatenated states even if they are already as wide
+            as memory; has no effect with layer self-attention, whose output is always projected.
     """
 
     def __init__(

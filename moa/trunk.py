@@ -1,4 +1,4 @@
-"""The trunk: self-attention over tokens (and features), then cross-attention to memory."""
+"""The trunk: self-attention over tokens, optionally with features and cross-attention to memory."""
 
 from typing import NamedTuple
 

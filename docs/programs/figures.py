@@ -3,8 +3,8 @@
 The figures show two files of measured data: `docs/figures/decode-step.json`, which contains one
 decoding step of the demo, and `docs/benchmarks/results/demo-small.json`. With `--record DRAFTER`,
 the program decodes a held-out prompt of the demo again and replaces the first of these files.
-DRAFTER is the value of `drafter.path` in the last line that `make demo ARGS="--preset smoke"`
-prints.
+DRAFTER is the folder of a drafter of the demo with a toy target: `drafter.path` in the last line
+that `make demo ARGS="--preset smoke"` prints.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def _legend(x: float, y: float) -> Iterator[Markup]:
 
 def _tree_note(tree: ExampleTree) -> str:
     experts = sorted({node.expert for node in tree.nodes})
-    return f"{len(tree.nodes)} candidates, coloured by expert ({', '.join(map(str, experts))})"
+    return f"{len(tree.nodes)} candidates, colored by expert ({', '.join(map(str, experts))})"
 
 
 def _output_note(tree: ExampleTree) -> str:
@@ -189,7 +189,7 @@ class _Mask:
         return self.CELL * len(self._tokens) + 22
 
     def draw(self, x: float, y: float) -> Iterator[Markup]:
-        """Yield the labelled rows of the mask."""
+        """Yield the labeled rows of the mask."""
         left = x + self._labels
         yield _text(left + self.PROMPT / 2 - 3, y + 8, "prompt", "note middle")
         tree = left + self.PROMPT + self.CELL * len(self._tokens) / 2
@@ -339,7 +339,7 @@ def _arrow(x: float, y: float, end_x: float, end_y: float) -> Markup:
 
 
 def record(drafter: Path) -> ExampleTree:
-    """Decode a held-out prompt greedily with the demo's drafter, and return a typical step."""
+    """Decode a held-out prompt greedily with the demo's drafter, and return an example step."""
     from inference.benchmark.example_trees import example_tree
     from inference.benchmark.methods import OwnDecoding, SamplingOptions
     from inference.decoder import SpeculativeDecoder

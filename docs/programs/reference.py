@@ -1,4 +1,4 @@
-"""Program that generates `configs/base.yaml` and `docs/reference/config.md`: `make reference`.
+"""Program that generates `configs/base.yaml` and `docs/reference/config.md` for `make reference`.
 
 Both files describe every key of a training run with the docstring of its settings field, so that
 the description of a key is written only once.
@@ -20,7 +20,7 @@ from training.config import TrainSettings
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "configs" / "base.yaml"
 CONFIG = ROOT / "docs" / "reference" / "config.md"
-_WIDTH = 117  # characters of a line of comments
+_WIDTH = 117  # largest number of characters in a line of comments
 _HEADER = """\
 Every setting of a training run, with its default. The file of a run contains `extends: base.yaml`,
 a target, data, and the settings that differ from these. On the command line, `--set key.path=value`

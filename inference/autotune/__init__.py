@@ -1,1 +1,1 @@
-"""Draft trees that fit the machine: measured costs, offline search, and `tree="auto"`."""
+"""Trees, threads and formats of weights that are fastest on this machine, by measured costs."""

@@ -1,4 +1,4 @@
-"""The number of threads and the form of the weights with which a target computes fastest on a CPU.
+"""The fastest number of threads and layout of weights for a target on a CPU, found by measurement.
 
 A small model is often fastest with a single thread, and a large model with all threads. With
 reordered weights (`jakiro.target.packed_linear`), the verification of a tree usually takes less
@@ -23,7 +23,9 @@ from jakiro.utils.settings import Settings
 TREE_NODES = 8  # number of nodes of the tree whose verification is timed
 TREE_TAU = 2.0  # mean acceptance length that is assumed for such trees in the choice
 REPEATS = 4  # number of repetitions, of which the first is a warm-up
-CLEARLY = 1.6  # a way that is slower by this factor for token and tree is not repeated
+# A way to compute that takes this many times as long as the fastest, for a single token and for a
+# tree, is not timed again.
+CLEARLY = 1.6
 MEMORY_SHARE = 0.5  # largest share of the available memory that reordered weights may take
 
 Threads = int | Literal["auto"] | None
@@ -38,7 +40,7 @@ class Compute(Settings, frozen=True):
     Attributes:
         threads: number of threads of decoding steps; None for the process's number.
         packed: whether the target's weights are reordered.
-        pack_single: whether a single token is multiplied by reordered weights, too.
+        pack_single: whether forward passes over a single token use reordered weights, too.
     """
 
     threads: int | None = None
@@ -46,7 +48,11 @@ class Compute(Settings, frozen=True):
     pack_single: bool = False
 
     def prepare(self, target: TargetAdapter) -> None:
-        """Make the target compute with this form of its weights."""
+        """Make the target compute with reordered weights or with its own weights.
+
+        Raises:
+            TargetNotSupported: the target's weights cannot be reordered.
+        """
         if self.packed:
             target.modules.pack(single=self.pack_single)
         else:
@@ -106,7 +112,7 @@ def choose_compute(
     drafts: bool = True,
     folder: Path | None = None,
 ) -> Compute:
-    """Return the fastest way to compute, measured unless the arguments leave no choice.
+    """Return the fastest way to compute, measured unless arguments or device leave no choice.
 
     Args:
         target: the frozen target.
@@ -116,7 +122,8 @@ def choose_compute(
         folder: folder in which measurements are cached; None for the user's cache folder.
 
     Raises:
-        TargetNotSupported: `packed` is True, but the weights cannot be reordered.
+        TargetNotSupported: `packed` is True, but the weights cannot be reordered. If nothing has to
+            be measured, only `Compute.prepare` raises this error.
     """
     ways = list(possible_ways(target, threads, packed))
     if len(ways) == 1:
@@ -147,7 +154,7 @@ def measure_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
         ways: ways to compute. Those that are clearly slower than another in the first repetitions
             are not measured further.
     """
-    _logger.info("measuring with how many threads the target is fastest on this machine")
+    _logger.info("measuring the fastest number of threads and layout of weights")
     trials = [_Trial.start(way, target) for way in ways]
     for repeat in range(REPEATS):
         for trial in trials if repeat < 2 else _promising(trials):
@@ -175,13 +182,13 @@ class _Trial(NamedTuple):
                 self.seconds[count].append(seconds_of(step))
 
     def result(self) -> ComputeSeconds:
-        # The tree may not fit into the target's context.
+        # The tree may have fewer than `TREE_NODES` nodes, because it must fit into the context.
         token, tree = (median(self.seconds[count][1:]) for count in (0, max(self.seconds)))
         return ComputeSeconds(compute=self.compute, token=token, tree=tree)
 
 
 def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
-    """Return the trials that are not clearly slower than the best in both sizes."""
+    """Return the trials that are not clearly slower both for a single token and for a tree."""
     results = [trial.result() for trial in trials]
     token = min(result.token for result in results)
     tree = min(result.tree for result in results)
@@ -193,7 +200,7 @@ def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
 
 
 def possible_ways(target: TargetAdapter, threads: Threads, packed: Packed) -> Iterator[Compute]:
-    """Yield the ways to compute that the arguments and the machine admit.
+    """Yield the ways to compute that the arguments and the machine allow.
 
     Args:
         target: the frozen target.

@@ -40,7 +40,10 @@ class Costs(Settings):
     draft: dict[int, float]  # seconds of drafting in a decoding step, by number of trunk passes
 
     def verify_seconds(self, num_nodes: int) -> float:
-        """Return the seconds to verify `num_nodes` nodes, interpolated between measured numbers."""
+        """Return the seconds to verify `num_nodes` nodes, interpolated between measured numbers.
+
+        Above the largest measured number, this is the time for the largest measured number.
+        """
         known = sorted(self.verify)
         above = next((count for count in known if count >= num_nodes), known[-1])
         below = max((count for count in known if count <= num_nodes), default=above)
@@ -70,7 +73,8 @@ def measure_costs(
 ) -> Costs:
     """Measure the seconds of verification and drafting, alternating between the two.
 
-    Verification is timed for each of `NODE_COUNTS`, and drafting for each number of trunk passes.
+    Verification is timed for all `NODE_COUNTS` that fit into the target's context, and drafting for
+    each number of trunk passes.
 
     Args:
         target: the frozen target.
@@ -96,7 +100,7 @@ def measure_costs(
 
 
 def timed_passes(model: JakiroDrafter) -> int:
-    """Return the largest number of trunk passes to time; it is not below that in training."""
+    """Return the largest number of trunk passes to time, which is at least that of training."""
     return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
 
 
@@ -110,7 +114,7 @@ def known_costs(
 
     Args:
         target: the frozen target.
-        model: the drafter; None for drafters that need no model.
+        model: the trained drafter; None to time only verification.
         folder: folder of the cache; None for the user's cache folder.
         forms: formats of the weights that the drafter computes with.
     """
@@ -133,7 +137,7 @@ def facts_of(model: JakiroDrafter) -> object:
 def _draftings(
     target: TargetAdapter, model: JakiroDrafter, max_passes: int, forms: DraftForms
 ) -> dict[int, Callable[[], object]]:
-    """Return functions that draft as in a decoding step, by the number of trunk passes.
+    """Return, for each number of trunk passes, a function that drafts as in a decoding step.
 
     Each function encodes the memory of new tokens and proposes a tree.
     """

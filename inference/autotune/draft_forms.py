@@ -37,7 +37,7 @@ _Name = TypeVar("_Name")
 def with_forms(
     drafter: TrainedDrafter, forms: FormChoice, folder: Path | None = None
 ) -> TrainedDrafter:
-    """Return a drafter that computes in the given forms.
+    """Return a drafter that computes with the given formats of weights.
 
     Args:
         drafter: trained drafter.
@@ -45,7 +45,7 @@ def with_forms(
         folder: folder of the cache of measurements; None for the user's cache folder.
 
     Raises:
-        ConfigError: the machine, the target's head or the drafter does not allow a form.
+        ConfigError: the machine, the target's head or the drafter does not allow a format.
     """
     if forms == "auto":
         forms = known_forms(drafter.target, drafter.model, folder)
@@ -55,7 +55,7 @@ def with_forms(
 def known_forms(
     target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None
 ) -> DraftForms:
-    """Return the fastest forms from the cache, or measure them and cache the result.
+    """Return the fastest formats from the cache, or measure them and cache the result.
 
     Args:
         target: the frozen target.
@@ -71,7 +71,7 @@ def known_forms(
 
 @torch.inference_mode()
 def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
-    """Measure and return the fastest forms that the drafter, the target and the machine allow.
+    """Measure and return the fastest formats that the drafter, the target and the machine allow.
 
     Args:
         target: the frozen target.
@@ -87,10 +87,10 @@ def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
 
 
 def fastest_head(seconds: Mapping[HeadForm, float]) -> HeadForm:
-    """Return the fastest form of the head; int8 only if it is `LEAST_GAIN` times as fast.
+    """Return the fastest format of the head; int8 only if it is `LEAST_GAIN` times as fast.
 
     Args:
-        seconds: seconds that the head takes, by its form.
+        seconds: seconds that the head takes in each format.
     """
     others = {form: taken for form, taken in seconds.items() if form != "int8"}
     best = min(others, key=others.__getitem__)
@@ -109,7 +109,7 @@ def _head_work(target: TargetAdapter, model: JakiroDrafter, form: HeadForm) -> C
 def _layer_work(model: nn.Module) -> Callable[[], object]:
     """Return a function that computes all linear layers of a drafter once."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    # A packed layer contains the layer whose weight it copied.
+    # A packed layer contains the layer whose weight it copied, and only the packed one is timed.
     packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
     layers: Sequence[nn.Linear | PackedLinear] = packed or linears
     inputs = [torch.randn_like(layer.weight[:1]).expand(ROWS, -1) for layer in layers]

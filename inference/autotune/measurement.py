@@ -21,7 +21,7 @@ from jakiro.utils.settings import Settings
 
 CONTEXT = 128  # number of tokens in the context during timing
 REFERENCE_SECONDS = 0.03  # duration of each check whether other processes slow this one down
-QUIET = 1.3  # largest ratio of reference times at which a measurement is kept
+QUIET = 1.3  # largest ratio of reference times at which a measurement is stored on disk
 
 _logger = get_logger(__name__)
 _in_this_process: dict[Path, Settings] = {}
@@ -81,7 +81,7 @@ def target_facts(target: TargetAdapter) -> list[object]:
 def verifications(
     target: TargetAdapter, node_counts: Sequence[int]
 ) -> dict[int, Callable[[], object]]:
-    """Return functions that verify a chain, by the number of nodes in the chain.
+    """Return, for each number of nodes, a function that verifies a chain of this length.
 
     Args:
         target: the frozen target.
@@ -116,7 +116,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def _reference() -> tuple[float, float]:
-    """Return the median and the mean seconds of a small product on one core.
+    """Return the median and the mean seconds of a small matrix product on one core.
 
     Time slices of other processes raise the mean, but not the median.
     """

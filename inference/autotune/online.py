@@ -32,14 +32,15 @@ DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast 
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
-CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the costs of a kind of step are right
-OUTLIER = 2.0  # largest ratio of a duration to the expected one; longer steps count as this ratio
+CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
+OUTLIER = 2.0  # a step that takes more than this many times as long as expected counts as this
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
 FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
-EXPLORE_EVERY = 32  # drafted steps after which the largest tree and a step without drafts are tried
-# If this many drafted steps in a row take this much longer than expected, the load of the machine
-# has changed, and steps without drafts are timed again.
+# number of drafted steps after which the largest tree and a step without drafts are tried
+EXPLORE_EVERY = 32
+# If this many drafted steps in a row take this many times as long as expected, the load of the
+# machine has changed, and steps without drafts are timed again.
 SURPRISES, SURPRISING = 3, 1.5
 ASSUMED_RATE = 0.6  # acceptance rate of the first candidate before any observation
 
@@ -52,7 +53,7 @@ class TreeArm(NamedTuple):
     Attributes:
         budget: limits of the trees.
         block: exclusive upper bounds of the node positions in such a tree.
-        seconds: seconds to draft and verify a tree, by the cost model.
+        seconds: seconds to draft and verify a tree, according to the cost model.
         shape: shape of a trained drafter's trees; None for other drafters.
     """
 
@@ -74,7 +75,7 @@ class TreeArm(NamedTuple):
         """
         if self.shape is None or not self.shape.sampled:
             ranked = [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
-            # A tree may be larger than its budget, if repeats were added to it.
+            # Nodes that exceed the budget, if a drafter proposes any, are not counted.
             return [position for position in ranked if position[1] < self.block[1]]
         children = self.shape.children
         first = [0, *accumulate(self.shape.level_sizes)]
@@ -85,7 +86,7 @@ class TreeArm(NamedTuple):
 
     @property
     def assumed_tau(self) -> float:
-        """The mean acceptance length that is assumed if nothing may be learned."""
+        """The mean acceptance length that is assumed for trees whose size must not be learned."""
         depth, width, children = self.block
         if self.shape is None or not self.shape.sampled:
             return sum(ASSUMED_RATE**rank for rank in range(width + 1))
@@ -113,7 +114,7 @@ class AutoTree:
         """Return the policy of a run; runs with the same sampling and batch size share estimates.
 
         Args:
-            sampling: sampling of the run.
+            sampling: options by which tokens are selected.
             batch: number of sequences.
         """
         key = (sampling.description, batch)
@@ -136,11 +137,11 @@ class AutoTree:
 
 
 class ReproducibleTree:
-    """Drafts trees of a single size, for sampling with a given seed.
+    """Drafts trees of a single size, or no trees, for sampling with a given seed.
 
     The sampled text depends on the trees, so trees that follow the durations of decoding steps
     would give another text for the same seed. The size is the one that is expected to be fastest at
-    assumed acceptance rates.
+    assumed acceptance rates. If no size is faster than decoding without drafts, nothing is drafted.
 
     Args:
         auto: policy whose trees and costs are used.
@@ -155,7 +156,7 @@ class ReproducibleTree:
         """Return the policy of a run, which learns nothing.
 
         Args:
-            sampling: sampling of the run.
+            sampling: options by which tokens are selected.
             batch: number of sequences, which makes no difference.
         """
         costs = self._auto.costs
@@ -218,7 +219,7 @@ class _Learner:
 
     Args:
         arms: sizes of trees to select from, the largest last.
-        autoregressive_seconds: duration of a step without drafts, by the cost model.
+        autoregressive_seconds: seconds of a step without drafts, according to the cost model.
     """
 
     def __init__(self, arms: Sequence[TreeArm], autoregressive_seconds: float) -> None:
@@ -279,7 +280,7 @@ class _Learner:
             self.left_of_trial = LATER_TRIAL
 
     def _time(self, index: int, ratio: float) -> None:
-        """Learn from the ratio of measured to modelled seconds of a drafted step."""
+        """Learn from the ratio of measured to modeled seconds of a drafted step."""
         is_surprising = ratio > SURPRISING * self.slowness.of_arms[index]
         self.num_surprises = self.num_surprises + 1 if is_surprising else 0
         self.slowness.take(index, ratio)
@@ -314,11 +315,11 @@ class _Learner:
 
 
 class _Slowness:
-    """Ratios of measured to modelled seconds, for each size of trees and for no drafts.
+    """Ratios of measured to modeled seconds, for each size of trees and for no drafts.
 
     The cost model ignores the batch size, the context length and the load of the machine. The load
-    changes quickly, and slows down all kinds of steps alike. It is estimated from the most recent
-    steps. Each kind of step has a factor of its own, which is close to 1 until the kind has been
+    changes quickly, and slows down all kinds of steps alike; it is estimated from the most recent
+    steps. Each kind of step has a factor of its own, which is close to 1 until this kind has been
     timed several times.
 
     Args:
@@ -358,12 +359,12 @@ class _Slowness:
 
         Args:
             arm: index of the tree size.
-            ratio: measured seconds divided by modelled seconds.
+            ratio: measured seconds divided by modeled seconds.
         """
         self._take(arm, ratio)
 
     def take_autoregressive(self, ratio: float) -> None:
-        """Learn from the ratio of measured to modelled seconds of a step without drafts."""
+        """Learn from the ratio of measured to modeled seconds of a step without drafts."""
         self._take(len(self._means) - 1, ratio)
 
     def _take(self, kind: int, ratio: float) -> None:

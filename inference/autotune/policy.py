@@ -1,4 +1,4 @@
-"""The draft policy of a decoder, and the requests that it decodes together."""
+"""The draft policy and the tree shapes of a decoder, and the numbering of its requests."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -61,13 +61,13 @@ def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | Non
 
 
 def refuse_shape(tree: Trees) -> None:
-    """Raise an error if `tree` is the shape of a trained drafter's trees.
+    """Raise an error if `tree` is a shape or a plan, which only trained drafters have.
 
     Args:
-        tree: trees that were asked for, for a drafter that is not a trained one.
+        tree: requested trees of a drafter that is not a trained drafter.
 
     Raises:
-        ConfigError: a shape was asked for.
+        ConfigError: a shape or a plan is requested.
     """
     if not isinstance(tree, str):
         raise ConfigError(
@@ -88,15 +88,16 @@ def numbered(
 ) -> Prepared:
     """Return the requests with their policy, numbered if drafter or policy learn from requests.
 
-    Random numbers depend on the number of a request, so that no request is accepted or rejected by
-    random numbers from which the drafts or the sizes of the trees were learned.
+    The random numbers of a request depend on its number. Otherwise, candidates could be accepted or
+    rejected by the same random numbers from which drafts or tree sizes were learned earlier.
 
     Args:
         requests: requests with the same sampling.
         config: generation config of the requests.
         drafter: drafter of the decoder; None for autoregressive decoding.
         policy: policy of the decoder.
-        is_seeded: whether the caller gave a seed; samples then get trees that learn nothing.
+        is_seeded: whether the caller gave a seed; if tokens are sampled, the sizes of the trees are
+            then not learned.
     """
     if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
         policy = policy.reproducible()

@@ -129,8 +129,7 @@ def choose_plan(
     Args:
         target: the frozen target.
         model: the drafter.
-        prompts: token ids of the prompts to decode, which must not be prompts on which results are
-            reported.
+        prompts: token ids of the prompts to decode; results must be reported on other prompts.
         temperature: sampling temperature of the trees for sampling.
         max_new_tokens: largest number of new tokens for each prompt and tree.
         sampled: whether the trees used at temperature > 0 consist of sampled candidates; otherwise
@@ -212,7 +211,7 @@ class _Runs:
 
 
 def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
-    """Return promising shapes of sampled trees, which have few passes, children and nodes."""
+    """Return promising shapes of sampled trees: those with few passes, children and nodes."""
     shapes = [
         TreeShape(
             autoregressive_levels=passes,
@@ -252,7 +251,7 @@ def trees_of_size(
         num_passes: number of trunk passes; None for the number that the drafter was trained with.
 
     Raises:
-        ConfigError: the number of passes is too large.
+        ConfigError: the number of candidates or of passes is out of range.
     """
     schedule = drafter.config.settings.schedule.model_dump()
     if num_passes is not None:

@@ -1,4 +1,4 @@
-"""Tables of the measured costs of a target and its drafters, and of what was chosen by them."""
+"""Tables of the measured costs of a target and its drafters, and of the resulting choices."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +28,8 @@ def costs_tables(
 
     Args:
         target: the frozen target.
-        drafters: trained drafters by name, on the target's device and in its dtype.
+        drafters: trained drafters, each under its name, on the target's device and in its dtype;
+            empty to measure only the target.
         folder: folder for the measurements; measurements that it contains are not repeated.
     """
     grid = known_grid(target, list(possible_ways(target, "auto", "auto")), folder)

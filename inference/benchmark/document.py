@@ -178,8 +178,11 @@ class MethodFigures(Settings):
         tau: mean acceptance length, which is the number of tokens per forward pass of the target,
             pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
             that prefill delivers are not included. Prefill usually delivers one token, but several
-            if it also verifies drafts, as in transformers' assisted decoding.
+            if it also verifies drafts, as in transformers' assisted decoding. The ends of the 95%
+            bootstrap interval of tau over prompts are `tau_low` and `tau_high`.
         tau_macro: mean of tau over prompts.
+        tokens: number of new tokens, including those from prefill.
+        target_forwards: number of forward passes of the target after prefill.
         tokens_per_second: new tokens divided by all seconds, including prefill.
         decoding_tokens_per_second: tokens after the first delivery, divided by the seconds after
             the first delivery.

@@ -24,7 +24,7 @@ class _Step(NamedTuple):
 
 
 class _RecordingPolicy:
-    """A policy that keeps the last decoding step's tree and accepted path."""
+    """A wrapper of a policy that keeps the last decoding step's tree and accepted path."""
 
     def __init__(self, policy: StepPolicy) -> None:
         self._policy = policy

@@ -47,7 +47,7 @@ def repeated_ngram_share(texts: Iterable[Sequence[int]], *, size: int = 4) -> fl
     return num_repeated / num_ngrams if num_ngrams else 0.0
 
 
-# Greedy tokens of the target itself, by prompt and chat turn.
+# Hash of a prompt -> greedy tokens of the target itself, for each chat turn.
 Reference = Mapping[str, list[list[int]]]
 
 

@@ -1,4 +1,4 @@
-"""Description of the machine on which figures were measured."""
+"""Description of the machine on which figures were measured, and output of JSON documents."""
 
 import json
 import os

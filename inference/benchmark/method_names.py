@@ -125,7 +125,7 @@ def _parse(text: str) -> MethodName:
     kind, _, path = (rest if pair is None else pair.first).partition("=")
     beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
-    if "(" in options.get("name", ""):  # as in transformers-lookup (10), one of several settings
+    if "(" in options.get("name", ""):  # marks one of several settings
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and kind == DRAFTER and "candidates" in options:
         raise _malformed(

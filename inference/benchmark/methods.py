@@ -40,7 +40,7 @@ class Method(Protocol):
     family: str  # name under which the fastest of several settings is reported
     kind: str
     note: str  # remark for readers of the report
-    compute: Compute  # threads and form of the target's weights
+    compute: Compute  # number of threads, and whether the target's weights are reordered
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together.
@@ -126,7 +126,7 @@ class OwnDecoding:
         )
 
     def reset(self) -> None:
-        """Discard what was learned from the texts of earlier prompts, as opposed to tree sizes."""
+        """Discard what was learned from earlier texts; keep what was learned about tree sizes."""
         self.decoder.reset(trees=False)
 
     def tree(self, temperature: float) -> TreeShape | None:

@@ -43,7 +43,8 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     The models need not be loaded for this.
 
     Raises:
-        ConfigError: a method name is malformed, or settings contradict each other.
+        ConfigError: a method name is malformed, settings contradict each other, or there are too
+            few prompts to select trees by measured costs.
         PromptError: the prompts cannot be used.
     """
     methods = parse_methods(settings.methods)
@@ -193,7 +194,7 @@ class Comparison:
         return {sample.prompt.identity: sample.token_ids for sample in samples}
 
     def _reference(self, harness: Harness) -> Reference | None:
-        """Return the target's greedy tokens; None if they are not needed or measured anyway."""
+        """Return the target's greedy tokens; None if not needed, or if a method yields them."""
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)

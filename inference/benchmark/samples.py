@@ -19,7 +19,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Continuation:
-    """The answer to a chat turn; `stats` has no seconds, which are measured for whole groups."""
+    """The answer to a chat turn; `stats` has no seconds, because whole groups are timed."""
 
     token_ids: list[int]
     arrivals: list[Arrival]

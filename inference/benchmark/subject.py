@@ -102,7 +102,7 @@ class Subject(NamedTuple):
         )
 
     def threads_of_transformers(self, *, drafts: bool) -> int | None:
-        """Return the number of threads with which transformers is fastest, as far as it may choose.
+        """Return the number of threads of transformers: the fastest number if `threads` is "auto".
 
         Args:
             drafts: whether transformers verifies several tokens at once.
@@ -124,6 +124,8 @@ def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]
     Raises:
         CheckpointError: a drafting model or table cannot be loaded.
         TargetMismatch: a drafter belongs to a different target.
+        TargetNotSupported: the target or a drafting model cannot verify or draft trees, or the
+            target's weights cannot be reordered.
         ConfigError: the vocabulary of a drafting model differs from the target's, or settings
             cannot be used.
     """

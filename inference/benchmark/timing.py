@@ -1,4 +1,7 @@
-"""Interleaved timing, so that a drift of the machine's speed affects all functions equally."""
+"""Interleaved timing of functions, peak memory, and progress messages.
+
+Functions are timed alternately, so that a drift of the machine's speed affects them equally.
+"""
 
 import sys
 import time
@@ -31,12 +34,12 @@ def seconds_of(work: Work) -> float:
 def interleaved(
     works: Mapping[str, Work], repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Return how many seconds each function took in each repeat, by name.
+    """Return, for the name of each function, the seconds that it took in each repeat.
 
     The order in which the functions are called rotates from one repeat to the next.
 
     Args:
-        works: functions to time, by name.
+        works: functions to time, each under its name.
         repeats: number of timed repeats.
         warm_up: number of untimed repeats before the timed repeats.
     """
@@ -52,10 +55,10 @@ def interleaved(
 
 
 def medians(works: Mapping[str, Work], repeats: int, warm_up: int = 1) -> dict[str, float]:
-    """Return the median number of seconds that each function took, by name.
+    """Return, for the name of each function, the median of the seconds that it took.
 
     Args:
-        works: functions to time, by name.
+        works: functions to time, each under its name.
         repeats: number of timed repeats.
         warm_up: number of untimed repeats before the timed repeats.
     """

@@ -66,7 +66,7 @@ class TransformersDecoding:
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
-        # The prompt is read with the process's threads, as this package does, too.
+        # The prompt is read with the process's number of threads, as in this package.
         with num_threads(torch.get_num_threads()), _watched(self._model, self.compute) as watch:
             tokens = generate(
                 input_ids,
@@ -118,7 +118,11 @@ class TransformersDecoding:
 
 
 class _ForwardTimer(BaseStreamer):
-    """Recorder of delivery times and of the seconds of the model's forward passes."""
+    """Recorder of delivery times and of the seconds of the model's forward passes.
+
+    After each forward pass, the number of threads is set to that of `compute`, so that only prefill
+    uses the process's number.
+    """
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute

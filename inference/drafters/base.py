@@ -1,4 +1,4 @@
-"""Base classes of drafters that read no hidden states, and of drafters that wrap another one."""
+"""Base classes of drafters that read only tokens and logits, and of wrappers of drafters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -398,7 +398,7 @@ class DelegatingSession(AdaptiveSession):
         return self.session.propose(budget, generators)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Pass the result of a verification to the wrapped session if this session is adaptive."""
+        """Pass the result of a verification to the wrapped session if that session is adaptive."""
         if isinstance(self.session, AdaptiveSession):
             self.session.on_verified(result)
 

@@ -32,7 +32,7 @@ class LookupSettings(Settings):
     # largest number of matches to merge; the longest are preferred, then the latest
     matches: int = Field(32, ge=1)
     growth: float = Field(2.0, ge=1)  # factor of a match's weight for each additional equal token
-    # factor of a match's weight for each match that is longer, or as long and later
+    # factor of a match's weight for each better match: one that is longer, or as long and later
     recency: float = Field(0.9, gt=0, le=1)
     # factor of a candidate's score for each drafted token before it on its path
     discount: float = Field(0.8, gt=0, le=1)
@@ -67,8 +67,7 @@ class LookupDrafter(TokenDrafter):
         found = find_matches(token_ids, own.longest)
         best = found.best(own.shortest, own.matches)
         order = np.arange(len(best.lengths))
-        # Weights are relative to that of the longest match, which comes first. Its weight is 1, so
-        # the sum of the weights cannot be 0.
+        # The longest match, which comes first, has weight 1, so the sum of the weights cannot be 0.
         weights = own.growth ** (best.lengths - best.lengths[:1]) * own.recency**order
         paths = continuations(token_ids, best.ends, depth)
         return merged(paths.tolist(), weights.tolist(), own.discount).best(num_nodes)

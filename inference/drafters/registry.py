@@ -52,7 +52,7 @@ class PairName(NamedTuple):
     """The names of two drafters that share trees.
 
     Attributes:
-        beside: second drafter: `aded`, `aded=TABLE` or `lookup`.
+        beside: second, training-free drafter: `aded`, `aded=TABLE` or `lookup`.
         first: first drafter: `drafter=DRAFTER` or `lm=MODEL`.
     """
 
@@ -100,6 +100,7 @@ def build_untrained(
     Raises:
         CheckpointError: the table or the model is missing or damaged.
         TargetMismatch: the table or the model was made with a tokenizer other than the target's.
+        TargetNotSupported: the small model cannot process a tree.
         ConfigError: the settings are invalid, or the vocabulary is too large.
     """
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}

@@ -123,7 +123,7 @@ class _Unrolled:
         return (child for child in siblings if self.shares[child] >= least)
 
     def _end(self, path: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the last tokens, by which repetitions are found; None if the path is too short."""
+        """Return the last tokens, which repetitions share; None if the path is too short."""
         count = self.settings.before + 1
         return path[-count:] if len(path) >= count else None
 
@@ -131,7 +131,7 @@ class _Unrolled:
         return tuple(self.tokens[above] for above in self._nodes(node))[::-1]
 
     def _nodes(self, node: int) -> list[int]:
-        """Return the given node and its ancestors, from the node upwards."""
+        """Return the given node and its ancestors, from the node upward."""
         nodes = []
         while node != ROOT:
             nodes.append(node)

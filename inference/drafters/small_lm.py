@@ -1,4 +1,4 @@
-"""A drafter that is a small language model, with a separate cache for this model."""
+"""A drafter that is a small language model, and the session of this drafter."""
 
 from collections.abc import Sequence
 
@@ -98,6 +98,7 @@ class SmallLMDrafter(Drafter):
         Raises:
             CheckpointError: the small model or its tokenizer cannot be loaded.
             TargetMismatch: the small model has a tokenizer other than the target's.
+            TargetNotSupported: the small model cannot process a tree.
         """
         check_same_tokenizer(load_tokenizer(name_or_path), tokenizer, name_or_path)
         model = load_causal_lm(name_or_path, "the small language model", dtype=target.dtype)

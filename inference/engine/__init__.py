@@ -1,1 +1,1 @@
-"""The decoding loop: propose, verify, accept and commit."""
+"""The decode engine: requests, the decode loop, acceptance of candidates, and statistics."""

@@ -59,6 +59,9 @@ def accept_path(
         target_probs: function that returns the target's processed distribution after a node (or
             ROOT); it is called for visited nodes only.
         decide: function that returns True with the given probability.
+
+    Raises:
+        DraftError: a checked sampled candidate has probability zero in the draft distribution.
     """
     node = ROOT
     path: list[int] = []
@@ -86,6 +89,9 @@ def candidate_checks(
         tree: tree of one sequence.
         parent: a node, or ROOT.
         target_probs: the target's processed distribution after `parent`, normalized.
+
+    Raises:
+        DraftError: a sampled candidate has probability zero in the draft distribution.
     """
     residual = target_probs
     for rule in (_recursive_rejection, _point_mass):
@@ -168,6 +174,6 @@ def _point_mass(tree: SequenceTree, parent: int, residual: Tensor) -> Iterator[C
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the normalized weights; `otherwise` if their sum is 0, which has probability 0."""
+    """Return the normalized weights; `otherwise` if they sum to 0, which is almost impossible."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise

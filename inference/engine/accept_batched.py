@@ -37,7 +37,7 @@ def accept_paths(
         tree: trees of all sequences.
         target_probs: function that returns the target's processed distributions after one node (or
             ROOT) of each sequence.
-        uniforms: random numbers in [0, 1), for each sequence one more than there are nodes. They
+        uniforms: random numbers in [0, 1), one more for each sequence than a tree has nodes. They
             are used in the order of the checks, and then for the next token.
     """
     descent = _Descent(tree, target_probs, uniforms)
@@ -194,6 +194,6 @@ def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
 
 
 def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the normalized weights; `otherwise` if their sum is 0, which has probability 0."""
+    """Return the normalized weights; `otherwise` if they sum to 0, which is almost impossible."""
     total = weights.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

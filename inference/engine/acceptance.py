@@ -1,4 +1,4 @@
-"""Acceptance of a batch of verified trees, with a single copy from the device to the host."""
+"""Acceptance of a batch of verified trees, with few copies from the device to the host."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -45,7 +45,8 @@ def accept_trees(
         sequences: sequences being decoded.
 
     Raises:
-        NumericalError: a distribution of the target at a visited node is not finite.
+        NumericalError: the target's logits at a visited node are not finite, or processors leave
+            no token there.
         DraftError: a candidate is outside the target's vocabulary, or has probability zero in the
             drafter's `draft_probs`.
     """

@@ -37,7 +37,7 @@ class DecodeStep:
 
 
 class DecodeRun:
-    """Requests that are decoded together; each iteration is one decoding step for all of them.
+    """Requests that are decoded together; iteration yields first tokens, then decoding steps.
 
     Further requests may be admitted at any time. Each sequence gets the same tokens as alone, up to
     rounding, unless the drafter or the policy learns from requests.
@@ -119,7 +119,8 @@ class DecodeRun:
     def admit(self, requests: Sequence[Request]) -> list[int]:
         """Add requests to the run, and return their indices.
 
-        Their prompts are read in chunks, between decoding steps of the other sequences.
+        The prompts of these requests are read in chunks, between decoding steps of the other
+        sequences.
 
         Args:
             requests: requests; with a drafter, their tokens must be selected like those of the
@@ -189,14 +190,15 @@ class DecodeRun:
 
     @torch.inference_mode()
     def _read_prompts(self) -> list[DecodeStep]:
-        """Read a chunk of new prompts; return the first tokens if all have been read."""
+        """Read a chunk of new prompts; return the first tokens after the last chunk."""
         if self._prefill is None and self._waiting:
             newcomers, self._waiting = self._waiting, []
             longest_prompt = max(len(state.token_ids) for state in newcomers)
             self._prefill = Prefill(self._new_context(newcomers, longest_prompt), newcomers)
         if self._prefill is None:
             return []
-        # Usually, prompts are read with all threads, but the number of threads may affect rounding.
+        # Prompts are read with all threads, unless the target is batch-invariant: the number of
+        # threads may affect rounding.
         threads = self.threads if self.target.modules.is_batch_invariant else None
         with self._clock("prefill"), num_threads(threads):
             self._prefill.read_chunk()
@@ -218,7 +220,7 @@ class DecodeRun:
         return steps
 
     def _merge(self, prefill: Prefill) -> None:
-        """Add sequences that have read their prompts to the context of the others."""
+        """Add sequences whose prompts have been read to the context of the live sequences."""
         if self.live:
             self._append(prefill)
         else:
@@ -295,7 +297,7 @@ class DecodeRun:
         return steps
 
     def _retire(self, is_finished: Sequence[bool]) -> None:
-        """Remove complete sequences, from which an adaptive session may learn as a whole."""
+        """Remove complete sequences, after an adaptive session has learned from them as a whole."""
         session = self.context.session
         if isinstance(session, AdaptiveSession):
             for index, state in enumerate(self.live):
@@ -381,7 +383,8 @@ def _longest(sequences: Sequence[SequenceState]) -> int:
 def _remaining(is_live: Sequence[bool]) -> list[int]:
     """Return the indices of live sequences in their new order.
 
-    The last ones move into the gaps; the others stay, so that few caches are copied.
+    The last live sequences move into the gaps. All other sequences keep their index, so that few
+    caches are copied.
     """
     count = sum(is_live)
     moving = [index for index in range(count, len(is_live)) if is_live[index]]

@@ -1,4 +1,4 @@
-"""Policies, which decide before each decoding step whether and how much to draft."""
+"""Draft policies, which decide how much to draft in each step, and a policy with fixed limits."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""The prefill: prompts are read in chunks, up to the selection of the first tokens."""
+"""The prefill: reading of prompts in chunks, and selection of the first tokens."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ class Prefill:
         self.sequences = list(sequences)
         pairs = zip(self.sequences, context.lengths, strict=True)
         self._counts = [len(state.token_ids) - length for state, length in pairs]
-        self._offset = 0  # number of tokens that have been read of the longest prompt
+        self._offset = 0  # number of tokens read of each prompt so far, or more if it has ended
         self._features: list[Tensor] = [torch.empty(0)] * len(self._counts)
 
     @property

@@ -19,7 +19,7 @@ class DecodeStats:
     accepted: Counter[int] = field(default_factory=Counter)  # depth -> number of emitted drafts
     reached: Counter[int] = field(
         default_factory=Counter
-    )  # depth -> number of steps that checked candidates there
+    )  # depth -> number of steps that checked candidates at this depth
     proposed_by_proposer: Counter[int] = field(default_factory=Counter)
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -40,12 +40,12 @@ class DecodeStats:
 
     @property
     def conditional_acceptance_rate(self) -> list[float]:
-        """For each depth, the acceptance rate of the steps that checked candidates there."""
+        """For each depth, the acceptance rate of steps with candidates to check at this depth."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
-        """For each depth, the share of all steps that accepted a draft there."""
+        """For each depth, the share of all steps that accepted a draft at this depth."""
         steps = max(self.target_forwards, 1)
         return [self.accepted[depth] / steps for depth in sorted(self.reached)]
 

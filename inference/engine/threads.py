@@ -10,8 +10,8 @@ import torch
 def num_threads(count: int | None) -> Iterator[None]:
     """Compute with a number of threads, and restore the previous number afterwards.
 
-    A thread of the process that uses torch for the first time in the meantime starts with the same
-    number, and keeps it.
+    If another thread of the process uses torch for the first time inside the block, it starts with
+    this number of threads, and keeps it afterwards.
 
     Args:
         count: number of threads for the operators of torch; None to leave the number as it is.

@@ -1,6 +1,6 @@
-"""Text whose colours show where each token came from: the target itself, or a draft and its depth.
+"""Text whose colors show where each token came from: the target itself, or a draft and its depth.
 
-Terminals and HTML pages use similar colours. Tokens from the target itself have no colour.
+Terminals and HTML pages use similar colors. Tokens from the target itself have no color.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ class TextPiece(NamedTuple):
 
 class _Color(NamedTuple):
     terminal: str  # style of rich
-    html: str  # background colour, legible in light and in dark notebooks
+    html: str  # background color, legible in light and in dark notebooks
 
 
 _COLORS = (
@@ -36,7 +36,7 @@ _COLORS = (
     _Color("yellow", "#e69f0055"),
     _Color("blue", "#0072b255"),
 )
-DEEPEST_COLOR = len(_COLORS) - 1  # deeper drafts have the same colour
+DEEPEST_COLOR = len(_COLORS) - 1  # deeper drafts have the same color
 
 
 def pieces_by_depth(
@@ -62,7 +62,7 @@ def terminal_style(depth: int) -> str:
 
 
 def terminal_legend(depths: Iterable[int]) -> Text:
-    """Return a line that explains the colours of tokens in a terminal.
+    """Return a line that explains the colors of tokens in a terminal.
 
     Args:
         depths: depths that occur; 0, for tokens from the target itself, is always explained.
@@ -105,7 +105,7 @@ def _color(depth: int) -> _Color:
 
 
 def _distinct(depths: Iterable[int]) -> list[int]:
-    """Return the depths of drafts that have different colours, in ascending order."""
+    """Return the depths of drafts that have different colors, in ascending order."""
     return sorted({min(depth, DEEPEST_COLOR) for depth in depths} - {0})
 
 

@@ -74,11 +74,12 @@ class Handover:
         Args:
             target: the decoder's target.
             seed: seed of all random numbers; None for a random seed.
-            inputs: other inputs of the model by name.
+            inputs: names and values of other inputs of the model.
 
         Raises:
-            PromptError: the config or one of the other inputs is not supported, or a prompt
-                contains ids that have an embedding but no logit.
+            PromptError: the config, a processor, the attention mask or another input is not
+                supported; a prompt contains ids that have an embedding but no logit; or a prompt
+                and its new tokens exceed the context.
             TargetMismatch: the model is not the decoder's target.
         """
         self._check(target, inputs)

@@ -93,7 +93,8 @@ def prepare_requests(
         tokenizer: tokenizer for finding stop strings; None if there are no stop strings.
 
     Raises:
-        PromptError: an argument is out of range, unknown, or not supported.
+        PromptError: an argument is out of range, unknown, or not supported; a prompt and its new
+            tokens exceed the context; or the number of seeds is not that of the prompts.
     """
     generation = generation or {}
     refuse_arguments(temperature, generation)
@@ -119,7 +120,7 @@ def prepare(
     """Return the arguments with which `model.generate(token_ids, **generation)` would decode.
 
     Processors, stopping criteria and defaults are prepared by transformers' own `generate()`, so
-    that `generate()` and our loop select tokens from the same distribution.
+    that `generate()` and this package's decode loop select tokens from the same distribution.
 
     Args:
         model: the target.
@@ -128,7 +129,8 @@ def prepare(
         **generation: arguments of `generate()`.
 
     Raises:
-        PromptError: `generate()` rejects an argument, or several sequences are requested.
+        PromptError: `generate()` rejects an argument; several sequences are requested; or a stop
+            string is empty or comes without a tokenizer.
     """
     ids = torch.tensor([list(token_ids)], device=model.device)
     arguments = _with_stop_strings(_with_padding(model, generation), tokenizer)
@@ -166,7 +168,7 @@ def capture(
 
 
 def share_processors(requests: list[Request]) -> list[Request]:
-    """Let requests share processors that read no prefix, so that one call serves all requests."""
+    """Let requests share processors that ignore the prefix, so that one call serves them all."""
     first = requests[0].sampling
     if not first.is_prefix_free:
         return requests
@@ -181,7 +183,7 @@ def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
 
     Args:
         requests: requests with the same seed.
-        offset: number of rows that come before them.
+        offset: number of rows that come before the requests.
     """
     return [
         replace(
@@ -201,7 +203,7 @@ def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Reque
     """Give each request its own seed, so that it decodes as in a batch of one with this seed."""
     if len(seeds) != len(requests):
         raise PromptError(
-            "the number of seeds does not fit the number of prompts",
+            "the number of seeds differs from the number of prompts",
             expected=f"one seed, or {len(requests)}",
             got=f"{len(seeds)} seeds",
         )

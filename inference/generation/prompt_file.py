@@ -229,7 +229,7 @@ def _user_message(content: str) -> dict[str, Any]:
 
 
 class _Form(NamedTuple):
-    """A form that a prompt can have."""
+    """A kind of prompt: its description in error messages, and a check of values."""
 
     expected: str
     fits: Callable[[Any], bool]

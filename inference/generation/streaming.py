@@ -11,7 +11,7 @@ from inference.engine.loop import DecodeRun, DecodeStep
 from inference.generation.prompts import needed
 from jakiro.errors import PromptError
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded form of an incomplete code point
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode an incomplete code point to this
 
 
 class TextStream:
@@ -50,6 +50,9 @@ class TextPrinter(BaseStreamer):
     Args:
         tokenizer: the target's tokenizer.
         write: function that is called with each piece of text.
+
+    Raises:
+        PromptError: the tokenizer is None.
     """
 
     def __init__(

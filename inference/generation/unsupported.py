@@ -1,4 +1,4 @@
-"""Checks that reject unsupported arguments by name before anything is decoded."""
+"""Checks that reject unsupported arguments, processors and prompts before decoding."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,8 @@ from transformers import GenerationConfig
 
 from jakiro.errors import PromptError
 
-# Arguments of generate() that request another decoding method or another kind of input.
+# Arguments that request another decoding method or another kind of input, or that this package
+# passes itself.
 REFUSED = frozenset(
     {
         "assistant_model",
@@ -64,7 +65,7 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
 
     Args:
         temperature: temperature that the caller requested; None if the caller gave none.
-        generation: other arguments by name.
+        generation: names and values of the other arguments.
 
     Raises:
         PromptError: an argument cannot be used; the message names the argument.
@@ -129,7 +130,7 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
 
 
 def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
-    """Raise an error if there are several sequences and a processor can process only one.
+    """Raise an error if there are several sequences, but a processor supports only one.
 
     Args:
         num_sequences: number of sequences in the batch.

@@ -78,7 +78,9 @@ class GreedyCheck(_Result):
     tokens: int  # number of equal tokens before the first differences, over all prompts
     drafted: int  # number of the decoder's tokens that are accepted drafts
     same_without_drafts: int  # number of texts that the decoder also generates without drafts
-    batch_invariant: bool = False  # whether drafts may change no text, not even at near-ties
+    # whether the target is batch-invariant, so that drafts must not change any text, even at
+    # near-ties
+    batch_invariant: bool = False
     differences: tuple[GreedyDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]

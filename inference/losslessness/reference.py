@@ -110,9 +110,9 @@ class _Lift(LogitsProcessor):
 def rounding(dtype: torch.dtype, logits: Sequence[float]) -> float:
     """Return the largest effect of rounding on the largest logit; 0 in single precision.
 
-    The order of summation depends on the shape of a batch. In half precision, the order
-    changes logits by a few units in the last place. If two logits differ by less than this effect,
-    either may be the larger one.
+    The order of summation depends on the shape of a batch. In half precision, the order changes
+    logits by a few units in the last place. If two logits differ by less than that, either may be
+    the larger one.
 
     Args:
         dtype: dtype of the target.

@@ -72,7 +72,7 @@ class SequenceCells:
             growing = {key: value for key, value in likely.items() if key not in done}
 
     def _split(self, prefix: Tokens, expected: torch.Tensor) -> dict[Tokens, float]:
-        """Return a prefix's likely continuations by one token; add the others to a rest cell."""
+        """Return a prefix's likely continuations by one token; add all others to a rest cell."""
         tokens = (expected >= MIN_EXPECTED).nonzero()[:, 0]
         rest = float(expected.sum() - expected[tokens].sum())
         cell = (*prefix, REST) if rest >= MIN_EXPECTED else OTHER

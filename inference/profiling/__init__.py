@@ -1,1 +1,1 @@
-"""Micro-benchmarks of the decode engine."""
+"""Measurements of the decode engine, of automatic trees, and of rounding (`jakiro profile`)."""

@@ -36,7 +36,7 @@ MOST_SLOW_DOWN = 1.05
 
 
 class Pair(NamedTuple):
-    """Seconds that decoding a prompt takes, without drafts and with automatic trees."""
+    """Seconds for decoding one prompt without drafts and with automatic trees."""
 
     autoregressive: float  # seconds without drafts
     automatic: float  # seconds with automatic trees

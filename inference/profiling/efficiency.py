@@ -11,13 +11,13 @@ from inference.profiling.oracle import OracleDrafter
 from inference.profiling.subject import Subject
 from inference.protocol import Budget
 
-GOAL = 0.9
+GOAL = 0.9  # smallest acceptable share
 RIGHT, NODES = 3, 8  # numbers of accepted drafts and of nodes in each of the oracle's trees
 ALONE = 8  # number of repetitions of the isolated forward passes, before and after each run
 
 
 class OracleTiming(NamedTuple):
-    """Seconds that decoding a prompt takes, and seconds of the forward passes and of drafting."""
+    """Seconds for decoding a prompt, for single forward passes, and for drafting a tree."""
 
     autoregressive: float  # seconds of decoding without drafts
     oracle: float  # seconds of decoding with the oracle
@@ -78,7 +78,7 @@ def _timing(subject: Subject, prompt: list[int]) -> OracleTiming:
 def _isolated(
     subject: Subject, oracle: OracleDrafter, prompt: list[int], steps: int
 ) -> dict[str, Work]:
-    """Return functions that repeat the parts of a decoding step in the middle of a run, by name.
+    """Return named functions that repeat the parts of a decoding step in the middle of a run.
 
     The parts are the target's forward pass over one token (`target`) and over a tree (`verify`),
     and drafting (`draft`).

@@ -1,4 +1,4 @@
-"""Forward passes of target and drafter, timed inside a run or replayed in isolation."""
+"""Forward passes, timed in a run or replayed alone; growth of a step's time with the context."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ Around = Callable[[str, Callable[[], Any]], Any]
 
 
 class Stopwatch:
-    """Sums the seconds of calls by name; waits for the accelerator after each call."""
+    """Adds up the seconds of all calls with the same name, including the accelerator's work."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -31,7 +31,7 @@ class Stopwatch:
         """Make the call, add its seconds, and return its result.
 
         Args:
-            name: name under which the seconds are added up.
+            name: name of the call.
             call: call to time.
         """
         started = now()
@@ -119,11 +119,11 @@ def _sent_through(around: Callable[[Work], Any], method: Callable[..., Any]) -> 
     return send
 
 
-GOAL = 0.10
+GOAL = 0.10  # largest acceptable growth
 SHORT, LONG = 128, 1536  # numbers of tokens of the contexts
-WARM_UP = 2
+WARM_UP = 2  # number of untimed repetitions
 
-Seconds = dict[str, float]  # seconds of each timed function in one repetition, by name
+Seconds = dict[str, float]  # name of a timed function -> its seconds in one repetition
 
 
 def measure_growth(subject: Subject) -> dict[str, Figure]:
@@ -197,8 +197,8 @@ def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
     recorder = Recorder()
     with watched(subject.target, subject.drafter, recorder):
         next(steps)
-    # The recorded calls write to the run's caches; closing the iterator would free
-    # these caches.
+    # The recorded calls write to the run's caches. They would be freed if the iterator were closed,
+    # so the recorder keeps a reference to the iterator.
     recorder.calls.append(lambda: steps)
     return recorder
 

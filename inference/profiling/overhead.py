@@ -10,7 +10,7 @@ from inference.profiling.forwards import Stopwatch, watched
 from inference.profiling.subject import Subject
 from inference.protocol import Drafter
 
-GOAL = 0.10
+GOAL = 0.10  # largest acceptable share
 PARTS = ("draft", "verify", "commit")
 
 
@@ -19,7 +19,7 @@ class Spent(NamedTuple):
 
     total: float
     parts: dict[str, float]  # seconds by part of the step, as measured by the run
-    forwards: dict[str, float]  # seconds of the forward passes, by name
+    forwards: dict[str, float]  # seconds by kind of forward pass, such as `logits`
 
     @property
     def overhead(self) -> float:
@@ -57,7 +57,7 @@ def _spend(
     run = subject.start(drafter, [prompt], subject.effort.new_tokens, temperature)
     steps = iter(run)
     next(steps)  # prefill
-    next(steps)  # the drafter encodes the prompt
+    next(steps)  # in this step, the drafter encodes the prompt
     before, count = dict(run.seconds), run.num_steps
     watch = Stopwatch()
     with watched(subject.target, subject.drafter, watch):

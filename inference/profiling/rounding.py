@@ -1,7 +1,7 @@
 """Frequency of greedy tokens that change because of rounding, for `jakiro profile rounding`.
 
-If the same tokens are read once one by one and once as trees, their logits differ in the last
-digits. If two tokens have nearly the same logit, the most likely token may therefore change.
+The logits of a token differ in the last digits between reading tokens one by one and reading them
+as trees. If two tokens have nearly the same logit, the most likely token may therefore change.
 Progress is printed to standard error.
 """
 

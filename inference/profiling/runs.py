@@ -16,7 +16,7 @@ from inference.engine.loop import DecodeRun
 from inference.profiling.subject import Subject
 from inference.protocol import Drafter
 
-BATCH = 8
+BATCH = 8  # number of prompts in a batch
 
 
 def measure_batches(subject: Subject) -> dict[str, Figure]:
@@ -60,6 +60,7 @@ def _speed(run: DecodeRun) -> float:
     return run.finish().stats.tokens_per_second
 
 
+# smallest acceptable ratios of the seconds of `generate()` to ours, without and with compilation
 GOAL, COMPILED_GOAL = 1.05, 1.3
 WARM_UPS = 2  # number of full generations before timing; the first one compiles
 

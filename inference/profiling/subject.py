@@ -30,7 +30,7 @@ from jakiro.target.record import check_target, record_target
 from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer
 from jakiro.utils.settings import Settings
 
-PROMPT_TOKENS = 64
+PROMPT_TOKENS = 64  # number of tokens of a random prompt
 # Folder next to the checkout with a target that several programs share; it need not exist.
 SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
 

@@ -37,7 +37,7 @@ class TreeShape(Settings):
 
     @property
     def max_nodes(self) -> int:
-        """The number of nodes that verification must have room for."""
+        """The largest number of nodes of a tree, for which verification must have room."""
         everything = sum(self.level_sizes)
         return everything if self.sampled else min(self.num_nodes, everything)
 
@@ -68,7 +68,7 @@ def _narrowed(shape: TreeShape, num_nodes: int) -> TreeShape | None:
 
     The width of a shape is the smaller of `children` and `breadth`. In a tree of 60 nodes, far more
     candidates are accepted if each level has 5 expanded nodes with 4 children than if each level
-    has 3 expanded nodes with 6 children. If not even a chain fits, the result is None.
+    has 3 expanded nodes with 6 children. The result is None if not even a chain fits.
     """
     sizes = [(c, b) for c in range(1, shape.children + 1) for b in range(1, shape.breadth + 1)]
     shapes = [shape.model_copy(update={"children": c, "breadth": b}) for c, b in sizes]

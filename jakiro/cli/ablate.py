@@ -23,7 +23,11 @@ def ablate(
     ],
     config: Annotated[
         list[Path],
-        typer.Option(metavar="FILE", help="YAML file with changes to the base; may be repeated."),
+        typer.Option(
+            metavar="FILE",
+            help="YAML file with changes to the base. Each such file is an arm of the study, named "
+            "after the file; may be repeated.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for runs and results.")],
     more: Annotated[
@@ -53,9 +57,9 @@ def ablate(
         typer.Option(
             metavar="ARM",
             help="Train only this arm, and stop before the measurement on test prompts; may be "
-            "repeated. The arm without changes is called base. Several processes can thus share "
-            "the training. Then run the same command without this option to measure all arms and "
-            "write the results.",
+            "repeated. The arm without changes is called base. With this option, several processes "
+            "can train different arms at the same time. Then run the same command without this "
+            "option to measure all arms and write the results.",
         ),
     ] = None,
     rerun: Annotated[str | None, typer.Option(metavar="ARM", help="Train this arm again.")] = None,

@@ -59,7 +59,7 @@ def build(
         counter = count_trigrams(loaded, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
-    say(f"Stored {len(index.keys)} bigrams, counted in {counter.num_tokens} tokens, in {out}")
+    say(f"stored {len(index.keys)} bigrams, counted in {counter.num_tokens} tokens, in {out}")
 
 
 @contextmanager

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from inference.benchmark.run import Track
 
 _METHODS = """A decoding method; may be repeated. transformers: generate() of transformers;
-transformers-lookup: generate() with prompt lookup, the fastest of three settings; transformers-
-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: Jakiro's decode loop
-without a drafter; drafter=PATH: the loop with a trained drafter; lookup or aded: the loop with a
-drafter that needs no training; aded=TABLE: aded that starts with trigrams counted by `jakiro aded
-build`; lm=SMALL_LM: the loop with a small model that has the target's tokenizer; aded+drafter=PATH,
-lookup+lm=SMALL_LM and other pairs: the loop with two drafters that share trees. Options follow the
-method after commas. Methods with a drafter take tree=auto (the default: the fastest size, or no
-tree, in each decoding step) or tree=fixed (trees of one size, with the levels of training; the
-default if another option gives the size). drafter=PATH also takes tree=deterministic (the most
-likely candidates, even if tokens are sampled) and tree=sampled (candidates are sampled whenever
-tokens are). drafter=PATH also takes candidates=N, optionally with levels=M for M passes of the
-drafter, or candidates=costs for the trees that are most efficient according to measured costs.
-These trees are selected on 4 prompts from the end of the file, spread over its categories; these
-prompts are excluded from the results. lookup, aded and lm take candidates=N and settings=FILE.yaml.
-Pairs take beside-settings=FILE.yaml for the drafter before the plus sign, and sharing-
-settings=FILE.yaml for the division of the trees (CombinedSettings). lookup, aded and
-tree=deterministic take merged-repeats=N: a path that ends with the same tokens as another path is
-continued in the same way, up to N candidates in all. All methods take name=NAME, the name in the
-results."""
+transformers-lookup: generate() with prompt lookup, the fastest of three settings;
+transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: Jakiro's
+decode loop without a drafter; drafter=PATH: the loop with a trained drafter; lookup or aded: the
+loop with a drafter that needs no training; aded=TABLE: aded that starts with trigrams counted by
+`jakiro aded build`; lm=SMALL_LM: the loop with a small model that has the target's tokenizer;
+aded+drafter=PATH, lookup+lm=SMALL_LM and other pairs: the loop with two drafters that share trees.
+Options follow the method after commas. Methods with a drafter take tree=auto (the default: the
+fastest size, or no tree, in each decoding step) or tree=fixed (trees of one size, with the levels
+of training; the default if another option gives the size). drafter=PATH also takes
+tree=deterministic (the most likely candidates, even if tokens are sampled) and tree=sampled
+(candidates are sampled whenever tokens are sampled). In addition, drafter=PATH takes candidates=N,
+optionally with levels=M for M passes of the drafter, or candidates=costs for the trees that are
+most efficient according to measured costs. These trees are selected on 4 prompts from the end of
+the file, spread over its categories; these prompts are excluded from the results. lookup, aded and
+lm take candidates=N and settings=FILE.yaml. Pairs take beside-settings=FILE.yaml for the drafter
+before the plus sign, and sharing-settings=FILE.yaml for the way in which the drafters share trees
+(CombinedSettings). lookup, aded and tree=deterministic take merged-repeats=N: a path that ends with
+the same tokens as another path is continued in the same way, up to N candidates in all. All methods
+take name=NAME, the name in the results."""
 
 
 def bench(
@@ -102,7 +102,7 @@ def bench(
         typer.Option(
             "--costs",
             help="Measure and print the costs that automatic choices depend on, instead of "
-            "decoding; needs only --target, and takes --method drafter=PATH.",
+            "decoding; needs only --target. --method drafter=PATH adds the costs of that drafter.",
         ),
     ] = False,
     compare: Annotated[

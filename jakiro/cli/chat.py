@@ -52,7 +52,7 @@ def chat(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Chat with a target in the terminal; colours show which tokens were drafted.
+    """Chat with a target in the terminal; colors show which tokens were drafted.
 
     If standard input is not a terminal, each of its lines is a message.
     """
@@ -81,7 +81,7 @@ class _Terminal:
     def run(self) -> None:
         """Answer lines until the input or the chat ends."""
         if self.is_interactive:
-            with suppress(ImportError):  # some systems lack it
+            with suppress(ImportError):  # some systems lack this module
                 import readline  # noqa: F401 - lets users edit lines and recall earlier lines
             self._say(_GREETING)
         for line in self._lines():
@@ -157,7 +157,7 @@ class _Terminal:
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Let the first Ctrl-C end the answer after a decoding step, and the second at once."""
+        """Let the first Ctrl-C end the answer after the current step, the second one at once."""
         if not self.is_interactive:
             yield
             return

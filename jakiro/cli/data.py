@@ -9,7 +9,8 @@ from jakiro.utils.logs import quiet_libraries
 
 data = typer.Typer(
     name="data",
-    help="Make texts, prompts and a small model from Python's standard library; compress data.",
+    help="Make texts and prompts from Python's standard library, and a small model from texts; "
+    "compress data.",
     no_args_is_help=True,
 )
 

@@ -27,7 +27,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
-            help="Model to draft for, in place of the toy model of the preset small or smoke.",
+            help="Model to draft for, instead of the toy model; the preset chat then means small.",
         ),
     ] = None,
 ) -> None:

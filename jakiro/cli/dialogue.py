@@ -1,4 +1,4 @@
-"""Dialogues of `jakiro chat`, without a terminal: messages, commands and streamed answers."""
+"""Dialogues of `jakiro chat`, apart from the terminal: messages, commands, streamed answers."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -26,7 +26,7 @@ A line that starts with a space is a message, even if / follows."""
 
 
 class DialogueSettings(Settings):
-    """Settings of a dialogue; without values, sampling follows the target's generation config."""
+    """Settings of a dialogue; None for a sampling option means the target's generation config."""
 
     system: str | None = None
     max_new_tokens: int = Field(512, ge=1)  # largest number of tokens of an answer
@@ -39,8 +39,8 @@ class DialogueSettings(Settings):
 class Dialogue:
     """A chat with a target, in which every answer is decoded with a drafter.
 
-    Cached tokens of earlier chat turns are not processed again. Answers can be stopped; the text
-    that was written until then remains part of the chat.
+    Cached tokens of earlier chat turns are not processed again. An answer can be stopped; the text
+    that was generated before it was stopped remains part of the chat.
 
     Args:
         decoder: decoder with a tokenizer that has a chat template.
@@ -107,7 +107,8 @@ class Dialogue:
                     written.append(piece.text)
                     yield piece
         except KeyboardInterrupt:
-            self._conversation.close()  # the interrupted forward pass may have left the caches
+            # The interrupted forward pass may have left the caches incomplete.
+            self._conversation.close()
             raise
         finally:
             self._finish(message, "".join(written), limit)
@@ -118,7 +119,7 @@ class Dialogue:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the current answer was asked to end."""
+        """Whether `stop` was called during the current answer."""
         return self._is_stopped
 
     def execute(self, line: str) -> str:

@@ -81,7 +81,8 @@ def generate(
 def load_decoder(context: options.Context) -> "SpeculativeDecoder":
     """Return the decoder that the options of the running command describe.
 
-    The dtype of the target is named on standard error, unless the user chose it.
+    The name, dtype and size of the target are printed to standard error if the dtype was chosen
+    automatically or the target was converted from a GGUF file.
 
     Args:
         context: context of `jakiro generate` or `jakiro chat`.
@@ -122,7 +123,11 @@ def _prompt_text(prompt: str) -> str:
 
 
 def _is_chat(decoder: "SpeculativeDecoder", raw: bool, system: str | None) -> bool:
-    """Return whether the prompt is a chat message, and tell the user."""
+    """Return whether the prompt is sent as a chat message, and print which of the two is done.
+
+    Raises:
+        PromptError: there is a system prompt, but the chat template is not used.
+    """
     has_template = decoder.tokenizer is not None and decoder.tokenizer.chat_template is not None
     is_chat = has_template and not raw
     if system is not None and not is_chat:

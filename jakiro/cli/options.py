@@ -27,7 +27,10 @@ Overrides = Annotated[
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(help="Dtype of the target; auto is the dtype of its checkpoint."),
+    typer.Option(
+        help="Dtype of the target; auto: the dtype of its checkpoint or, for a GGUF file, bfloat16 "
+        "if the hardware supports it, and float32 otherwise."
+    ),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 TopP = Annotated[
@@ -71,7 +74,9 @@ TreeChoice = Annotated[
 ]
 Compiled = Annotated[
     bool,
-    typer.Option("--compile", help="Compile decoding steps; the first steps are then slow."),
+    typer.Option(
+        "--compile", help="Compile decoding steps and the drafter; the first steps are then slow."
+    ),
 ]
 OtherWeights = Annotated[
     bool,
@@ -99,8 +104,8 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="Compute the target so that drafts never change greedy text, even in half precision "
-        "(on a CPU; decoding steps take longer).",
+        help="Compute a target in half precision on a CPU so that drafts never change greedy text; "
+        "decoding steps then take longer.",
     ),
 ]
 RecordsOut = Annotated[

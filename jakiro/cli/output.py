@@ -22,7 +22,7 @@ def writer(
         content: name of the content in error messages.
 
     Raises:
-        ConfigError: the file exists, or its folder does not.
+        ConfigError: the file exists, or its folder does not exist or cannot be written to.
     """
     from jakiro.utils.files import ensure_new_file, ensure_writable_folder, write_atomically
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-DATA = "Data file, folder of such files, or NAME or NAME:SPLIT on the hub; may be repeated."
+DATA = "Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT; may be repeated."
 SKIP = "Leave out unusable records and report how many; by default, they are errors."
 
 
@@ -20,7 +20,7 @@ def prepare(
         typer.Option(help="Documents that may be split to fill sequences, as for data.split."),
     ] = "texts",
     preview: Annotated[
-        int, typer.Option(min=0, help="Number of documents to show, with responses in colour.")
+        int, typer.Option(min=0, help="Number of documents to show, with responses in color.")
     ] = 0,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
     cache_folder: Annotated[

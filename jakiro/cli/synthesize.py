@@ -25,8 +25,8 @@ def synthesize(
     kind: Annotated[
         Literal["chats", "texts"],
         typer.Option(
-            help="chats: conversations, written by a chat model; texts: texts, written by a base "
-            "model."
+            help="chats: conversations that a chat model writes; texts: plain texts that a base "
+            "model writes."
         ),
     ] = "chats",
     multi_turn: Annotated[
@@ -41,9 +41,15 @@ def synthesize(
     temperature: Annotated[
         float, typer.Option(help="Temperature of questions, texts and sampled answers.")
     ] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of the sampled tokens.")] = 0.99,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            help="Sample from the most likely tokens with this total probability (top-p)."
+        ),
+    ] = 0.99,
     max_question_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens of a question; longer ones are dropped.")
+        int,
+        typer.Option(help="Largest number of tokens of a question; longer questions are dropped."),
     ] = 256,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of tokens of an answer or a text.")
@@ -54,7 +60,7 @@ def synthesize(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Let the target write training data: both the users' questions and the answers."""
+    """Let the target write training data: questions with their answers, or plain texts."""
     from training.data.regeneration.output_file import OutputFile
     from training.data.synthesis import SynthesisSettings, Synthesizer
 

@@ -64,23 +64,26 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only estimate memory, disk space and time; needs no weights."
+            "--dry-run",
+            help="Only estimate memory, disk space and time; needs no weights, and no data unless "
+            "epochs is set.",
         ),
     ] = False,
     device_memory: Annotated[
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Memory of the device to plan for, if that is in another machine; a dry run "
-            "assumes a GPU unless engine.device is cpu.",
+            help="Memory of the device to plan for, if that device is in another machine. On a "
+            "machine without a GPU, a dry run with this option plans for a GPU unless "
+            "engine.device is cpu.",
         ),
     ] = None,
     device_speed: Annotated[
         float | None,
         typer.Option(
             metavar="TFLOPS",
-            help="Speed of large matrix products on the device to plan for, if that is in another "
-            "machine.",
+            help="Speed of large matrix products on the device to plan for, if that device is in "
+            "another machine.",
         ),
     ] = None,
     learning_curve: Annotated[

@@ -37,7 +37,8 @@ def verify(
         int, typer.Option(help="Largest number of tokens of a greedy continuation.")
     ] = 64,
     samples: Annotated[
-        int, typer.Option(help="Number of continuations to sample for each prompt.")
+        int,
+        typer.Option(help="Number of continuations to sample for each of the sampled prompts."),
     ] = 2000,
     sampled_prompts: Annotated[
         int,

@@ -1,1 +1,1 @@
-"""The demo: a toy target, a drafter trained for this target, and the speed-up of drafting."""
+"""The demo: a chat model or a toy target, a drafter trained for it, and its speed-up."""

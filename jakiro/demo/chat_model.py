@@ -1,4 +1,4 @@
-"""The demo with a chat model: train a drafter for minutes, and measure it beside a finished one."""
+"""The demo with a chat model: training for a few minutes, and a comparison with other methods."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def is_available() -> bool:
     try:
         fetch_model(MODEL, console.print)
     except CheckpointError as error:
-        console.print(f"{MODEL} cannot be had: {error}", highlight=False)
+        console.print(f"{MODEL} cannot be fetched: {error}", highlight=False)
         return False
     return True
 
@@ -70,7 +70,8 @@ def run_chat_demo(
     Args:
         cache_folder: folder for the trained drafter and the report; None for the user's cache.
         device: "auto", "cpu" or "cuda".
-        steps: number of optimizer steps of the drafter that the demo trains.
+        steps: largest number of optimizer steps of the drafter that the demo trains; training also
+            ends after `MINUTES`.
 
     Raises:
         CheckpointError: the model has not been fetched, or the finished drafter is missing.

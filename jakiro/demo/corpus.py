@@ -24,9 +24,9 @@ STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
 # Percentages of the files, assigned by a hash of the path; the other files are for training.
 _PERCENT_DEV, _PERCENT_TEST = 5, 5
-# Folders that are left out: third-party packages, generated tables, and test suites. Some Python
-# distributions lack the test suites, so the corpus is the same everywhere only if they are left
-# out.
+# Folders that are left out: third-party packages, generated tables, and test suites. Test suites
+# are left out because some Python distributions lack them, and the corpus must be the same
+# everywhere.
 _FOREIGN = {"site-packages", "dist-packages", "__pycache__", "__phello__", "encodings"}
 _FOREIGN |= {"pydoc_data", "test", "tests", "idle_test"}
 # Names of build records start with these; the records are left out, because machines differ.

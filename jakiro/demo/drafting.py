@@ -29,7 +29,7 @@ def train_drafter(
     between the experts.
 
     Args:
-        recipe: number of steps, batch size and learning rate of the training.
+        recipe: settings of the training.
         target: folder or hub id that `model` was loaded from.
         texts: JSONL file of `{"text"}` records to train on.
         folder: folder of the cache.

@@ -1,4 +1,4 @@
-"""The demo from start to finish: train a target and its drafter, then measure the speed-up."""
+"""The demo with a toy target or the user's target: training of a drafter, then measurements."""
 
 import json
 from collections.abc import Callable

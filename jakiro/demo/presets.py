@@ -1,4 +1,4 @@
-"""Presets of the demo: `smoke` checks that everything runs, `small` shows a speed-up."""
+"""Presets of the demo with a toy target: `smoke` checks that it runs, `small` shows a speed-up."""
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -25,7 +25,7 @@ class TargetRecipe(Settings):
         warmup_steps: number of steps during which the learning rates rise to their peak.
         decay_share: fraction of the steps, at the end of the training, during which the learning
             rates fall to zero.
-        muon_lr: peak learning rate of the hidden matrices.
+        muon_lr: peak learning rate of the weight matrices of the layers.
         adam_lr: peak learning rate of the embedding and the norms.
         num_validation_sequences: largest number of test sequences for the reported loss.
         seed: seed of the initial weights and the order of the data.
@@ -52,7 +52,7 @@ class TargetRecipe(Settings):
 
 
 class TextRecipe(Settings):
-    """Amount of text to train the drafter on: library files, and texts that the target continued.
+    """Amount of text to train the drafter on: library files, and texts that the target continues.
 
     Attributes:
         num_files: number of library files.

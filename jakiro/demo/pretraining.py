@@ -1,4 +1,4 @@
-"""Training of the demo's toy target: a small Llama model, from scratch, in float32."""
+"""Training of small Llama models from scratch: the toy target, and models that draft for one."""
 
 import pickle
 from io import BytesIO
@@ -22,7 +22,7 @@ _logger = get_logger(__name__)
 
 
 class Pretraining:
-    """A training run, which resumes from its checkpoint if the checkpoint exists.
+    """A training run in float32, which resumes from its checkpoint if the checkpoint exists.
 
     A resumed run ends with the same weights as an uninterrupted run.
 
@@ -30,7 +30,7 @@ class Pretraining:
         recipe: settings of the model and of its training.
         token_ids: training text as one stream of tokens.
         device: device to train on.
-        checkpoint: file to save the run to and resume from; None to keep the run in memory.
+        checkpoint: file to save the run to and resume from; None to save no checkpoints.
 
     Raises:
         DataError: the text is shorter than one batch.
@@ -67,7 +67,7 @@ class Pretraining:
                 self._begin(device)
 
     def finish(self, progress: Progress, name: str, *, seconds_between: float = 60.0) -> None:
-        """Take all remaining steps and save the run at intervals.
+        """Take all remaining steps, and save the run at intervals if it has a checkpoint file.
 
         Args:
             progress: progress display.

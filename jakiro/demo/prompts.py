@@ -1,4 +1,4 @@
-"""Held-out prompts of the demo: function and class headers from files not trained on."""
+"""Prompts of the demo and of measurements: source code up to a function or class header."""
 
 import ast
 import hashlib

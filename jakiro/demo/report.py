@@ -1,4 +1,4 @@
-"""Output of the demo: coloured text, a table of figures, and one line of JSON."""
+"""Output of the demo: colored text, a table of figures, and explanations of slowdowns."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[st
 def show_text(
     console: Console, output: GenerateOutput, prompt: list[int], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Print a continuation in which the colour of each token shows its depth in the draft tree.
+    """Print a continuation in which the color of each token shows its depth in the draft tree.
 
     Args:
         console: console to print on.

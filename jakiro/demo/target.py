@@ -27,9 +27,9 @@ from jakiro.utils.settings import Settings
 END_OF_TEXT = "<|endoftext|>"
 RECORD_NAME = "target.json"
 
-# Text is split into pieces, and no token extends over more than one piece. A line break includes
-# the indentation after it, so that both can become one token. A word includes one space before it.
-# A piece that consists of digits has at most three.
+# Text is split into pieces, and no token extends over more than one piece. Line breaks and the
+# indentation after them are one piece, so that they can become one token. A word and the space
+# before it are one piece. A piece that consists of digits has at most three.
 _PIECES = r" ?\p{L}+|\p{N}{1,3}|_+| ?[^\s\p{L}\p{N}_]+|\n+[ \t]*|\s+(?!\S)|\s+"
 # This number is part of the fingerprint. Raise it whenever a change of the code makes the same
 # recipe produce a different target.

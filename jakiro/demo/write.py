@@ -1,4 +1,4 @@
-"""Input files of measurements: training texts, prompts, and a small language model that drafts.
+"""Inputs of measurements: training texts, prompts, and a small language model that drafts.
 
 The commands of `jakiro data` write these files.
 """
@@ -31,7 +31,7 @@ from jakiro.utils.progress import ProgressDisplay
 def write_texts(
     target: str, out: Path, *, files: int = 200, batches: int = 8, leave_out: Sequence[Path] = ()
 ) -> None:
-    """Write training text for a target: texts that the target continued, and library source files.
+    """Write training text for a target: texts that the target continues, and library source files.
 
     Args:
         target: folder or hub id of the target.
@@ -41,7 +41,7 @@ def write_texts(
         leave_out: prompt files; the source files that contain their prompts are left out.
 
     Raises:
-        ConfigError: `out` exists.
+        ConfigError: `out` exists, or its folder does not.
         CheckpointError: the target cannot be loaded.
         PromptError: a prompt file cannot be read.
         DataError: the source of the standard library is missing.
@@ -75,7 +75,7 @@ def write_prompts(
         library: folder of the source files.
 
     Raises:
-        ConfigError: `out` exists.
+        ConfigError: `out` exists, or its folder does not.
         CheckpointError: the tokenizer cannot be loaded.
         DataError: a file cannot be read, or there are no prompts.
     """
@@ -111,7 +111,7 @@ def write_small_lm(
         steps: number of optimizer steps of 2,048 tokens each.
 
     Raises:
-        ConfigError: `out` exists.
+        ConfigError: `out` exists, or its folder does not.
         CheckpointError: the tokenizer cannot be loaded.
         DataError: the texts cannot be read, or are too short for the training.
     """

@@ -1,4 +1,4 @@
-"""Adapter of the frozen target: the only code that accesses the Hugging Face causal LM."""
+"""Adapter of the frozen target, which runs a Hugging Face causal LM over chains and trees."""
 
 from collections.abc import Callable
 from copy import copy
@@ -96,8 +96,10 @@ class TargetAdapter:
             device, which has only shapes, are not checked.
 
     Raises:
-        TargetNotSupported: a layer has a recurrent state, the model's `forward` does not take
-            positions, or the adapter does not reproduce the model's own logits.
+        TargetNotSupported: the PEFT adapter adds virtual tokens; a layer is not an attention layer
+            of a supported kind; the layers ignore the config's sliding window; positions are not an
+            argument of `forward` or depend on the current length; the config does not contain the
+            number of positions; or this class does not reproduce the model's own logits.
     """
 
     def __init__(self, model: CausalLM) -> None:
@@ -195,7 +197,7 @@ class TargetAdapter:
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
     def with_own_choice(self) -> "TargetAdapter":
-        """Return an adapter that shares everything but the choice of the modules that compute."""
+        """Return an adapter that shares everything except the choice of modules to compute with."""
         other = copy(self)
         other.modules = copy(self.modules)
         return other
@@ -204,7 +206,8 @@ class TargetAdapter:
         """Compute with attention whose rounding does not depend on the other tokens of a step.
 
         Raises:
-            TargetNotSupported: the target is compiled, or see `ComputeModules`.
+            TargetNotSupported: the target is compiled, or
+                `ComputeModules.make_batch_invariant` does not support it.
         """
         refuse_invariance_if("a compiled target" if self.is_compiled else None)
         self.modules.make_batch_invariant()

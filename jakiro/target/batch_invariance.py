@@ -1,4 +1,4 @@
-"""The check that a target computes the same features for a token, whatever is computed with it."""
+"""Check that a token's features do not depend on the other tokens that a target computes with."""
 
 from collections.abc import Iterator
 
@@ -12,23 +12,23 @@ from jakiro.target.packed_linear import PackedLinear
 from jakiro.target.step import StepInput, chain_step
 
 PREFIX, PATH = 70, 6  # numbers of tokens that are read before a path, and along the path
-ROWS = (2, 3, 9, 16, 17, 33, 64, 65, 128, 200, 512)  # numbers of rows of compared products
-ROWS_OF_HEAD = 128  # largest number of rows of products with the output embeddings
+ROWS = (2, 3, 9, 16, 17, 33, 64, 65, 128, 200, 512)  # numbers of rows that layers are compared for
+ROWS_OF_HEAD = 128  # largest number of rows that the output embeddings are compared for
 
 
 @torch.no_grad()
 def check_batch_invariance(target: TargetAdapter) -> None:
-    """Compare products and features, bit for bit, for different numbers of tokens in a step.
+    """Compare matrix products and features, bit for bit, for different numbers of tokens in a step.
 
-    Each kind of product with weights is compared for different numbers of rows. The tokens of a
-    path are read one by one, together with the tokens before them, in a tree with siblings, and
-    beside another sequence.
+    Linear layers of each shape are compared for different numbers of rows. The tokens of a path are
+    read one by one, together with the tokens before them, in a tree with siblings, and beside
+    another sequence.
 
     Args:
         target: adapter of the target, after `make_batch_invariant`.
 
     Raises:
-        TargetNotSupported: products or features differ.
+        TargetNotSupported: the products of a linear layer, features or logits differ.
     """
     for name, product, largest in _kinds_of_products(target):
         for count in ROWS:
@@ -57,7 +57,7 @@ def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, nn.Module, 
 
 
 def _differs(product: nn.Module, count: int) -> bool:
-    """Return whether rows have other products among `count` rows than among twice as many."""
+    """Return whether a layer's products of a row depend on the number of rows."""
     weight: Tensor = product.weight  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(count)
     rows = torch.randn(2 * count, weight.shape[1], generator=generator).to(weight.dtype)
@@ -68,7 +68,7 @@ def _differs(product: nn.Module, count: int) -> bool:
 
 
 def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return features of a path, read in different ways, each with those of single tokens."""
+    """Return pairs of tensors that must be equal, by the way in which the tokens are read."""
     path = min(PATH, target.spec.max_position // 2)
     prefix = min(PREFIX, target.spec.max_position - path)
     token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
@@ -136,6 +136,6 @@ def _not_invariant(target: TargetAdapter, what: str) -> TargetNotSupported:
     return TargetNotSupported(
         "the target is not batch-invariant on this machine",
         expected="the same bits, whatever is computed together",
-        got=f"other {what}, in {str(target.dtype).removeprefix('torch.')}",
+        got=f"different {what}, in {str(target.dtype).removeprefix('torch.')}",
         remedy="decode without batch_invariant, or with another number of threads",
     )

@@ -1,4 +1,4 @@
-"""The target's key/value cache: preallocated slots in which draft trees are pruned in place."""
+"""The target's key/value cache of preallocated slots, and the target states read from it."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

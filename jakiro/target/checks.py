@@ -1,4 +1,4 @@
-"""Checks of whether a model can serve as a target."""
+"""Checks of whether a model can be a target, and functions that read its geometry."""
 
 import inspect
 from copy import copy
@@ -26,7 +26,7 @@ def check_adapter(model: CausalLM) -> None:
     adapter = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         raise TargetNotSupported(
-            "the target's adapter adds virtual tokens, which only PEFT's own forward method adds",
+            "the target's adapter needs virtual tokens, which only PEFT's own forward method adds",
             expected="an adapter inside the layers, such as LoRA",
             got=adapter.peft_type.value,
             remedy="use the target without this adapter, or train an adapter of a supported kind",
@@ -85,14 +85,15 @@ def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
 
 
 def check_positions(config: Any, decoder: nn.Module) -> None:
-    """Raise an error if the target's `forward` does not use the positions that it is given.
+    """Raise an error if a token's position is not taken from the argument of `forward` alone.
 
     Args:
         config: config of the target's text model.
         decoder: the target without its head.
 
     Raises:
-        TargetNotSupported: positions are derived from the cache or from the current length.
+        TargetNotSupported: positions are derived from the cache (ALiBi, for example), or the
+            rotary embedding depends on the current length (longrope).
     """
     rope = getattr(config, "rope_parameters", None) or {}
     by_kind = [part for part in (rope, *rope.values()) if isinstance(part, dict)]

@@ -1,4 +1,4 @@
-"""The modules that compute a target: the model's own, or copies that share its tensors."""
+"""The modules that a target computes with: the model's own, or copies that share its tensors."""
 
 from itertools import zip_longest
 from typing import cast
@@ -14,15 +14,15 @@ from jakiro.target.sharing import sharing_copy, with_attention
 
 
 class ComputeModules:
-    """Chooses the layers and the output embeddings that compute; the model itself never changes.
+    """Chooses the layers and output embeddings to compute with; the model itself never changes.
 
     Args:
         model: the causal LM.
         decoder: the part of the model below its output embeddings.
 
     Attributes:
-        layers: layers that compute: the model's own, or a copy.
-        output: output embeddings that compute: the model's own, or a copy.
+        layers: part of the model below its output embeddings, or a copy of that part.
+        output: the model's output embeddings, or a copy of them.
         is_packed: whether the copies compute with reordered weights.
         is_batch_invariant: whether attention is computed in a way that does not depend on the other
             tokens of a step.
@@ -36,24 +36,25 @@ class ComputeModules:
         self.is_packed = False
         self.is_batch_invariant = False
         self._packs_single = False
-        self._copied: list[nn.Parameter] = []  # parameters of which the modules are copies
+        self._copied: list[nn.Parameter] = []  # parameters of the modules that were copied
 
     @property
     def form(self) -> str:
-        """The form of the weights that decoding computes with, in words."""
+        """A description of the weights that decoding computes with."""
         form = form_name(self.is_packed, self._packs_single)
         return f"{form}, batch-invariant" if self.is_batch_invariant else form
 
     def pack(self, *, single: bool = False) -> None:
         """Compute with weights that are reordered for the CPU.
 
-        The reordered weights need as much memory again.
+        The reordered weights are copies, so the target needs twice the memory.
 
         Args:
             single: whether to use the reordered weights for a single token, too.
 
         Raises:
-            TargetNotSupported: the weights, the device or the installed torch do not allow it.
+            TargetNotSupported: the weights, the device, adapters or the installed torch do not
+                allow this.
         """
         if not can_pack(self._model):
             raise TargetNotSupported(
@@ -74,20 +75,25 @@ class ComputeModules:
     def make_batch_invariant(self) -> None:
         """Compute with attention whose rounding does not depend on the other tokens of a step.
 
-        If the products with the weights do not depend on the other tokens either, which
-        `check_batch_invariance` verifies, then a token has the same features, bit for bit, whether
-        it is read alone, in a tree, in a prompt, or beside other sequences.
+        The linear layers must not depend on the other tokens either, which `check_batch_invariance`
+        verifies. Then a token has the same features, bit for bit, whether it is read alone, in a
+        tree, in a prompt, or beside other sequences.
 
         Raises:
-            TargetNotSupported: the target is not in half precision or not on a CPU, has adapters,
-                or computes attention in a way of its own.
+            TargetNotSupported: the target is not in half precision or not on a CPU, has PEFT
+                adapters or attention sinks, or uses an implementation of attention other than sdpa
+                and eager.
         """
         refuse_invariance_if(obstacle_to_invariance(self._model))
         self.is_batch_invariant = True
         self._choose()
 
     def follow_changes(self) -> None:
-        """Copy the modules again if parameters of the model were replaced or added."""
+        """Copy the modules again if parameters of the model were replaced, added or removed.
+
+        Raises:
+            TargetNotSupported: the target was batch-invariant and cannot be so any longer.
+        """
         if self._copied and not self._are_current():
             self.is_packed = self.is_packed and can_pack(self._model)
             if self.is_batch_invariant:
@@ -118,7 +124,7 @@ def refuse_invariance_if(obstacle: str | None) -> None:
     """Raise an error if something prevents batch invariance.
 
     Args:
-        obstacle: what prevents it; None if nothing does.
+        obstacle: description of what prevents batch invariance; None if nothing does.
 
     Raises:
         TargetNotSupported: there is an obstacle.
@@ -126,7 +132,8 @@ def refuse_invariance_if(obstacle: str | None) -> None:
     if obstacle is not None:
         raise TargetNotSupported(
             "the target cannot be made batch-invariant",
-            expected="half precision on a CPU, with sdpa or eager attention, not compiled",
+            expected="half precision on a CPU, with sdpa or eager attention, without adapters, not "
+            "compiled",
             got=obstacle,
             remedy="decode without batch_invariant; in float32, rounding hardly ever matters",
         )

@@ -1,12 +1,13 @@
-"""Attention of a target on a CPU, for the few queries of a decoding step.
+"""Attention of a target on a CPU: grouped for the few queries of a step, or batch-invariant.
 
-transformers repeats keys and values for every query head, unless there is only one query. Here the
-query heads that share keys become queries of the same head, so that nothing is repeated.
+transformers repeats keys and values for every query head, unless there is only one query.
+`grouped_attention` turns the query heads that share keys into queries of a single head, so that
+nothing is repeated.
 
-The batch-invariant form computes in float64. The products of half-precision numbers are then exact,
-and so are their sums, except for errors that are far below the rounding of the result. The result
-therefore depends neither on the order of the keys in the cache, nor on hidden slots, nor on the
-number of queries and sequences.
+`batch_invariant_attention` computes in float64. The products of half-precision numbers are then
+exact, and so are their sums, except for errors that are far below the rounding of the result. The
+result therefore depends neither on the order of the keys in the cache, nor on hidden slots, nor on
+the number of queries and sequences.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-MOST_QUERIES = 64  # from this number of queries on, repeated keys cost little in comparison
+MOST_QUERIES = 64  # with more queries than this, repeated keys cost little in comparison
 CHUNK = 128  # number of queries whose scores are computed together in float64
 
 Queries = Float[Tensor, "batch heads queries dim"]
@@ -41,12 +42,15 @@ def grouped_attention(
 ) -> tuple[Attended, None]:
     """Return what `sdpa` attention of transformers returns, without repeated keys and values.
 
+    Calls with more than `MOST_QUERIES` queries, without a mask that all heads share, without key
+    heads that query heads share, or with options such as dropout are passed on to transformers.
+
     Args:
         module: attention layer.
         query: queries.
         key: keys.
         value: values.
-        attention_mask: mask that is added to the scores, the same for all heads.
+        attention_mask: mask that is added to the scores; None for no mask.
         scaling: factor of the scores; None for one over the root of the size of a head.
         **options: other options of attention in transformers.
     """
@@ -77,7 +81,7 @@ def batch_invariant_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Attended, None]:
-    """Return attention whose rounding does not depend on anything that is computed with it.
+    """Return the attention of queries, rounded independently of other queries and sequences.
 
     Args:
         module: attention layer.
@@ -139,7 +143,7 @@ def _ungrouped(attended: Tensor, query: Tensor) -> Attended:
 
 
 def _registered(name: str, function: Callable[..., Any]) -> str:
-    """Make a function known to transformers, and return its name there."""
+    """Register an attention function with transformers, and return its name."""
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, sdpa_mask)  # the adapter passes masks of its own
     return name

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights and inputs that are quantized on the fly, for CPUs.
+"""Linear layers for CPUs, with int8 weights and with inputs that are quantized on the fly.
 
 The result is an approximation. It may be used for drafting, where it cannot change the distribution
 of the output, but never for the target.
@@ -64,9 +64,9 @@ class Int8Linear:
 
 
 def can_quantize(weight: Tensor) -> bool:
-    """Return whether this machine has the products, and a weight can be copied to int8.
+    """Return whether a weight can be quantized, and this machine can multiply by the int8 copy.
 
-    Weights that are not ordinary floating-point matrices on the CPU cannot.
+    Only ordinary floating-point weights on the CPU can be quantized.
     """
     return (
         type(weight) in (Tensor, nn.Parameter)
@@ -118,9 +118,10 @@ def _product(
 
 @cache
 def _input_levels() -> int | None:
-    """Return the largest magnitude of quantized inputs for which the products are right.
+    """Return the largest magnitude of quantized inputs for which int8 products are correct.
 
-    The result is None if torch lacks these operators, which are not public.
+    The result is None if torch's operators, which are not public, are missing or give wrong
+    products.
     """
     if not torch.backends.mkldnn.is_available():
         return None
@@ -128,7 +129,7 @@ def _input_levels() -> int | None:
 
 
 def _works(levels: int) -> bool:
-    """Return whether the products are right, also for the largest inputs and weights."""
+    """Return whether int8 products are correct, also for the largest inputs and weights."""
     try:
         return all(_is_right(levels, *shape) for shape in _PROBE_SHAPES)
     except (AttributeError, RuntimeError):

@@ -94,10 +94,10 @@ def version_of(weight: Tensor) -> tuple[object, ...]:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Return whether this machine has the products, and the model's weights suit them.
+    """Return whether a model's weights can be reordered on this machine.
 
-    Weights that are quantized or not on the CPU do not; nor do PEFT adapters, which may be switched
-    on and off.
+    Each `nn.Linear` must have an ordinary float32 or bfloat16 weight on the CPU. Models with PEFT
+    adapters cannot be reordered, because adapters may be switched on and off.
     """
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         return False
@@ -123,7 +123,7 @@ def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
 
 
 def form_name(packed: bool, pack_single: bool) -> str:
-    """Return the form of the weights in words.
+    """Return a description of the weights that decoding computes with.
 
     Args:
         packed: whether weights are reordered.
@@ -143,10 +143,10 @@ def packed_bytes(model: nn.Module) -> int:
 
 
 def with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
-    """Return a module with packed layers in place of its linear layers, which stay unchanged.
+    """Replace the linear layers of a copied model with packed layers, and return the result.
 
     Args:
-        module: copy of a model, which is changed, or a single linear layer.
+        module: copy of a model, which is changed; or a single linear layer, which is not.
         pack_single: whether a single token is multiplied by reordered weights, too.
     """
     if type(module) is nn.Linear:
@@ -182,9 +182,9 @@ def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _works(dtype: torch.dtype) -> bool:
-    """Return whether torch has these operators, which are not public, and they compute products.
+    """Return whether torch's operators for reordered weights exist and give correct products.
 
-    In bfloat16 they need a processor that supports it.
+    The operators are not public. In bfloat16, they need a processor that supports bfloat16.
     """
     if not torch.backends.mkldnn.is_available():
         return False

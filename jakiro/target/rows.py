@@ -26,8 +26,8 @@ class Rows:
         """Keep only the given rows, in this order.
 
         Args:
-            indices: index of each row to keep. Each row stays in place or moves to the smaller
-                index of a dropped row.
+            indices: index of each row to keep. A row may stay in place or move to a smaller index,
+                but never to a larger one.
         """
         for destination, index in enumerate(indices):
             if destination != index:

@@ -1,4 +1,4 @@
-"""Copies of a model that share its tensors, in which modules or settings are then exchanged."""
+"""Copies of a model that share its tensors, and the replacement of attention in such copies."""
 
 import copy
 from typing import Any
@@ -24,10 +24,10 @@ def sharing_copy(model: nn.Module) -> nn.Module:
 
 
 def with_attention(module: nn.Module, implementation: str) -> nn.Module:
-    """Return a copy of a model whose layers compute attention in another way.
+    """Set how a copy of a model computes attention, and return the copy.
 
     Args:
-        module: copy of a model, whose configs are replaced.
+        module: copy of a model; its configs are replaced, so that the model's own do not change.
         implementation: name of the implementation, as registered with transformers.
     """
     replaced: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""The tokens of one forward pass of the target, and its result."""
+"""Input of one forward pass of the target (tokens, positions, cache slots), and its output."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,12 +36,12 @@ class StepInput:
         lengths: number of committed tokens per sequence; every query attends to all of them.
         highest_slot: highest slot that any sequence writes, as a number on the CPU.
         parents: index of each query's parent among the queries, -1 for a query without a parent;
-            None for a chain.
+            None for a chain, or if `written` is used instead.
         max_depth: number of nodes on the longest path among the queries; unused for a chain.
         documents: index of each query's document in a packed sequence, where documents do not
             attend to each other; None if each sequence is one document.
         written: all cached nodes of a tree that is processed in several steps, used instead of
-            `parents`; None if this step processes the whole tree.
+            `parents`; None if this step processes a chain or a whole tree.
     """
 
     token_ids: Int[Tensor, "batch queries"]
@@ -101,7 +101,7 @@ def ancestors_of(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
 def with_sibling(step: StepInput) -> StepInput:
     """Return a step over a single token with a copy of the token in the next slot.
 
-    Some kernels sum in another order for a single row than for several rows.
+    The copy is needed because some kernels sum in another order for a single row than for several.
 
     Args:
         step: step of one query.

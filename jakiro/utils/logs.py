@@ -1,4 +1,4 @@
-"""Logging to standard error, from the first process only."""
+"""Logging to standard error, from the first process only; hiding the output of libraries."""
 
 import logging
 import os
@@ -59,5 +59,5 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if has_bars:  # otherwise, the caller had already hidden the progress bars
+        if has_bars:  # if there were none, the caller had hidden them before
             transformers_logging.enable_progress_bar()

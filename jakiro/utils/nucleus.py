@@ -1,4 +1,4 @@
-"""Nucleus (top-p) filter that sorts only the largest scores, with the result of transformers."""
+"""Nucleus (top-p) filter with the result of transformers, which sorts only the largest scores."""
 
 import torch
 from jaxtyping import Float
@@ -14,10 +14,10 @@ def filter_nucleus(
 ) -> Float[Tensor, "n vocab"]:
     """Return what `warper` returns for these scores, in a fraction of its time on a CPU.
 
-    The warper sorts the whole vocabulary. Here, only the largest scores are sorted. Where these do
-    not determine the nucleus beyond doubt, the warper itself filters the row: where the nucleus is
-    larger, where the first excluded score equals the last included score, and where rounding could
-    include or exclude a token.
+    The warper sorts the whole vocabulary, whereas this function sorts only the largest scores. If
+    these do not determine a row's nucleus with certainty, the warper itself filters the row: if the
+    nucleus is larger, if the first excluded score equals the last included score, or if rounding
+    could include or exclude a token.
 
     Args:
         warper: the filter.
@@ -41,7 +41,7 @@ def filter_nucleus(
 
 
 def _is_certain(largest: Tensor, before: Tensor, kept: Tensor, top_p: float) -> Tensor:
-    """Return whether the nucleus of each row ends beyond doubt among the largest scores."""
+    """Return whether each row's nucleus certainly ends among the largest scores."""
     is_last = kept[:, :-1] & ~kept[:, 1:]
     is_tied = largest[:, :-1] == largest[:, 1:]
     is_near = (before - top_p).abs() < ROUNDING

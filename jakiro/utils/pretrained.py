@@ -1,4 +1,4 @@
-"""Loading of causal language models, their tokenizers and their configs.
+"""Loading of causal language models, their tokenizers and configs; choice of the device.
 
 All code that loads a target or a small model uses these functions, so that the names of dtypes and
 devices have the same meaning everywhere and loading errors are always worded in the same way.
@@ -64,6 +64,7 @@ def load_causal_lm(
 
     Raises:
         CheckpointError: the model cannot be loaded.
+        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     if dtype is not None:
         load["dtype"] = TORCH_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
@@ -88,7 +89,7 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
         name_or_path: folder or hub id of a model, which is returned unchanged; a GGUF file or a
             folder that contains one; or the name of a model that `jakiro fetch` downloaded.
         dtype: dtype of the weights of a GGUF file; "auto" or None for `gguf.default_dtype()`.
-        any_dtype: whether an earlier conversion of a GGUF file serves, whatever its dtype.
+        any_dtype: whether an earlier conversion of a GGUF file can be returned, whatever its dtype.
 
     Raises:
         CheckpointError: a GGUF file cannot be converted, or a known model has not been fetched.
@@ -111,12 +112,14 @@ def load_tokenizer(
     """Return the tokenizer from a folder or from the hub.
 
     Args:
-        name_or_path: folder or hub id of the tokenizer.
+        name_or_path: folder or hub id of the tokenizer, or any other name that `local_model`
+            accepts.
         what: description of the tokenizer in error messages.
         remedy: advice at the end of the error message.
 
     Raises:
         CheckpointError: the tokenizer cannot be loaded.
+        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     folder = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(folder, what, remedy)
@@ -145,12 +148,14 @@ def load_config(
     """Return a model's config; for PEFT adapters, the config of the model that they adapt.
 
     Args:
-        name_or_path: folder or hub id of the model or of the adapters.
+        name_or_path: folder or hub id of the model or of the adapters, or any other name that
+            `local_model` accepts.
         what: description of the config in error messages.
         remedy: advice at the end of the error message.
 
     Raises:
         CheckpointError: the config does not exist or cannot be read.
+        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     from peft import PeftConfig  # takes seconds to import
     from transformers.utils.peft_utils import find_adapter_config_file

@@ -27,7 +27,7 @@ class ProgressDisplay(Progress):
     Args:
         *columns: columns of the bars; by default description, bar, numbers and times.
         console: console to write to; None for standard error.
-        is_shown: whether anything is written.
+        is_shown: whether to write anything.
     """
 
     def __init__(

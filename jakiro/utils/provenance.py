@@ -64,7 +64,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
-    # An installed copy may lie inside the checkout of another project, whose state is irrelevant.
+    # An installed copy may be inside the checkout of another project, whose state is irrelevant.
     if not (folder / ".git").exists():
         return None
     try:

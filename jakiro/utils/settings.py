@@ -48,7 +48,8 @@ def read_layered_yaml(path: Path) -> dict[str, Any]:
     extended file.
 
     Raises:
-        ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself.
+        ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself; or the
+            value of `extends` is not a path.
     """
     return _read_layers(path, ())
 
@@ -58,7 +59,7 @@ def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
     Args:
         layers: nested mappings.
-        overrides: `key.path=value` with the value in YAML, such as `trunk.num_layers=2`.
+        overrides: `key.path=value` with the value in YAML, such as `batch.micro_batch_size=2`.
 
     Raises:
         ConfigError: an override has no key or no `=`, or its value is not YAML.
@@ -126,7 +127,7 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             f"{path} is not YAML",
             expected="valid YAML",
             got=error,
-            remedy="correct the file at the position that the error names",
+            remedy="correct the file at the position that this message names",
         ) from error
     return _require_mapping({} if content is None else content, path)
 
@@ -150,7 +151,7 @@ def _parse_override(override: str) -> dict[str, Any]:
             "an override is malformed",
             expected="key.path=value",
             got=repr(override),
-            remedy="write the override in a form such as trunk.num_layers=2",
+            remedy="write the override in a form such as batch.micro_batch_size=2",
         )
     try:
         value = yaml.load(text, _Loader)
@@ -250,9 +251,9 @@ def _explain(
     source: str,
     name_of: Callable[[str], str],
 ) -> ConfigError:
-    """Return an error that describes one problem in the caller's terms.
+    """Return an error that describes one of the problems, with keys as the caller knows them.
 
-    An unknown key is described first, because it may have caused the other problems.
+    An unknown key takes precedence, because it may have caused the other problems.
     """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]

@@ -24,7 +24,7 @@ class Side:
     baseline: MethodFigures | None
 
     def units(self) -> dict[str, str]:
-        """Return the resampling unit of every prompt, named by the prompts decoded together."""
+        """Return each prompt's resampling unit, named after the prompts decoded together."""
         members: dict[int, set[str]] = {}
         for sample in self.figures.samples:
             members.setdefault(sample.group, set()).add(sample.prompt)

@@ -1,4 +1,4 @@
-"""Matplotlib figures as SVG with the colours and the font of the surrounding page."""
+"""Matplotlib figures as SVG with the colors and the font of the surrounding page."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from inference.benchmark.report.style import any_character, printable
 
-# Placeholders for the colour variables of the page, so that figures suit light and dark pages.
+# Placeholders for the color variables of the page, so that figures are legible on light and dark
+# pages.
 INK, MUTED, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", PAPER: "var(--paper)"}
 
@@ -71,7 +72,7 @@ def picture(
 
 
 def _for_page(drawing: str, name: str, alt: str) -> str:
-    """Return the `<svg>` element, with ids that are unique on the page and the page's colours."""
+    """Return the `<svg>` element, with ids that are unique on the page and the page's colors."""
     element = _DEFAULT_STYLE.sub("", drawing[drawing.index("<svg") :])
     element = _TAG.sub(lambda tag: _themed(tag[0], name), element)
     label = escape(printable(alt))

@@ -68,7 +68,7 @@ def method_rows(
     Args:
         name: name of the figure, unique on the page.
         methods: methods from top to bottom.
-        looks: labels and colours of the methods.
+        looks: labels and colors of the methods.
         axis: horizontal axis of all rows.
         paint: function that draws a method's row on the axes, given the row's distance in pixels
             from the top.
@@ -129,7 +129,7 @@ def speedups(methods: Methods, looks: Looks, limit: float, *, name: str, baselin
 
     Args:
         methods: methods from top to bottom.
-        looks: labels and colours of the methods.
+        looks: labels and colors of the methods.
         limit: largest speed-up or upper end of an interval.
         name: name of the figure, unique on the page.
         baseline: name of the method that speed-ups refer to.
@@ -147,7 +147,7 @@ def times(methods: Methods, looks: Looks, limit: float, *, name: str) -> Markup:
 
     Args:
         methods: methods from top to bottom.
-        looks: labels and colours of the methods.
+        looks: labels and colors of the methods.
         limit: largest number of milliseconds per token.
         name: name of the figure, unique on the page.
     """
@@ -165,7 +165,7 @@ def sample_speeds(methods: Methods, looks: Looks, limit: float, *, name: str) ->
 
     Args:
         methods: methods from top to bottom.
-        looks: labels and colours of the methods.
+        looks: labels and colors of the methods.
         limit: highest speed of a sample, in tokens per second.
         name: name of the figure, unique on the page.
     """
@@ -183,7 +183,7 @@ def expert_load(methods: Methods, looks: Looks, *, name: str) -> Markup:
 
     Args:
         methods: methods with figures of experts, from top to bottom.
-        looks: labels and colours of the methods.
+        looks: labels and colors of the methods.
         name: name of the figure, unique on the page.
     """
     axis = RowAxis(1.0, left=80)
@@ -196,7 +196,7 @@ def acceptance(methods: Methods, looks: Looks, *, name: str) -> Markup:
 
     Args:
         methods: methods that draft.
-        looks: labels and colours of the methods.
+        looks: labels and colors of the methods.
         name: name of the figure, unique on the page.
     """
     listed = ", ".join(

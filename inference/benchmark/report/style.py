@@ -1,8 +1,8 @@
-"""Colours, wording and number formats of the report.
+"""Colors, wording and number formats of the report.
 
-Colour-blind readers can distinguish the colours on both light and dark pages. Methods have the
-colours of Okabe and Ito, experts have Paul Tol's light colours, and the phases of decoding have
-shades of a single hue. No colour has two meanings.
+Color-blind readers can distinguish the colors on both light and dark pages. Methods have the
+colors of Okabe and Ito, experts have Paul Tol's light colors, and the phases of decoding have
+shades of a single hue. No color has two meanings.
 """
 
 import math
@@ -163,7 +163,7 @@ _LABEL_LIMIT = 46  # characters
 
 _METHODS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _NOT_DRAFTING = "#8a8f98"
-# Markers, dashes and hatches distinguish methods that have the same colour.
+# Markers, dashes and hatches distinguish methods that have the same color.
 _MARKERS, _DASHES, _HATCHES = ("o", "s", "^"), ("-", "--", ":"), ("", "////", "....")
 
 _EXPERTS = (
@@ -182,7 +182,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Look:
-    """Label, colour, marker, dash and hatch of a method, the same in the whole report."""
+    """Label, color, marker, dash and hatch of a method, the same in the whole report."""
 
     label: str
     color: str
@@ -195,7 +195,7 @@ Looks = Mapping[str, Look]
 
 
 def looks(document: ComparisonDocument) -> Looks:
-    """Return the look of every method by its name; methods that do not draft are grey."""
+    """Return the name and the look of every method; methods that do not draft are gray."""
     names = list(dict.fromkeys(method.name for method in document.methods))
     labels = short_names(names, _LABEL_LIMIT)
     colored = dict.fromkeys(
@@ -211,7 +211,7 @@ def look(label: str, index: int) -> Look:
 
     Args:
         label: text of the legend.
-        index: index of the method or curve, from 0, which determines its colour and marker.
+        index: index of the method or curve, from 0, which determines its color and marker.
     """
     number, color = divmod(index, len(_METHODS))
     number %= len(_MARKERS)
@@ -219,12 +219,12 @@ def look(label: str, index: int) -> Look:
 
 
 def expert_color(expert: int) -> str:
-    """Return the colour of an expert, on which dark text is legible."""
+    """Return the color of an expert, on which dark text is legible."""
     return _EXPERTS[expert % len(_EXPERTS)]
 
 
 def text_on(color: str) -> str:
-    """Return black or white, whichever is legible on a colour."""
+    """Return black or white, whichever is legible on a color."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 

@@ -17,7 +17,7 @@ LEGEND = (
 
 
 def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
-    """Yield a table for each temperature, then the legend of the columns."""
+    """Yield a note after an interruption, a table for each temperature, and a legend."""
     if not document.is_complete:
         yield "The measurement was interrupted: only prompts that all methods decoded are included."
     for temperature in dict.fromkeys(method.temperature for method in document.methods):

@@ -1,4 +1,4 @@
-"""Classification of methods as faster, slower or not distinguishable, and its wording."""
+"""Classification of methods as faster, slower or not distinguishable, in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal

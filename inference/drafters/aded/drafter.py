@@ -24,7 +24,8 @@ class AdedSettings(Settings):
     # Largest number of learned bigrams; each takes 112 bytes if there are 12 successors.
     max_bigrams: int = Field(2**17, ge=1, le=2**32)
     successors: int = Field(12, ge=1, le=256)  # largest number of successors of each bigram
-    # Weight that a trigram gains at each occurrence; the paper uses 0.04.
+    # Weight that a trigram gains at each occurrence, 0.04 in the paper; 0 to learn nothing from
+    # texts.
     step: float = Field(0.1, ge=0, le=1e6)
     max_weight: float = Field(3.0, gt=0, le=1e6)  # largest weight of a trigram
     # Number of most recent tokens whose trigrams are learned, again, at every decoding step.
@@ -65,7 +66,7 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
             self.request_counter = None
 
     def new_proposer(self) -> "TrigramProposer":
-        """Return a proposer with the shared table, or a new table if `reset_per_request` is set."""
+        """Return a new proposer; its table is shared, unless `reset_per_request` is set."""
         table = self._new_table() if self.settings.reset_per_request else self.table
         return TrigramProposer(table, self.settings)
 

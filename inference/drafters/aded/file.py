@@ -174,7 +174,7 @@ def load_trigrams(
             f"the trigrams in {path} were counted with a tokenizer other than the target's",
             expected=f"a tokenizer with {record.vocab_size} tokens and the hash stored in the file",
             got=f"{len(tokenizer)} tokens and a different hash",
-            remedy="build the file again with the target's tokenizer, by `jakiro aded build`",
+            remedy="pass the target's tokenizer to `jakiro aded build`, and build the file again",
         )
     if fault := _fault(keys, ids, weights, record.vocab_size):
         raise _damaged(path, fault)

@@ -46,7 +46,7 @@ class Trigrams(Protocol):
 
 
 class TrigramIndex:
-    """A table of successors, sorted by bigram; immutable and thread-safe.
+    """An immutable table of successors, sorted by bigram; thread-safe.
 
     Args:
         keys: packed bigrams in ascending order.
@@ -95,8 +95,8 @@ class TrigramIndex:
         """Return the index with only the heaviest successors of each bigram.
 
         Of successors with the same weight, the first ones are kept. Rows that are short enough do
-        not change. Call this method once before many lookups, because successors then need not be
-        sorted at every lookup.
+        not change. Call this method once before many lookups, so that no lookup has to sort
+        successors.
 
         Args:
             num_successors: largest number of successors of a bigram.
@@ -173,7 +173,7 @@ def unpacked(key: int) -> tuple[int, int]:
 
 
 def check_vocabulary(vocab_size: int) -> None:
-    """Raise an error if a vocabulary has more tokens than a packed bigram can represent.
+    """Raise an error if a vocabulary has more tokens than a packed trigram can represent.
 
     Raises:
         ConfigError: the vocabulary is too large.

@@ -20,12 +20,12 @@ from inference.drafters.aded.index import (
 )
 
 WAYS: Final = 8  # number of slots in a set
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # distributes neighbouring bigrams over all sets
+_GOLDEN: Final = 0x9E3779B97F4A7C15  # distributes neighboring bigrams over all sets
 _64_BITS: Final = (1 << 64) - 1
 
 
 class BigramSlots:
-    """Assigns slots to bigrams, and evicts the oldest bigrams; not thread-safe.
+    """Assigns slots to bigrams, and evicts the least recently learned bigrams; not thread-safe.
 
     Args:
         max_bigrams: number of slots, which is rounded down to whole sets.
@@ -179,7 +179,7 @@ class Met(NamedTuple):
 def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Successors:
     """Return the successors of bigrams after trigrams have occurred and gained weight.
 
-    If a bigram has too many successors, those that occurred now are preferred to the others.
+    If a bigram has too many successors, those that occurred now are preferred to earlier ones.
 
     Args:
         before: current successors of the bigrams.
@@ -312,8 +312,8 @@ class TrigramTable:
     ) -> None:
         """Add weight to trigrams, once for each occurrence; unknown trigrams are created.
 
-        If a bigram gets too many successors, the given ones are kept first, then the heaviest of
-        the others. Of successors with the same weight, those with the smallest tokens are kept.
+        If a bigram gets too many successors, the given ones are kept first, then the heaviest
+        earlier ones. Of successors with the same weight, those with the smallest tokens are kept.
 
         Args:
             bigrams: packed bigrams.
@@ -384,7 +384,7 @@ class TrigramTable:
     def _rows_at(
         self, slots: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]
     ) -> Successors:
-        """Return the successors of bigrams, given their slots, or -1 for bigrams without one."""
+        """Return the successors of bigrams, given their slots; -1 stands for no slot."""
         ids, weights = self._ids[slots], self._weights[slots]
         is_missing = slots < 0
         if is_missing.any():

@@ -85,7 +85,7 @@ class CombinedDrafter(DelegatingDrafter):
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
         """Return the statistics for greedy decoding or sampling with trees of one shape.
 
-        If the second drafter was reset separately, these statistics are discarded first.
+        If the second drafter was reset separately, all statistics are discarded first.
 
         Args:
             do_sample: whether tokens are sampled.

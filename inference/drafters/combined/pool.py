@@ -221,8 +221,8 @@ class CandidatePool:
             count: largest number of nodes.
             among: mask of the nodes to choose from.
         """
-        # A parent comes before its children and never has a lower value, so a stable sort ranks it
-        # before them.
+        # A parent comes before its children and never has a lower value, so a stable sort ranks the
+        # parent before the children.
         order = np.argsort(-values, kind="stable")
         return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
 

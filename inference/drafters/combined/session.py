@@ -87,7 +87,7 @@ def _columns(
 def _ranks(
     pool: CandidatePool, kept: Candidates, sampled: Bool[np.ndarray, " kept"]
 ) -> Int64[np.ndarray, " kept"]:
-    """Return the sampling order of sampled candidates, and the rank by score of the others."""
+    """Return the order of sampling of sampled candidates, and the rank by score of all others."""
     assert kept.origin is not None
     ranks = np.zeros(len(sampled), np.int64)
     ranks[sampled] = np.array(pool.first.rank, np.int64)[kept.origin[sampled]]
@@ -293,7 +293,7 @@ class CombinedSession(AdaptiveSession):
         return pool.kept(values, nodes, self.second_id)
 
     def _anchors(self, pool: CandidatePool, depth: int) -> list[int]:
-        """Return the nodes to graft onto: likely ones that only the first drafter proposes."""
+        """Return the nodes to graft onto: the likeliest that only the first drafter proposes."""
         values = pool.values(self.knowledge.candidates)
         nodes = [
             node

@@ -37,7 +37,7 @@ class TrainedDrafter(Drafter):
 
     Raises:
         ConfigError: a tree has more parallel levels than the drafter, or the drafter cannot compute
-            in these forms.
+            with these formats of weights.
         TargetNotSupported: the drafter needs the target's last layers, but these cannot run
             separately.
     """
@@ -93,13 +93,14 @@ class TrainedDrafter(Drafter):
             trees: shapes of the trees; None for trees with the levels that the model was trained
                 for.
             compiled: whether to compile the trained model.
-            other_weights: whether the target may have other weights than the one that the model was
-                trained for.
+            other_weights: whether the target's weights may differ from those of the target that the
+                model was trained for.
 
         Raises:
             TargetMismatch: the model was trained for another target, or the tokenizer belongs to
                 another target.
             ConfigError: a tree has more parallel levels than the drafter.
+            TargetNotSupported: as for the class.
         """
         record = drafter.config.target_record
         check_target(record, target.spec, other_weights=other_weights)
@@ -117,7 +118,7 @@ class TrainedDrafter(Drafter):
             forms: formats of the weights.
 
         Raises:
-            ConfigError: the drafter cannot compute in these forms.
+            ConfigError: the drafter cannot compute with these formats.
         """
         if forms == self.forms:
             return self

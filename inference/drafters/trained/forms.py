@@ -16,8 +16,8 @@ class DraftForms(Settings):
     """Formats of the weights that a trained drafter computes with.
 
     Every format gives the same distribution of the output, because a candidate is accepted by the
-    probability with which it was drafted. Other formats than the target's own need memory for
-    copies of the weights.
+    probability with which it was drafted. Formats other than the own format of the weights need
+    memory for copies of the weights.
     """
 
     # format of the head's rows: own, packed (reordered for the CPU), or int8 (the inputs are
@@ -28,11 +28,11 @@ class DraftForms(Settings):
 
 OWN_FORMS = DraftForms()
 
-FormChoice = DraftForms | Literal["auto"]  # "auto": the forms that are fastest on this machine
+FormChoice = DraftForms | Literal["auto"]  # "auto": the fastest formats on this machine
 
 
 def head_forms(target: TargetAdapter) -> tuple[HeadForm, ...]:
-    """Return the forms of the draft head that a target and this machine allow.
+    """Return the formats of the draft head that a target and this machine allow.
 
     Args:
         target: target whose head is used.
@@ -50,15 +50,15 @@ def can_pack_layers(model: JakiroDrafter) -> bool:
 
 
 def check_forms(forms: DraftForms, target: TargetAdapter, model: JakiroDrafter) -> None:
-    """Raise an error if a drafter cannot compute in the given forms.
+    """Raise an error if a drafter cannot compute with the given formats of weights.
 
     Args:
-        forms: requested forms.
+        forms: requested formats of the weights.
         target: target whose head is used.
         model: drafter, on its final device.
 
     Raises:
-        ConfigError: the machine, the target's head or the drafter does not allow a form.
+        ConfigError: the machine, the target's head or the drafter does not allow a format.
     """
     allowed = head_forms(target)
     if forms.head not in allowed:
@@ -72,5 +72,5 @@ def _refused(expected: str, got: str) -> ConfigError:
         "the drafter cannot compute in this form with its weights and on this machine",
         expected=expected,
         got=got,
-        remedy='use draft_forms="auto", which selects among the possible forms',
+        remedy='use draft_forms="auto", which selects a format that is possible',
     )

@@ -204,7 +204,7 @@ class DrafterCache:
     Args:
         model: trained drafter.
         tail: last layers of the target, which process the drafter's output; None if the drafter
-            does not use them.
+            does not use these layers.
         batch: number of sequences.
         capacity: number of slots of each sequence.
     """
