@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from inference.engine.context import Context
@@ -14,8 +15,8 @@ class Conversation:
     """A dialogue that keeps the caches of target and drafter from turn to turn.
 
     The prompt of each turn must contain the whole dialogue so far. Tokens that are already cached
-    are not processed again. The output is the same as without a conversation. Threads must not
-    share a conversation.
+    are not processed again. The output is the same as without a conversation. A conversation has
+    one turn at a time: a second turn, such as one from another thread, is refused.
 
     Example:
         with Conversation() as conversation:
@@ -27,6 +28,8 @@ class Conversation:
     def __init__(self) -> None:
         self._context: Context | None = None
         self._cached: list[int] = []  # tokens in the cache
+        self._turn = Lock()  # held during a turn
+        self._is_closing = False  # whether the caches are freed at the end of the turn
 
     def __enter__(self) -> "Conversation":
         """Return the conversation; the end of the block closes it."""
@@ -42,10 +45,13 @@ class Conversation:
         return len(self._cached)
 
     def close(self) -> None:
-        """Free the caches; the next turn processes its whole prompt."""
-        if self._context is not None:
-            self._context.close()
-        self._context, self._cached = None, []
+        """Free the caches, after the current turn if there is one.
+
+        The next turn processes its whole prompt.
+        """
+        self._is_closing = True
+        if self._turn.acquire(blocking=False):
+            self._end_turn()
 
     @contextmanager
     def turn(self, request: Request, **run: Any) -> Iterator[DecodeRun]:
@@ -56,8 +62,22 @@ class Conversation:
             **run: other arguments of `DecodeRun`; `target` and `drafter` are required.
 
         Raises:
-            PromptError: the conversation was started with another decoder.
+            PromptError: the conversation was started with another decoder, or its last turn has not
+                ended yet.
         """
+        if not self._turn.acquire(blocking=False):
+            raise PromptError(
+                "the last turn of the conversation has not ended yet",
+                expected="one turn at a time",
+                got="a second turn, from another thread or while steps() of a turn are open",
+                remedy="finish or close the last turn first, or use a Conversation for each thread",
+            )
+        try:
+            yield from self._within_turn(request, run)
+        finally:
+            self._end_turn()
+
+    def _within_turn(self, request: Request, run: dict[str, Any]) -> Iterator[DecodeRun]:
         target, drafter = run["target"], run["drafter"]
         if self._context is None:
             self._context = Context(target, drafter, request.sampling, 1, request.max_length)
@@ -76,6 +96,13 @@ class Conversation:
             yield decoding
         finally:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
+
+    def _end_turn(self) -> None:
+        if self._is_closing:
+            if self._context is not None:
+                self._context.close()
+            self._context, self._cached, self._is_closing = None, [], False
+        self._turn.release()
 
     def _num_shared(self, prompt: list[int]) -> int:
         """Return how many tokens at the start of the prompt, without its last token, are cached."""

@@ -1,6 +1,7 @@
 """Turns of a conversation give the tokens of a fresh start and read only what is new."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -149,6 +150,36 @@ def test_a_conversation_belongs_to_one_decoder(decoder: SpeculativeDecoder) -> N
         decoder.generate([1, 2, 3], max_new_tokens=5, conversation=conversation)
         with pytest.raises(PromptError, match="another decoder"):
             other.generate([1, 2, 3, 4], max_new_tokens=5, conversation=conversation)
+
+
+def test_a_second_turn_at_the_same_time_is_refused(decoder: SpeculativeDecoder) -> None:
+    prompt, expected = [1, 2, 3], decoder.generate([1, 2, 3], max_new_tokens=9)
+    conversation = Conversation()
+    steps = decoder.steps(prompt, max_new_tokens=9, conversation=conversation)
+    tokens = list(next(steps).token_ids)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        pytest.raises(PromptError, match=r"last turn.*not ended yet.*a Conversation for each"),
+    ):
+        other = threads.submit(
+            decoder.generate, prompt, max_new_tokens=9, conversation=conversation
+        )
+        other.result()
+    tokens += [token for step in steps for token in step.token_ids]
+    assert tokens == expected.new_token_ids
+    again = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
+    assert again.new_token_ids == expected.new_token_ids
+
+
+def test_closing_during_a_turn_frees_the_caches_after_the_turn(decoder: SpeculativeDecoder) -> None:
+    expected, conversation = decoder.generate([1, 2, 3], max_new_tokens=9), Conversation()
+    steps = decoder.steps([1, 2, 3], max_new_tokens=9, conversation=conversation)
+    tokens = list(next(steps).token_ids)
+    conversation.close()
+    tokens += [token for step in steps for token in step.token_ids]
+    assert tokens == expected.new_token_ids
+    assert conversation.num_cached == 0
+    assert conversation._context is None
 
 
 def test_after_a_long_pause_no_token_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
