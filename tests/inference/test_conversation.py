@@ -157,14 +157,11 @@ def test_a_second_turn_at_the_same_time_is_refused(decoder: SpeculativeDecoder) 
     conversation = Conversation()
     steps = decoder.steps(prompt, max_new_tokens=9, conversation=conversation)
     tokens = list(next(steps).token_ids)
-    with (
-        ThreadPoolExecutor(1) as threads,
-        pytest.raises(PromptError, match=r"last turn.*not ended yet.*a Conversation for each"),
-    ):
-        other = threads.submit(
-            decoder.generate, prompt, max_new_tokens=9, conversation=conversation
-        )
-        other.result()
+    with ThreadPoolExecutor(1) as threads:
+        options = {"max_new_tokens": 9, "conversation": conversation}
+        other = threads.submit(decoder.generate, prompt, **options)
+        with pytest.raises(PromptError, match=r"last turn.*not ended yet.*a Conversation for each"):
+            other.result()
     tokens += [token for step in steps for token in step.token_ids]
     assert tokens == expected.new_token_ids
     again = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
