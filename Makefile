@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a drafter for a chat model, and show how much faster the model generates
 	$(BIN)/jakiro demo $(ARGS)
 
-test: $(READY)  ## Run the tests, without the slow matrices
+test: $(READY)  ## Run the tests, without the slow ones
 	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
 
 test-all: $(READY)  ## Run every test that needs no GPU

@@ -98,7 +98,7 @@ class BatchSettings(Settings):
     anchors: Anchors = "drafting"
     """For a moa trunk: rule that chooses anchors. The anchor of a position is the last position
     before it that counts as verified. drafting: mostly at a distance that occurs in drafting.
-    blocks: also at such distances, but neighbouring positions share an anchor, as tail_layers
+    blocks: also at such distances, but neighboring positions share an anchor, as tail_layers
     requires. previous: always the preceding position, as in ordinary teacher forcing."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention

@@ -156,11 +156,11 @@ def _recursive_rejection(
             )
         target_prob = float(residual[tree.token_ids[node]])
         excess = residual.index_add(0, ids, -draft_probs).clamp(min=0)
-        residual = _renormalised(excess, otherwise=residual)
+        residual = _renormalized(excess, otherwise=residual)
         # With the arguments in this order, NaN stays NaN and is never accepted.
         yield CandidateCheck(node, min(target_prob / draft_prob, 1.0), residual)
         rest = draft_probs * ~is_token
-        draft_probs = _renormalised(rest, otherwise=rest)
+        draft_probs = _renormalized(rest, otherwise=rest)
 
 
 def _point_mass(tree: SequenceTree, parent: int, residual: Tensor) -> Iterator[CandidateCheck]:
@@ -169,11 +169,11 @@ def _point_mass(tree: SequenceTree, parent: int, residual: Tensor) -> Iterator[C
         accept_prob = float(residual[token])
         rest = residual.clone()
         rest[token] = 0
-        residual = _renormalised(rest, otherwise=residual)
+        residual = _renormalized(rest, otherwise=residual)
         yield CandidateCheck(node, accept_prob, residual)
 
 
-def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+def _renormalized(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Return the normalized weights; `otherwise` if they sum to 0, which is almost impossible."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise

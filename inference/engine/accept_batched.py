@@ -75,7 +75,7 @@ class _DraftDistribution:
     def remove(self, token: Tensor, where: Tensor) -> None:
         """Remove a token from the distributions selected by `where`, and renormalize them."""
         rest = self.probs * (self.ids != token[:, None])
-        self.probs = torch.where(where[:, None], _renormalised(rest, rest), self.probs)
+        self.probs = torch.where(where[:, None], _renormalized(rest, rest), self.probs)
 
 
 class _Descent:
@@ -133,7 +133,7 @@ class _Descent:
         accepted = check.is_checked & (self.uniform() < probability)
         self.num_used = self.num_used + check.is_checked
         rejected = check.is_checked & ~accepted
-        after = _renormalised(after, otherwise=self.residual)
+        after = _renormalized(after, otherwise=self.residual)
         self.residual = torch.where(rejected[:, None], after, self.residual)
         if draft is not None:
             draft.remove(check.token, where=rejected & check.is_sampled)
@@ -193,7 +193,7 @@ def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
     return torch.minimum(token, last)
 
 
-def _renormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+def _renormalized(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Return the normalized weights; `otherwise` if they sum to 0, which is almost impossible."""
     total = weights.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

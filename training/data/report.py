@@ -72,9 +72,9 @@ _PROMPT = "dim"
 
 
 def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -> list[Text]:
-    """Return coloured previews of documents that are spread evenly over the data.
+    """Return colored previews of documents that are spread evenly over the data.
 
-    For terminals without colours, responses are also enclosed in ⟦ and ⟧.
+    For terminals without colors, responses are also enclosed in ⟦ and ⟧.
 
     Args:
         store: store of the documents.

@@ -9,7 +9,7 @@ anchor. An example with A = 2:
 
 The queries of a moa trunk do not interact, so each position of a sequence can have its own random
 distance. If queries interact, either through the target's last layers or through features that are
-fed back, the anchors of neighbouring positions must be consistent with each other.
+fed back, the anchors of neighboring positions must be consistent with each other.
 """
 
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ def token_losses(
     - "cross_entropy": `-sum p log q`
     - "kl": `sum p (log p - log q)`, which has the same gradients as "cross_entropy", but is 0 when
       the distributions are equal
-    - "reverse_kl": `sum q (log q - log p)`, which favours one mode of p instead of covering all
+    - "reverse_kl": `sum q (log q - log p)`, which favors one mode of p instead of covering all
       modes
     - "total_variation": `sum |p - q| / 2`, the probability that a single draft token is rejected
 

@@ -205,11 +205,11 @@ def test_a_tampered_sampled_tree_is_caught(fault: Tamper) -> None:
     assert error > CLEARLY_WRONG
 
 
-def test_a_missing_renormalisation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unnormalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+def test_a_missing_renormalization_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unnormalized(weights: Tensor, otherwise: Tensor) -> Tensor:
         return weights
 
-    monkeypatch.setattr(accept, "_renormalised", unnormalised)
+    monkeypatch.setattr(accept, "_renormalized", unnormalized)
     assert two_step_error(TABLES, DETERMINISTIC, no_processors()) > CLEARLY_WRONG
 
 

@@ -1,4 +1,4 @@
-"""`jakiro chat`: line by line without a terminal; colours, commands and Ctrl-C with one."""
+"""`jakiro chat`: line by line without a terminal; colors, commands and Ctrl-C with one."""
 
 import io
 import signal

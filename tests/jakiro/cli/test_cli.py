@@ -115,7 +115,7 @@ def test_a_fault_of_the_program_is_not_hidden(plant_demo: Callable[[Demo], None]
     [
         ((), "Missing command"),
         (("dmeo",), "No such command 'dmeo'"),
-        (("--colour",), "No such option"),
+        (("--color",), "No such option"),
         (("demo", "--preset", "huge"), "'--preset'"),
         (("demo", "--device"), "'--device'"),
         (("demo", "more"), "unexpected extra argument"),

@@ -15,7 +15,7 @@ from training.data.report import advice
     lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30),
     sequence_length=st.integers(2, 20),
 )
-def test_every_token_with_a_neighbour_appears_once_and_documents_stay_whole(
+def test_every_token_with_a_neighbor_appears_once_and_documents_stay_whole(
     lengths: list[int], sequence_length: int
 ) -> None:
     store = store_of(lengths)

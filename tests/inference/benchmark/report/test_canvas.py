@@ -1,4 +1,4 @@
-"""A figure becomes part of a page: with the page's colours, and with ids of its own."""
+"""A figure becomes part of a page: with the page's colors, and with ids of its own."""
 
 import re
 from xml.etree import ElementTree
@@ -19,7 +19,7 @@ def svg_of(name: str = "speed", alt: str = "A line") -> Markup:
     return picture(name, (120, 80), paint, alt=alt)
 
 
-def test_colours_are_those_of_the_page_but_text_is_shown_as_it_is() -> None:
+def test_colors_are_those_of_the_page_but_text_is_shown_as_it_is() -> None:
     drawing = svg_of()
     tags = "".join(re.findall(r"<[^>]*>", drawing))
     assert not re.search("|".join((INK, MUTED, LINE, PAPER)), tags)
