@@ -125,7 +125,10 @@ def test_text_is_continued_without_training(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["generate", "aded", "def"], "works with any target"),
+        (
+            ["generate", "aded", "def"],
+            "a target must be given, because the drafter aded does not name one",
+        ),
         (["generate", "aded=nowhere", "def", "--target", "target"], "cannot load trigrams"),
     ],
 )
