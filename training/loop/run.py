@@ -18,6 +18,7 @@ from training.distributed.checkpoint import Checkpoints, RunState
 from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
+from training.evaluation.break_even import break_even
 from training.evaluation.evaluate import Evaluation, score_of
 from training.evaluation.metrics import MetricsLog, progress_bar
 from training.loop.export import Exporter, check_untrained
@@ -199,6 +200,8 @@ class Run:
             check_untrained(
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
             )
+            if self._processes.is_first and self._runs_target:
+                _logger.info(str(break_even(self._inputs.target, drafter)))
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
         if every is not None:

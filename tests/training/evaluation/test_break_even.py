@@ -1,0 +1,41 @@
+"""The tau that a drafter must exceed follows from measured times, and is logged before training."""
+
+import logging
+from typing import Any
+
+import pytest
+from helpers.training import tiny_run
+
+from inference.autotune.costs import Costs
+from training.distributed.processes import launch_environment
+from training.evaluation import break_even as module
+from training.evaluation.break_even import break_even
+from training.setup.preparation import prepare
+from training.train import train
+
+COSTS = Costs(verify={0: 1.0, 2: 1.2, 4: 1.4, 24: 2.0}, draft={1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
+
+
+def test_the_costs_of_trees_are_relative_to_steps_without_drafts(
+    workshop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "known_costs", lambda *_: COSTS)
+    settings = tiny_run(
+        workshop, drafter={"schedule": {"autoregressive_levels": 2, "parallel_levels": 2}}
+    )
+    with launch_environment("cpu"):
+        inputs = prepare(settings)
+        found = break_even(inputs.target, inputs.build_drafter())
+    assert (found.smallest, found.largest) == (4, 24)
+    assert (found.lowest, found.highest) == pytest.approx((1.4 + 0.2, 2.0 + 0.2))
+    assert "tree of 4 to 24 candidates costs as much as 1.6 to 2.2 steps without" in str(found)
+
+
+def test_a_run_logs_the_tau_before_its_first_step(
+    workshop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        train(tiny_run(workshop))
+    lines = [record.getMessage() for record in caplog.records]
+    (logged,) = (number for number, line in enumerate(lines) if "if its tau exceeds" in line)
+    assert any("drafter, after" in line for line in lines[logged:])
