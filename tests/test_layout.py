@@ -17,7 +17,6 @@ TESTED_ELSEWHERE = {
     "jakiro.cli.throughput",
     "training.loop.run",
     "training.planning.parts",
-    "training.planning.simulation",
     "training.planning.zero_memory",
     "training.studies.ablation.evaluation",
     "training.studies.ablation.plot",

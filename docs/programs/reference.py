@@ -33,7 +33,7 @@ _PAGE = """\
 # Configuration
 
 Every key of a training run, with its default, as in `configs/base.yaml`. The file of a run contains
-`extends: configs/base.yaml`, a target, data, and the settings that differ from the defaults. On the
+`extends: base`, a target, data, and the settings that differ from the defaults. On the
 command line, `--set key.path=value` overrides a key. Unknown keys raise an error.
 
 `make reference` generates this page.

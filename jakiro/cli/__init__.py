@@ -22,6 +22,7 @@ from jakiro.cli.demo import demo
 from jakiro.cli.features import features
 from jakiro.cli.fetch import fetch
 from jakiro.cli.generate import generate
+from jakiro.cli.init import init
 from jakiro.cli.output import say
 from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
@@ -36,7 +37,7 @@ from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroErro
 _DEBUG = "--debug"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, demo),
-    "Train": (train, features, plot, ablate),
+    "Train": (init, train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),
 }

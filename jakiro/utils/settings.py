@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from jakiro.errors import ConfigError
+from jakiro.utils.packaged_configs import config_names, config_path
 
 _BASE_KEY = "extends"
 
@@ -44,14 +45,17 @@ def read_layered_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, merged over the mapping of the file that it extends.
 
     The value of the key `extends` is the path of the extended file, relative to the file that
-    contains the key. Mappings are merged key by key; any other value replaces the value in the
-    extended file.
+    contains the key, or the name of a packaged configuration, such as `base`. Mappings are merged
+    key by key; any other value replaces the value in the extended file.
+
+    Args:
+        path: path of the file, or name of a packaged configuration (see `config_path`).
 
     Raises:
         ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself; or the
             value of `extends` is not a path.
     """
-    return _read_layers(path, ())
+    return _read_layers(config_path(path), ())
 
 
 def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -108,7 +112,9 @@ def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             got=base,
             remedy="name a single file, which may itself extend another file",
         )
-    return merge(_read_layers(path.parent / base, chain), layer)
+    named = config_path(Path(base))
+    extended = path.parent / base if named == Path(base) else named
+    return merge(_read_layers(extended, chain), layer)
 
 
 def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
@@ -120,7 +126,7 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             f"cannot read the settings file {path}{named_by}",
             expected="a readable YAML file",
             got=error.strerror or error,
-            remedy="check the path",
+            remedy=_remedy(path),
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -130,6 +136,15 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             remedy="correct the file at the position that this message names",
         ) from error
     return _require_mapping({} if content is None else content, path)
+
+
+def _remedy(path: Path) -> str:
+    """Return what to do about a missing file, which may be a misspelled packaged configuration."""
+    if path.suffix:
+        return "check the path"
+    ends = ("/".join(path.parts[-2:]), path.name)
+    close = [match for end in ends for match in get_close_matches(end, config_names())]
+    return f"check the path, or name a packaged configuration such as {[*close, 'base'][0]}"
 
 
 def _require_mapping(content: object, path: Path) -> dict[str, Any]:
@@ -188,8 +203,8 @@ def load_settings(
 
     Args:
         settings_class: class of the settings.
-        path: YAML file. Its key `extends` may contain the path, relative to this file, of a file
-            with default values.
+        path: YAML file, or the name of a packaged configuration. Its key `extends` may contain
+            the path, relative to this file, or the packaged name of a file with default values.
         overrides: `key.path=value` with the value in YAML; later overrides replace earlier ones.
 
     Raises:

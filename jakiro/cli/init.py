@@ -1,0 +1,64 @@
+"""The command `jakiro init`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jakiro.errors import ConfigError
+
+
+def init(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH_OR_HUB_ID",
+            help="The target; only its config is read.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Training data: a JSON, JSONL or Parquet file, a folder of such files, or a "
+            "dataset of the hub; may be repeated. By default, the file that `jakiro synthesize` is "
+            "to write.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Settings file to write.")] = Path(
+        "my.yaml"
+    ),
+) -> None:
+    """Write the settings of a first training run for a target, and show the next commands."""
+    from training.planning.starter import short_name, starter_yaml
+
+    paths = data or [f"{short_name(target)}-chats.jsonl"]
+    content = starter_yaml(target, paths)
+    _write_new(out, content)
+    typer.echo(f"wrote {out}; next:")
+    if not data:
+        typer.echo(f"  jakiro synthesize --target {target} --conversations 1000 --out {paths[0]}")
+    typer.echo(f"  jakiro train --config {out} --dry-run")
+    typer.echo(f"  jakiro train --config {out}")
+
+
+def _write_new(path: Path, content: str) -> None:
+    """Write a file that does not exist yet."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{path} already exists",
+            expected="a new file",
+            got="a file, which is not overwritten",
+            remedy="pass another --out, or remove the file",
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}",
+            expected="a file in an existing folder that can be written",
+            got=error.strerror or error,
+            remedy="check --out",
+        ) from error

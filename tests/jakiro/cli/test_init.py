@@ -1,0 +1,40 @@
+"""`jakiro init` writes settings that `jakiro train` takes, and never overwrites a file."""
+
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_llama
+from typer.testing import CliRunner
+
+from jakiro.cli import app, main
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    tiny_llama().save_pretrained(tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    return "target"
+
+
+def test_a_settings_file_is_written_and_the_next_commands_are_shown(target: str) -> None:
+    result = CliRunner().invoke(app, ["init", target], catch_exceptions=False)
+    assert "jakiro synthesize --target target" in result.output
+    assert "jakiro train --config my.yaml" in result.output
+    Path("my.yaml").write_text(Path("my.yaml").read_text().replace("epochs: 4", "steps: 4"))
+    planned = CliRunner().invoke(app, ["train", "--config", "my.yaml", "--dry-run"])
+    assert planned.exit_code == 0
+
+
+def test_given_data_need_not_be_synthesized(target: str) -> None:
+    words = ["init", target, "--data", "chats.jsonl", "--out", "own.yaml"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "synthesize" not in result.output
+    assert 'paths: ["chats.jsonl"]' in Path("own.yaml").read_text()
+
+
+def test_a_file_that_exists_is_kept(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.yaml").write_text("kept")
+    with pytest.raises(SystemExit):
+        main(["init", target])
+    assert "my.yaml already exists" in capsys.readouterr().err
+    assert Path("my.yaml").read_text() == "kept"

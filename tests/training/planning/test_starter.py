@@ -1,0 +1,41 @@
+"""The settings of a first run suit the target, and can be loaded without changes."""
+
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_llama
+
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
+from training.planning.starter import fused_states, short_name, starter_yaml
+
+
+def test_the_settings_of_a_first_run_can_be_loaded(tmp_path: Path) -> None:
+    target = tmp_path / "A: model"
+    tiny_llama().save_pretrained(target)
+    path = tmp_path / "my.yaml"
+    path.write_text(starter_yaml(str(target), ["a, b.jsonl", "c.jsonl"]))
+    settings = load_settings(TrainSettings, path)
+    assert settings.target.name_or_path == str(target)
+    assert settings.data.paths == ("a, b.jsonl", "c.jsonl")
+    assert settings.drafter.trunk.fusion_layers is None
+    assert settings.drafter.experts.intermediate_size == tiny_llama().config.intermediate_size
+    assert str(settings.run_folder) == "runs/a-model"
+
+
+@pytest.mark.parametrize(
+    ("count", "states"),
+    [(31, (3, 15, 27)), (33, (3, 16, 29)), (13, (1, 6, 9)), (6, None), (3, None), (None, None)],
+)
+def test_an_early_a_middle_and_a_late_state_are_fused(
+    count: int | None, states: tuple[int, int, int] | None
+) -> None:
+    assert fused_states(count) == states
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("meta-llama/Llama-3-8B", "llama-3-8b"), ("/a/b/", "b"), ("x/Model-Q4_0.gguf", "model-q4_0")],
+)
+def test_the_last_part_of_a_name_names_files(name: str, short: str) -> None:
+    assert short_name(name) == short

@@ -1,0 +1,94 @@
+"""Settings of a first training run for a target, as a YAML file that users can edit."""
+
+import json
+import re
+from collections.abc import Sequence
+
+from jakiro.utils.gguf import default_dtype
+from training.input_settings import TargetSettings
+from training.planning.simulation import target_on_meta
+
+_DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32"}
+
+_TEMPLATE = """\
+# Settings of a training run; see `jakiro train --help`. The reference of the configuration
+# describes every key. Values that are not set here come from `base`, a file of the package.
+extends: base
+
+target:
+  name_or_path: {target}
+  dtype: {dtype}
+
+data:
+  paths: {paths}
+  sequence_length: {sequence_length}
+  validation_size: 32          # number of conversations held out to measure the drafter
+
+drafter:
+  # One layer that starts as the last layer of the target, and reads {reads}.
+  trunk: {{kind: feedback, fusion_layers: {fusion_layers}, ttt_steps: 2, first_position: false}}
+  experts: {{num_experts: 1, intermediate_size: {intermediate_size}, combine: mixture}}
+  schedule: {{autoregressive_levels: 4, parallel_levels: 0}}
+
+# On several GPUs: {{kind: adamw, learning_rate: 0.001}}, and engine.zero_stage 1 or higher.
+optimizer: {{kind: muon, learning_rate: 0.005, schedule: cosine}}
+batch: {{global_batch_size: 8, micro_batch_size: 4}}
+evaluation: {{num_prompts: 8}}
+checkpoint: {{every: 100}}
+
+epochs: 4                      # or `steps`, or `minutes` for a run of limited time
+run_folder: runs/{name}
+"""
+
+
+def starter_yaml(name_or_path: str, paths: Sequence[str]) -> str:
+    """Return the settings of a first run as YAML; they suit the target's depth and width.
+
+    The drafter's shape and the optimizer are those of the drafter for SmolLM2-135M-Instruct that
+    comes with the project.
+
+    Args:
+        name_or_path: folder, GGUF file, hub id or fetched name of the target; only its config is
+            read.
+        paths: training data, as in `data.paths`.
+
+    Raises:
+        CheckpointError: the target's config cannot be read.
+        TargetNotSupported: the target is not supported.
+    """
+    dtype = _DTYPES[str(default_dtype())]
+    target = target_on_meta(TargetSettings(name_or_path=name_or_path, dtype=dtype))
+    config = target.model.config.get_text_config()
+    layers = fused_states(target.spec.num_hidden_states)
+    return _TEMPLATE.format(
+        target=json.dumps(name_or_path),  # valid YAML, whatever characters it contains
+        name=short_name(name_or_path),
+        dtype=dtype,
+        paths=json.dumps(list(paths)),
+        sequence_length=min(512, target.spec.max_position),
+        fusion_layers="null" if layers is None else list(layers),
+        reads="its last hidden state" if layers is None else "an early, a middle and a late state",
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+    )
+
+
+def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:
+    """Return the hidden states that EAGLE-3 (arXiv 2503.01840) fuses; None if there are too few.
+
+    Args:
+        num_hidden_states: number of the target's hidden states, the embedding included; None if
+            they cannot be read.
+    """
+    num_layers = (num_hidden_states or 1) - 1
+    states = (max(1, num_layers // 10), num_layers // 2, num_layers - 3)
+    return states if states[0] < states[1] < states[2] else None
+
+
+def short_name(name_or_path: str) -> str:
+    """Return the last part of a target's name, for the names of files and folders.
+
+    Args:
+        name_or_path: folder, GGUF file, hub id or fetched name of the target.
+    """
+    last = name_or_path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf").lower()
+    return re.sub(r"[^a-z0-9._-]+", "-", last)
