@@ -1,15 +1,38 @@
-"""A drafter for lossless speculative decoding: an attention trunk and a mixture of experts."""
+"""Lossless speculative decoding for Hugging Face causal LMs, and the drafters that it needs.
+
+This module exports the names that most programs need. Each is imported when it is first used, so
+that importing the package stays fast.
+"""
 
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inference.conversation import Conversation
+    from inference.decoder import SpeculativeDecoder
+    from inference.drafters.aded import AdedDrafter
+    from inference.drafters.lookup import LookupDrafter
     from jakiro.config import JakiroConfig
     from jakiro.drafter import JakiroDrafter
 
-__all__ = ["JakiroConfig", "JakiroDrafter", "__version__"]
+__all__ = [
+    "AdedDrafter",
+    "Conversation",
+    "JakiroConfig",
+    "JakiroDrafter",
+    "LookupDrafter",
+    "SpeculativeDecoder",
+    "__version__",
+]
 
-_HOMES = {"JakiroConfig": "jakiro.config", "JakiroDrafter": "jakiro.drafter"}
+_HOMES = {
+    "AdedDrafter": "inference.drafters.aded",
+    "Conversation": "inference.conversation",
+    "JakiroConfig": "jakiro.config",
+    "JakiroDrafter": "jakiro.drafter",
+    "LookupDrafter": "inference.drafters.lookup",
+    "SpeculativeDecoder": "inference.decoder",
+}
 
 try:
     __version__ = metadata.version("jakiro")
@@ -18,7 +41,7 @@ except metadata.PackageNotFoundError:  # a checkout that is on the path but was 
 
 
 def __getattr__(name: str) -> object:
-    """Import an exported name on first use, so that importing the package stays fast."""
+    """Import an exported name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

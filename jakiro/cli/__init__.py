@@ -33,6 +33,7 @@ from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
 from jakiro.cli.verify import verify
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroError
+from jakiro.utils.extras import missing_extra
 
 _DEBUG = "--debug"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -68,10 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # `--debug` is removed here, so that it may come before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
         code = app(words_of_command, prog_name="jakiro", standalone_mode=False)
-    except (JakiroError, typer.TyperException) as error:
+    except (JakiroError, ModuleNotFoundError, typer.TyperException) as error:
+        explained = missing_extra(error) if isinstance(error, ModuleNotFoundError) else error
+        if explained is None:
+            raise
         if _DEBUG in words:
             traceback.print_exception(error)
-        say(f"error: {_explain(error)}")
+        say(f"error: {_explain(explained)}")
         code = EXIT_CODE_BAD_INPUT
     if code == EXIT_CODE_INTERRUPTED:  # typer uses this code as well
         say("interrupted")

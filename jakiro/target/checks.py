@@ -2,17 +2,21 @@
 
 import inspect
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.cache import HeadShape
 
-CausalLM = PreTrainedModel | PeftModel
+if TYPE_CHECKING:
+    from peft import PeftModel  # an optional package, and slow to import
+
+    CausalLM = PreTrainedModel | PeftModel
+else:
+    CausalLM = nn.Module
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 

@@ -157,13 +157,14 @@ def load_config(
         CheckpointError: the config does not exist or cannot be read.
         ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
-    from peft import PeftConfig  # takes seconds to import
     from transformers.utils.peft_utils import find_adapter_config_file
 
     place = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(place, what, remedy)
     try:
         if find_adapter_config_file(place) is not None:
+            from peft import PeftConfig  # an optional package, and slow to import
+
             place = PeftConfig.from_pretrained(place).base_model_name_or_path or place
         return AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:

@@ -56,7 +56,7 @@ def _use() -> str:
     return """## How to use
 
 ```python
-from inference import SpeculativeDecoder
+from jakiro import SpeculativeDecoder
 decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
 print(decoder.generate("def main(", max_new_tokens=128).text)
 ```"""

@@ -1,0 +1,80 @@
+"""Decoding needs no optional package, and commands that need one name the extra."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+
+from jakiro.utils.extras import EXTRAS, missing_extra
+
+ROOT = Path(__file__).parents[3]
+_OPTIONAL = sorted({package for packages in EXTRAS.values() for package in packages})
+# Runs a command of Jakiro as if the optional packages were not installed.
+_WITHOUT_EXTRAS = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class WithoutExtras(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *arguments):
+        if name.partition(".")[0] in {_OPTIONAL}:
+            return None
+        return super().find_spec(name, *arguments)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutExtras
+from jakiro.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_the_extras_are_those_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["optional-dependencies"]
+    for extra, packages in EXTRAS.items():
+        names = [re.split("[^a-z]", requirement)[0] for requirement in declared[extra]]
+        assert tuple(names) == packages
+    always = {re.split("[^a-z-]", requirement)[0] for requirement in project["dependencies"]}
+    assert always.isdisjoint(_OPTIONAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("deepspeed.ops", "train"),
+        ("matplotlib", "bench"),
+        ("gguf", "gguf"),
+        ("pyarrow", "train"),
+        ("torch", None),
+        (None, None),
+    ],
+)
+def test_a_missing_package_is_answered_with_its_extra(name: str | None, extra: str | None) -> None:
+    explained = missing_extra(ModuleNotFoundError("missing", name=name))
+    assert (explained is None) == (extra is None)
+    assert extra is None or f"'.[{extra}]'" in str(explained)
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _WITHOUT_EXTRAS, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_decoding_works_without_extras_and_training_names_one(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tiny_llama(vocab=len(tokenizer)).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    words = ["generate", "lookup", "def", "--raw", "--target", "target", "--max-new-tokens", "4"]
+    decoded = _run(tmp_path, *words, "--tree", "fixed")
+    assert decoded.returncode == 0, decoded.stderr
+    (tmp_path / "my.yaml").write_text(
+        "target: {name_or_path: target}\ndata: {paths: [texts.jsonl]}\nsteps: 1\n"
+    )
+    (tmp_path / "texts.jsonl").write_text('{"text": "def"}\n')
+    refused = _run(tmp_path, "train", "--config", "my.yaml")
+    assert refused.returncode == 2
+    assert "the extra `train`" in refused.stderr
