@@ -85,6 +85,11 @@ def verdict(points: Sequence[Point]) -> str:
     )
     if gain > noise:
         return f"{change}: more data of this kind would help."
+    if gain < -noise:
+        return (
+            f"{change}: agreement fell, which more data alone does not explain; increase `steps`, "
+            "so that every run sees its documents several times."
+        )
     return f"{change}, within noise ({noise * 100:.1f} points): more data would hardly help."
 
 

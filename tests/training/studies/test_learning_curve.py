@@ -69,6 +69,8 @@ def test_the_sentence_follows_from_the_two_largest_fractions() -> None:
     assert gained.endswith("more data of this kind would help.")
     level = verdict([point(0.25, 0.1), point(0.5, 0.550), point(1.0, 0.551)])
     assert level.endswith("more data would hardly help.")
+    fallen = verdict([point(0.5, 0.6), point(1.0, 0.5)])
+    assert "agreement fell" in fallen
     few = verdict([point(0.5, 0.5, positions=50), point(1.0, 0.55, positions=50)])
     assert "within noise" in few
     unread = verdict([point(0.5, 0.5, epochs=0.8), point(1.0, 0.6, epochs=0.4)])
