@@ -177,9 +177,13 @@ def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
             f"({settings.batch.micro_batch_size}) and start again; the run then resumes from its "
             "last checkpoint"
         )
+    other = "start another run with a shorter data.sequence_length"
+    savings = ", or ".join(_savings(settings))
+    if not savings:
+        return other
     return (
-        ", or ".join(_savings(settings)) + "; then start again, and the run resumes from its last "
-        "checkpoint; alternatively, start another run with a shorter data.sequence_length"
+        f"{savings}; then start again, and the run resumes from its last checkpoint; "
+        f"alternatively, {other}"
     )
 
 
@@ -197,4 +201,5 @@ def _savings(settings: TrainSettings) -> Iterator[str]:
     if engine.zero_stage < (2 if settings.lora else 3):
         yield f"raise engine.zero_stage ({engine.zero_stage})"
     if not engine.offload_optimizer:
-        yield "set engine.offload_optimizer=true"
+        needed = "" if engine.zero_stage else "engine.zero_stage=1 and "
+        yield f"set {needed}engine.offload_optimizer=true"

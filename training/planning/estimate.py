@@ -148,7 +148,7 @@ def choose_micro_batch(
             expected=f"at most {USABLE:.0%} of {size_text(memory)}",
             got=size_text(needed(1)),
             remedy="lower objective.chunk_size or data.sequence_length, raise engine.zero_stage, "
-            "or set engine.offload_optimizer",
+            "or set engine.offload_optimizer=true (which needs engine.zero_stage 1 or higher)",
         )
     return with_micro_batch(settings, sizes[num_fitting - 1])
 

@@ -91,6 +91,26 @@ def test_remedies_are_settings_that_are_not_refused(workshop: Path) -> None:
         assert "engine.activation_checkpointing" in str(caught.value)
 
 
+def test_remedies_suit_runs_without_partitions_and_runs_that_save_memory_already(
+    workshop: Path,
+) -> None:
+    plain = tiny_run(workshop)
+    saving = tiny_run(
+        workshop,
+        optimizer={"kind": "muon"},
+        objective={"chunk_size": 1},
+        batch={"micro_batch_size": 1},
+        engine={"activation_checkpointing": True},
+    )
+    remedies = (
+        "set engine.zero_stage=1 and engine.offload_optimizer=true",
+        "remedy: start another run with a shorter data.sequence_length",
+    )
+    for settings, remedy in zip((plain, saving), remedies, strict=True):
+        with pytest.raises(ResourceError, match=remedy), exhaustion_explained(settings):
+            torch.empty(1 << 50, dtype=torch.uint8)
+
+
 def test_other_errors_are_left_as_they_are(workshop: Path) -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(RuntimeError, match="shapes"), exhaustion_explained(tiny_run(workshop)):
