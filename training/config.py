@@ -37,7 +37,7 @@ class OptimizerSettings(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of AdamW's moving averages of the gradient and of its square."""
+    """Decay rates of AdamW's moving averages of the gradient and of the squared gradient."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay, which is applied to matrices only."""
     warmup_steps: int | Literal["auto"] = "auto"
@@ -91,18 +91,17 @@ class EvaluationSettings(Settings):
     """Evaluation on held-out data: validation loss, and tau measured by the real decode loop.
 
     Evaluation does not change the weights, so a run can be resumed with different evaluation
-    settings. In that case, `best` contains the best drafter of all evaluations that measured the
-    same quantity, whatever the other settings of these evaluations were.
+    settings. Then `best` contains the best drafter of all evaluations that measured the same
+    quantity, even if their other settings differed.
     """
 
     every: int | Literal["auto"] | None = "auto"
     """Number of steps between evaluations; the first evaluation precedes the first step. auto: a
-    tenth of the steps if there is anything to measure, otherwise as null. null: evaluate only at
-    the end."""
+    tenth of the steps, or null if there is nothing to measure. null: evaluate only at the end."""
     patience: int | None = Field(None, ge=1)
     """Number of successive evaluations without improvement after which the run ends early; null:
-    take all steps. An evaluation improves on the earlier ones if its agreement on held-out data is
-    higher (without held-out data: its tau)."""
+    take all steps. An improvement is a higher agreement with the target on held-out data than in
+    all earlier evaluations or, without held-out data, a higher tau."""
     prompts: Path | None = None
     """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
     of a dialogue is answered. null: use the beginnings of held-out records as prompts."""
@@ -181,15 +180,16 @@ class TrainSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints from which an interrupted run resumes, and the best drafter so far."""
     steps: int | None = Field(None, ge=1)
-    """Number of optimizer steps; null: as many as `epochs` takes, or 1000 if epochs is null, too.
-    At most one of steps and epochs can be set."""
+    """Number of optimizer steps; null: as many as `epochs` takes, or 1000 if `epochs` is null, too.
+    At most one of `steps` and `epochs` can be set."""
     epochs: float | None = Field(None, gt=0)
-    """Number of times that the packed training sequences are read, from which the number of
-    optimizer steps follows; a fraction is possible. null: set by steps."""
+    """Number of passes over the packed training sequences, which determines the number of optimizer
+    steps; may be a fraction. null: the number of steps is set by `steps`."""
     minutes: float | None = Field(None, gt=0)
-    """Number of minutes after which the run takes no further steps, evaluations and preparations
-    not included. The learning rate falls so that it is lowest at the end, and the weights then
-    depend on the speed of the machine. null: take all steps."""
+    """Number of minutes of optimizer steps after which the run ends, even if steps remain; the time
+    of evaluations and of the preparation is not counted. The learning rate falls with this time, so
+    that it is lowest at the end; the weights therefore depend on the speed of the machine. null:
+    take all steps."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights, the order of the data, and the anchors."""
     log_every: int = Field(10, ge=1)
@@ -212,12 +212,14 @@ class TrainSettings(Settings):
 
     @property
     def num_steps(self) -> int:
-        """The number of optimizer steps, which must be known; see `with_steps`."""
-        assert self.steps is not None, "with_steps comes first"
+        """The number of optimizer steps; if `epochs` is set, call `with_steps` first."""
+        assert self.steps is not None, "call with_steps first"
         return self.steps
 
     def with_steps(self, num_sequences: int) -> "TrainSettings":
-        """Return the settings with the number of steps that `epochs` takes.
+        """Return the settings with `steps` computed from `epochs`, which becomes None.
+
+        If `epochs` is None, the settings are returned unchanged.
 
         Args:
             num_sequences: number of packed training sequences, which is the length of an epoch.
@@ -231,8 +233,8 @@ class TrainSettings(Settings):
         if self.optimizer.warmup_for(steps) > steps:
             raise ConfigError(
                 "the warm-up is longer than the run",
-                expected=f"optimizer.warmup_steps of at most {steps}, the steps of "
-                f"{self.epochs:g} epoch(s)",
+                expected=f"optimizer.warmup_steps of at most {steps}, the number of "
+                f"steps in {self.epochs:g} epoch(s)",
                 got=self.optimizer.warmup_steps,
                 remedy="set optimizer.warmup_steps to auto, or raise epochs",
             )
@@ -240,7 +242,7 @@ class TrainSettings(Settings):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether evaluations measure anything by which the best drafter can be kept."""
+        """Whether the best drafter is kept: `keep_best` is set, and something is measured."""
         has_sequences = self.data.validation_size > 0 and self.evaluation.num_sequences > 0
         is_measured = has_sequences or self.evaluation.num_prompts > 0
         return self.checkpoint.keep_best and is_measured
@@ -307,11 +309,11 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:
-    """Return the rule under which all distances that occur in decoding have equally many anchors.
+    """Return the rule that gives each distance that occurs in decoding equally many positions.
 
-    Every drafter is evaluated with these anchors, whatever anchors it was trained with.
+    Every drafter is evaluated with these anchors, even if it was trained with others.
     """
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
-        return AnchorRule("blocks", levels, near_share=1.0)  # with tail layers, anchors are shared
+        return AnchorRule("blocks", levels, near_share=1.0)  # tail layers need shared anchors
     return AnchorRule("rollout", levels, num_samples=levels)

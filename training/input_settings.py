@@ -57,7 +57,7 @@ class DataSettings(Settings):
                 "data.sequence_length is longer than the target's context",
                 expected=f"at most {max_position}",
                 got=self.sequence_length,
-                remedy="lower data.sequence_length; documents that are longer will be split",
+                remedy="lower data.sequence_length; longer documents will be split",
             )
 
 
@@ -133,12 +133,13 @@ class InitializeSettings(Settings):
     """For a trunk that reads features: number of training tokens for a least-squares fit before the
     first step. With this fit, the drafter initially approximates the whole layer that
     attention_layer selects, including the layer's feed-forward part. There is no fit if
-    attention_layer is null or names another layer than the last one before tail_layers. 0:
+    attention_layer is null or names a layer other than the last one before tail_layers. 0:
     initialize only the trunk's attention."""
     drafter: str | None = Field(None, min_length=1)
-    """Folder or hub id of a drafter that was trained with the same drafter settings. The run starts
-    with the weights and the draft vocabulary of that drafter (warm start), but at step 0 and with a
-    new optimizer state. null: no warm start."""
+    """Folder or hub id of a drafter that was trained with the same drafter settings, except that
+    schedule.autoregressive_levels and trunk.ttt_steps may differ. The run starts with the weights
+    and the draft vocabulary of that drafter (warm start), but at step 0 and with a new optimizer
+    state. null: no warm start."""
 
     @model_validator(mode="after")
     def _has_one_start(self) -> "InitializeSettings":

@@ -24,13 +24,13 @@ class TargetReader:
     """Runs the frozen target over batches, or reads its states from disk.
 
     Args:
-        target: the frozen target, which may compute in a different dtype from the drafter's.
+        target: the frozen target, which may compute in a dtype different from the drafter's.
         drafter: the drafter that reads the target's states.
         sequence_length: length of a packed sequence, in tokens.
         dtype: dtype in which the drafter computes.
         target_states: stored states of the target for all sequences; None to run the target. The
-            target's embeddings and head are needed in any case, and so are the target's last
-            layers if the drafter's output goes through them.
+            target's embeddings and head are needed in any case. The target's last layers are needed
+            if the drafter's output goes through them.
 
     Raises:
         TargetNotSupported: the drafter needs the target's last layers, but these layers cannot be
@@ -168,9 +168,10 @@ class Meter:
         self._sums += torch.cat([*columns, torch.full_like(columns[0], num_tokens)])
 
     def read(self) -> dict[str, Any]:
-        """Return the means per position and the number of tokens since the last call.
+        """Return the mean losses per position, and the numbers of positions and tokens.
 
-        This method resets the sums to zero. All processes must call it.
+        All cover the time since the last call, because this method resets the sums to zero. All
+        processes must call it.
         """
         columns = self._processes.sum(self._sums).split(self._sizes)
         self._sums = self._zeros()

@@ -1,4 +1,4 @@
-"""Parser of conversations with turns `{"role", "content"}` or (ShareGPT) `{"from", "value"}`."""
+"""Parses conversations with turns `{"role", "content"}` or `{"from", "value"}` (ShareGPT)."""
 
 import json
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ Message = dict[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 
-# The key with which `jakiro regenerate` and `jakiro synthesize` mark a turn or text whose end is
+# The key with which `jakiro regenerate` and `jakiro synthesize` mark a turn or a text whose end is
 # missing.
 CUT = "is_cut"
 
@@ -26,21 +26,22 @@ class Chat(NamedTuple):
 
     @property
     def answers(self) -> list[int]:
-        """The indices of the assistant's turns, except for a turn that opens the conversation."""
+        """The indices of the assistant's turns, except for a turn that begins the conversation."""
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
 
 
 def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
-    """Return the conversation of a record, whichever form its turns have.
+    """Return the conversation of a record, in either form of turns.
 
     Args:
         turns: turns of the record, as `{"role", "content"}` or `{"from", "value"}`. The content may
-            be a list of text parts, and may be missing in a turn with tool calls.
+            be a list of text parts, and it may be missing from a turn with tool calls.
         tools: tools that the assistant may call, as a list or as JSON; None if there are none.
         location: file and line of the record, for messages.
 
     Raises:
-        RecordError: a turn has neither form, the tools are malformed, or there is no answer.
+        RecordError: a turn has neither form, the tools are malformed, or there is no assistant turn
+            after the first turn.
     """
     if not isinstance(turns, list):
         raise RecordError(
@@ -52,8 +53,8 @@ def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
     chat = Chat(messages, _parse_tools(tools, location), location)
     if not chat.answers:
         raise RecordError(
-            f"{location} has no assistant turn that answers, so there is nothing to learn from it",
-            expected="at least one assistant turn after another turn",
+            f"{location} has no assistant turn after its first turn, so there is nothing to learn",
+            expected="an assistant turn that follows another turn",
             got=", ".join(message["role"] for message in chat.messages) or "no turns",
             remedy="remove the record",
         )
@@ -85,7 +86,7 @@ def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _joined(parts: list[Any]) -> str | None:
-    """Return the joined text of the parts; None if a part is not a text."""
+    """Return the joined text of the parts; None if any part has no text."""
     given = [part.get("text") for part in parts if isinstance(part, dict)]
     texts = [text for text in given if isinstance(text, str)]
     return "".join(texts) if len(texts) == len(parts) else None

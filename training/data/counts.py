@@ -14,8 +14,9 @@ class ReadCounts(Settings):
     Attributes:
         rows: number of records of the data, including unusable records.
         skipped: number of unusable records, which were skipped at the user's request.
-        dropped: number of documents of fewer than two tokens, which have nothing to predict.
-        documents: number of documents kept; a conversation can have one for each answer.
+        dropped: number of documents that were dropped because, with fewer than two tokens, they
+            contain nothing to predict.
+        documents: number of documents kept; a conversation may have one for each answer.
         tokens: number of tokens in the documents.
         responses: number of tokens that the drafter learns to predict.
         highest_id: largest token id.
@@ -34,17 +35,17 @@ class PackCounts(Settings):
     """Counts of the documents that were packed.
 
     Attributes:
-        documents: number of documents that were to be packed.
+        documents: number of documents to be packed.
         split: number of documents that were split, either because they are longer than a sequence
             or in order to fill sequences.
         left_out: number of dropped pieces, which have no response or only a single token.
         left_out_tokens: number of tokens in the dropped pieces.
         rows: number of packed sequences.
         padding: fraction of the packed tokens that is padding.
-        filled_with: kind of documents that were split to fill sequences, although they are shorter
+        filled_with: kind of documents that were split to fill sequences, even if they are shorter
             than a sequence; None if no document was split for this purpose.
-        wider_split: value of `data.split` with which more documents would be split; None if there
-            is little padding, or if there is no such value.
+        wider_split: value of `data.split` with which more documents would be split; None if whole
+            documents lead to little padding, or if there is no such value.
     """
 
     documents: int
@@ -67,8 +68,8 @@ class DataCounts(Settings):
         """Yield log lines that report the counts."""
         read, packed = self.read, self.packed
         yield (
-            f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents, "
-            f"{read.dropped:,} more were dropped because they have fewer than two tokens"
+            f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents "
+            f"kept, {read.dropped:,} dropped because they have fewer than two tokens"
         )
         fraction = read.responses / read.tokens
         yield f"{read.tokens:,} tokens, {read.responses:,} of them in responses ({fraction:.0%})"

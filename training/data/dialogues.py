@@ -1,8 +1,8 @@
-"""Dialogues, which ask the target repeatedly, decoded together in one batch that stays full.
+"""Decodes many dialogues with the target together, in a batch that is refilled continuously.
 
 A dialogue is a generator: it yields a turn, receives the target's output, and returns a result
-after its last turn. When a turn is complete, the next turn of the same dialogue, or the first turn
-of another one, takes its place in the batch.
+after its last turn. When a turn is complete, it is replaced in the batch by the next turn of the
+same dialogue, or by the first turn of another dialogue.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from inference.decoder import SpeculativeDecoder
 from inference.engine.loop import DecodeStep
 from inference.outputs import GenerateOutput, output_of
 
-ADMITTED = 1 / 16  # share of the batch that has to wait before prompts are read together
+ADMITTED = 1 / 16  # share of the batch that must be waiting before prompts are read together
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ class Turn(NamedTuple):
 
     Attributes:
         prompt: token ids.
-        seed: seed of all random numbers.
-        temperature: 0 for greedy decoding.
+        seed: seed of the random numbers for this turn.
+        temperature: sampling temperature; 0 for greedy decoding.
         options: other arguments of `SpeculativeDecoder.generate`.
     """
 
@@ -47,8 +47,8 @@ def run_dialogues(
 
     Args:
         decoder: decoder of the target.
-        dialogues: dialogues, each of which is started when there is room for it.
-        batch_size: largest number of dialogues at a time.
+        dialogues: dialogues, each of which is started when the batch has room for it.
+        batch_size: largest number of dialogues that are open at a time.
     """
     numbered = enumerate(dialogues)
     batch: _Batch[T] = _Batch(decoder, batch_size)
@@ -78,16 +78,16 @@ class _Open(Generic[T]):
 
 
 class _Lane(Generic[T]):
-    """A run, and the turns that are decoded in it.
+    """A run of the decoder, with the turns that are decoded in it.
 
     Args:
         decoder: decoder of the run.
-        first: first turns of the run.
+        first: turns with which the run starts.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, first: list[_Open[T]]) -> None:
         self.decoder = decoder
-        self.turns: dict[int, _Open[T]] = {}  # by index of the request
+        self.turns: dict[int, _Open[T]] = {}  # by request index
         group, *others = _alike(first)
         prompts, options = _arguments(group)
         self.run = decoder.start(prompts, **options)
@@ -116,7 +116,10 @@ class _Lane(Generic[T]):
 
 
 class _Batch(Generic[T]):
-    """The open dialogues; with a drafter, turns with different options are in different runs."""
+    """The open dialogues, decoded in one or several runs.
+
+    With a drafter, all turns of a run have the same options for the selection of tokens.
+    """
 
     def __init__(self, decoder: SpeculativeDecoder, batch_size: int) -> None:
         self._decoder = decoder
@@ -133,7 +136,7 @@ class _Batch(Generic[T]):
         """Start dialogues while there is room for them."""
         while self._num_open < self._size:
             if (started := next(dialogues, None)) is None:
-                self._admit_all()  # nothing else will come that could be read together with these
+                self._admit_all()  # no other dialogue is left to wait for
                 return
             number, dialogue = started
             try:
@@ -197,11 +200,12 @@ def _arguments(group: list[_Open[T]]) -> tuple[list[list[int]], dict[str, Any]]:
 
 
 def _selection(turn: Turn) -> str:
-    """Return the options that determine how tokens are selected."""
+    """Return the options that determine how tokens are selected, as text."""
     others = ("max_new_tokens", "stopping_criteria")
     options = {name: value for name, value in turn.options.items() if name not in others}
     return f"{turn.temperature} {sorted(options.items())}"
 
 
 def _options(turn: Turn) -> str:
+    """Return the temperature and all other options except the seed, as text."""
     return f"{turn.temperature} {sorted(turn.options.items())}"

@@ -1,4 +1,4 @@
-"""Documents: tokenized data records, each with a mask of the tokens to be predicted."""
+"""Encodes data records as documents: tokens, with a mask of the tokens to be predicted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
@@ -16,11 +16,11 @@ FORMS = ("text", "messages", "conversations", "input_ids")
 
 
 def form_of(record: Record) -> str:
-    """Return the key that determines the form of a record, which is one of `FORMS`.
+    """Return the key, one of `FORMS`, that determines the form of a record.
 
     Raises:
         RecordError: none or several of these keys have a value that is not null, or a text contains
-            half a character (a lone surrogate), which no tokenizer accepts.
+            a lone surrogate (half of a UTF-16 pair), which no tokenizer accepts.
     """
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
@@ -37,7 +37,7 @@ def form_of(record: Record) -> str:
 
 
 def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
-    """Raise an error if a record has no response, or consists of nothing but a response.
+    """Raise an error if a record contains only a prompt or only a response.
 
     Args:
         is_response: whether each token belongs to a response.
@@ -53,7 +53,7 @@ def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
             expected="a prompt and a response",
             got="no response" if num_inside == 0 else "no prompt",
             remedy="check the record and the chat template; a text without a prompt belongs under "
-            "the key text",
+            'the key "text"',
         )
 
 
@@ -87,7 +87,7 @@ def _check_text(record: Record, key: str) -> None:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise RecordError(
-                    f"{record.location} contains half a character",
+                    f"{record.location} contains an invalid character",
                     expected="text that can be encoded as UTF-8",
                     got=f"a lone surrogate in {text[max(0, error.start - 20) : error.end]!r}",
                 ) from error
@@ -106,14 +106,14 @@ BATCH_SIZE = 256  # number of records that the tokenizer encodes at once, on sev
 
 
 class Document(NamedTuple):
-    """Tokens of a document; `is_response` marks the tokens that the drafter learns to predict."""
+    """The tokens of a document; `is_response` marks those that the drafter learns to predict."""
 
     token_ids: npt.NDArray[np.int32]
     is_response: npt.NDArray[np.bool_]
 
 
 class _Text(NamedTuple):
-    """A text that is treated as a response; `is_cut` is true if the end of the text is missing."""
+    """A text that is treated as a response; `is_cut` is true if its end is missing."""
 
     text: str
     is_cut: bool
@@ -138,10 +138,10 @@ def encode_documents(
         intake: counter of records, which may also skip unusable records; None to raise an error at
             the first unusable record.
         vocab_size: size of the target's vocabulary; None if it is unknown.
-        any_mask: whether a record may consist of only a prompt or only a response.
+        any_mask: whether a record may contain only a prompt or only a response.
 
     Raises:
-        DataError: in the same cases as for `encode_records`.
+        DataError: in the same cases as in `encode_records`.
     """
     for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
@@ -156,14 +156,15 @@ def encode_records(
 ) -> Iterator[tuple[Record, list[Document]]]:
     """Yield each record with its documents.
 
-    A conversation has one document, or one for each answer if the chat template changes earlier
-    turns when later turns follow.
+    A conversation has a single document, unless the chat template changes earlier turns when later
+    turns follow. In that case, it has one document for each answer.
 
     Records have the form `{"text"}`, `{"messages": [{"role", "content"}]}`, `{"conversations":
     [{"from", "value"}]}` or `{"input_ids", "loss_mask"}`. A text is treated as a single response,
-    and the end-of-sequence token is appended. In a conversation, the responses are the assistant's
-    turns. In a record of token ids, the responses are the tokens with mask 1. A text or turn with
-    `"is_cut": true` lacks its end, so the drafter does not learn to predict an end token there.
+    and the end-of-sequence token is appended. In a conversation, the responses are the answers of
+    the assistant. In a record of token ids, the responses are the tokens with mask 1. A text or
+    turn with `"is_cut": true` lacks its end, so the drafter does not learn to predict an end token
+    there.
 
     Args:
         tokenizer: the target's tokenizer.
@@ -171,13 +172,14 @@ def encode_records(
         intake: counter of records, which may also skip unusable records; None to raise an error at
             the first unusable record.
         vocab_size: size of the target's vocabulary; None if it is unknown.
-        any_mask: whether a record may consist of only a prompt or only a response, for callers that
+        any_mask: whether a record may contain only a prompt or only a response, for callers that
             need only the tokens.
 
     Raises:
-        DataError: a record does not have exactly one of these forms, consists of only a prompt or
-            only a response, or has tokens that the target does not have; or the tokenizer has no
-            chat template for a conversation, or the responses of a conversation cannot be located.
+        DataError: a record is malformed, does not have exactly one of these forms, contains only a
+            prompt or only a response (unless it is a text), or has tokens that the target does not
+            have; the tokenizer has no chat template for a conversation; or the responses of a
+            conversation cannot be located.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH_SIZE)):
@@ -194,21 +196,22 @@ def encode_records(
 
 
 def read_tokens(record: Record) -> Document:
-    """Return the document of a record that contains token ids.
+    """Return the document of a record of token ids.
 
     Raises:
-        RecordError: `input_ids` and `loss_mask` are not valid lists of integers of the same length.
+        RecordError: `input_ids` and `loss_mask` are not lists of integers of the same length, or
+            their values are out of range.
     """
     ids, mask = (_numbers(record, key) for key in ("input_ids", "loss_mask"))
     if len(ids) != len(mask) or not np.isin(mask, (0, 1)).all():
         raise RecordError(
-            f"{record.location} has a mask that does not fit its tokens",
+            f"{record.location} has a loss_mask that does not match its input_ids",
             expected=f"a loss_mask of {len(ids)} numbers, each 0 or 1",
             got=f"{len(mask)} numbers from {mask.min(initial=0)} to {mask.max(initial=0)}",
         )
     if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
         raise RecordError(
-            f"{record.location} has impossible token ids",
+            f"{record.location} has invalid token ids",
             expected="ids of the target's vocabulary",
             got=f"ids from {ids.min()} to {ids.max()}",
         )
@@ -254,7 +257,7 @@ def _text(record: Record) -> _Text:
     text = record.fields["text"]
     if not isinstance(text, str):
         raise RecordError(
-            f"{record.location} has no text under the key text",
+            f'{record.location} has no text under the key "text"',
             expected="a string",
             got=type(text).__name__,
         )

@@ -14,7 +14,7 @@ from jakiro.config import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.utils.logs import get_logger
 from training.data.token_store import TokenStore
 
-COVERAGE = 0.97  # smallest share of the response tokens that an automatic size covers
+COVERAGE = 0.97  # share of the response tokens that an automatic size is meant to cover
 _GROUP_SIZE = 1024  # number of documents whose tokens are counted at once
 
 _logger = get_logger(__name__)
@@ -32,8 +32,8 @@ def choose_draft_ids(
 
     Of equally frequent tokens, those with smaller ids are selected, so that the result depends only
     on the data. Tokens that the responses do not contain are never selected: if there are fewer
-    different tokens than wanted, the result is shorter. The size and the share of the response
-    tokens that the selected tokens cover are logged.
+    different tokens than wanted, the result is shorter. The number of selected tokens and their
+    share of the response tokens are logged.
 
     Args:
         store: store of the documents.
@@ -69,7 +69,7 @@ def choose_draft_ids(
 def count_responses(
     store: TokenStore, documents: Iterable[SupportsIndex], vocab_size: int
 ) -> Counts:
-    """Return how often each token of the vocabulary occurs in the responses.
+    """Return the number of times that each token of the vocabulary occurs in the responses.
 
     Args:
         store: store of the documents.
@@ -88,10 +88,10 @@ def count_responses(
 def automatic_size(counts: Counts) -> int | None:
     """Return the smallest size of `AUTO_DRAFT_VOCAB_SIZES` that covers enough response tokens.
 
-    A size covers enough if the most frequent tokens make up at least 97% of all tokens, counted
-    with repetition. If no size does, the result is the largest one, because every further token
-    makes each pass of the drafter slower. A size that is not smaller than the vocabulary is not a
-    restriction, so the result is None instead.
+    A size covers enough if this number of the most frequent tokens accounts for at least 97% of all
+    occurrences. If no size covers enough, the largest one is returned, because every additional
+    token makes each pass of the drafter slower. The result is None (no restriction) if the size
+    would not be smaller than the vocabulary.
 
     Args:
         counts: number of occurrences of each token of the vocabulary.

@@ -1,4 +1,4 @@
-"""Validation data: documents that are held out of training, and prompts made from documents."""
+"""Selects the documents held out for validation, and makes prompts from documents."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -17,16 +17,17 @@ Documents = npt.NDArray[np.int64]
 def split_validation(
     store: TokenStore, count: int, fraction: float = 1.0
 ) -> tuple[Documents, Documents]:
-    """Return training documents and validation documents, selected by hashes of their tokens.
+    """Return the indices of the training documents and of the validation documents.
 
-    The selection therefore depends neither on the order of the data nor on the other documents. The
-    documents of one record, such as the answers of a conversation, stay together.
+    Records are selected by a hash of their first document, so the selection does not depend on the
+    order of the data. The documents of one record, such as those for the answers of a conversation,
+    stay together.
 
     Args:
         store: store of the documents.
         count: number of records to hold out.
-        fraction: fraction of the remaining records to train on; at least one record is selected.
-            The records of a smaller fraction are a subset of those of a larger fraction.
+        fraction: fraction of the remaining records to train on, at least one record. The records
+            of a smaller fraction are a subset of those of a larger fraction.
 
     Raises:
         DataError: nothing would remain to train on.
@@ -50,7 +51,7 @@ def split_validation(
 
 
 def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Documents:
-    """Return all documents of the given records, record after record."""
+    """Return all documents of the given records, in the order of the records."""
     ends = np.append(store.first_documents[1:], store.num_documents)
     counts = (ends - store.first_documents)[records]
     begins = np.repeat(store.first_documents[records], counts)
@@ -71,8 +72,8 @@ def prompts_of(
     Args:
         store: store of the documents.
         documents: indices of the documents, in order of preference.
-        prompt_tokens: largest number of tokens taken from a text, of which at most half is taken.
-            The prompt of a conversation ends before the first answer.
+        prompt_tokens: largest number of tokens taken from a text; at most half of the text is
+            taken. The prompt of a conversation is the text before the first answer.
         longest: largest number of tokens of a prompt; longer prompts are left out.
         count: largest number of prompts.
     """

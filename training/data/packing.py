@@ -1,4 +1,4 @@
-"""Packed sequences of equal length, made from pieces of documents, and batches of them."""
+"""Packs documents into sequences of equal length, and collates sequences into batches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from training.loss.batch import Batch
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """One sequence of packed documents, with arrays as in `Batch`.
+    """One sequence of packed documents, with the same arrays as in `Batch`.
 
     Attributes:
         token_ids: token ids, 0 for padding, [sequence].
-        positions: position of each token in its document, [sequence].
-        documents: index, within the sequence, of the document of each token; -1 for padding,
+        positions: position of each token in its document, from 0, [sequence].
+        documents: index, within the sequence, of each token's document; -1 for padding,
             [sequence].
         is_response: whether the drafter learns to predict each token, [sequence].
     """
@@ -33,7 +33,7 @@ class PackedSequence:
 
     @property
     def document_starts(self) -> npt.NDArray[np.int64]:
-        """The index, in the sequence, of the first token of each position's document."""
+        """The index, within the sequence, of the first token of each position's document."""
         return np.arange(len(self.positions)) - self.positions
 
 
@@ -44,7 +44,7 @@ class PackedSequences:
     """All packed sequences of the given documents.
 
     Documents are split if they are longer than a sequence, or in order to fill sequences; see
-    `lay_out`. Each piece is then treated as a document, with the responses inside the piece.
+    `lay_out`. Each piece is then treated as a document that contains the responses in the piece.
 
     Args:
         store: store of the documents.
@@ -53,7 +53,7 @@ class PackedSequences:
         split: kind of documents that may be split to fill sequences, as for `lay_out`.
 
     Attributes:
-        counts: counts of what was packed, split and dropped.
+        counts: counts of the documents that were packed and split, and of the dropped pieces.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PackedSequences:
         return len(self._ends) - 1
 
     def sequence(self, index: int) -> PackedSequence:
-        """Return one sequence; padding has document -1 and is not part of a response."""
+        """Return one sequence; padding has document -1 and is not in a response."""
         sequence = PackedSequence(
             token_ids=np.zeros(self.sequence_length, np.int64),
             positions=np.arange(self.sequence_length),
@@ -103,7 +103,7 @@ class PackedSequences:
         return sequence
 
     def describe(self, index: int) -> str:
-        """Return where a sequence's documents are located in the data."""
+        """Return the locations of a sequence's documents in the data."""
         begins = self._pieces.starts[self._ends[index] : self._ends[index + 1]]
         after = np.searchsorted(self.store.starts, begins, "right")
         return self.store.describe([int(document) - 1 for document in after])

@@ -1,6 +1,6 @@
-"""Detection of texts that seem to name persons, since a small model invents facts about them.
+"""Detection of texts that seem to name persons, about whom small models tend to invent facts.
 
-A name is taken to be two successive capitalized words that are hardly ever written in lower case,
+A name is assumed to be two successive capitalized words that are hardly ever written in lower case,
 or a capitalized word after a title or initials. Names of places and works are found as well. Names
 of a single word, and names that consist of ordinary words, are not found.
 """
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*")
-_NAME = r"[^\W\d_a-z]['\u2019]?[^\W\d_]*[^\W\d_A-Z]{2}"  # also as in "O'Brien" and "Émile"
+_NAME = r"[^\W\d_a-z]['\u2019]?[^\W\d_]*[^\W\d_A-Z]{2}"  # also "O'Brien" and "Émile"
 _PAIR = re.compile(
     rf"\b({_NAME}(?:-{_NAME})?) (?:[A-Z]\. )*(?:(?:van|von|de|da|la|bin|al) )*(?=({_NAME}))"
 )
@@ -22,7 +22,7 @@ _INITIALS = re.compile(r"\b[A-Z]\.(?: ?[A-Z]\.)* [A-Z][^\W\d_A-Z]{2,}")  # as in
 
 
 def common_words(texts: Iterable[str]) -> frozenset[str]:
-    """Return the words, in lower case, that are written in lower case at least once in ten times.
+    """Return the words, lowercased, that are in lower case in at least 10% of their occurrences.
 
     Args:
         texts: many texts of the kind to be checked.
@@ -41,7 +41,7 @@ def names_person(text: str, common: Set[str]) -> bool:
 
     Args:
         text: text to check.
-        common: words that are no names, in lower case; see `common_words`.
+        common: words that are not names, in lower case; see `common_words`.
     """
     if _TITLED.search(text) or _INITIALS.search(text):
         return True

@@ -1,6 +1,6 @@
-"""Conversations as texts written by the tokenizer's chat template, with the spans of responses.
+"""Renders conversations with the tokenizer's chat template, and finds the spans of the responses.
 
-Because templates rarely mark the responses, a response is taken to be the text that the template
+Because templates rarely mark the responses, a response is defined as the text that the template
 adds when an assistant turn is appended.
 """
 
@@ -19,8 +19,8 @@ from training.data.sources import RecordError
 # Errors that templates raise on purpose, and errors caused by turns of an unexpected form.
 _FAULTS = (TemplateError, AttributeError, LookupError, TypeError, ValueError)
 
-# Some templates call this function to write today's date. A macro with a fixed date replaces the
-# function, because otherwise the same data would be encoded differently every day.
+# Some templates call this function to write today's date. It is replaced by a macro with a fixed
+# date, because otherwise the same data would be encoded differently every day.
 _CLOCK = "strftime_now"
 _STOPPED_CLOCK = (
     "{%- macro strftime_now(format) -%}{{- format"
@@ -39,21 +39,21 @@ class Span(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A text as the target reads it in decoding, with the spans of its responses."""
+    """The text of a conversation as the target reads it in decoding, with the responses' spans."""
 
     text: str
     responses: tuple[Span, ...]
 
 
 class _Turn(NamedTuple):
-    """An assistant turn as rendered text: the text before the turn, and the text up to its end.
+    """The rendered texts up to the beginning and up to the end of an assistant turn.
 
     Attributes:
         number: index of the turn in the conversation.
         asked: text before the turn, including the generation prompt.
         answered: text up to the end of the turn.
-        num_unsaid: length of the end marker at the end of `answered` if the answer was cut off;
-            otherwise 0.
+        num_unsaid: number of characters of the end marker at the end of `answered` if the answer
+            was cut off; otherwise 0.
     """
 
     number: int
@@ -63,7 +63,7 @@ class _Turn(NamedTuple):
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
-    """Return a conversation as the chat template writes it, with the spans of the responses.
+    """Return the texts of a conversation, with the spans of the responses.
 
     A span is the text that an assistant turn adds, including reasoning, but without the end marker
     after an answer that was cut off. The result is a single text unless the template rewrites
@@ -119,7 +119,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
         chat: conversation so far, which ends with an answer or is empty.
 
     Raises:
-        DataError: the tokenizer has no chat template, or the template leaves the user's text out.
+        DataError: the tokenizer has no chat template, or the template omits the user's text.
         RecordError: the template rejects the conversation.
     """
     template = template_of(tokenizer, chat)
@@ -131,7 +131,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     opening, found, _ = text.rpartition(_USER_TEXT)
     if not found:
         raise DataError(
-            "the chat template leaves out the user's text",
+            "the chat template omits the user's text",
             expected="a template that writes the content of every user turn",
             got=text[:80],
             remedy="set another chat template and save the tokenizer again",
@@ -152,7 +152,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     if tokenizer.chat_template is None:
         raise DataError(
             f"{chat.location} is a conversation, but the tokenizer has no chat template",
-            expected="a tokenizer with a chat template, or records with the key text",
+            expected='a tokenizer with a chat template, or records with the key "text"',
             got=type(tokenizer).__name__,
             remedy="set tokenizer.chat_template and save the tokenizer again",
         )
@@ -208,10 +208,10 @@ def _with_other_answers(
     index: int,
     contents: tuple[str, str],
 ) -> list[str]:
-    """For each of `contents`, return the text up to the end of the turn that has this content.
+    """Return the text up to the end of turn `index` with each of `contents` as its content.
 
     The two contents differ in one character, so at least one of the returned texts differs from the
-    real text at that character.
+    actual text at that character.
     """
     turn = chat.messages[index]
     others = ([*chat.messages[:index], turn | {"content": content}] for content in contents)
@@ -231,7 +231,7 @@ def _apply(
     count: int,
     is_asking: bool = False,
 ) -> str:
-    """Return the text of the first `count` turns."""
+    """Return the text of the first `count` turns, with a generation prompt if `is_asking`."""
     apply: Any = tokenizer.apply_chat_template
     text = apply(
         chat.messages[:count],
@@ -249,7 +249,7 @@ def _refusal(chat: Chat, error: Exception) -> RecordError:
         expected="roles in an order that the template accepts",
         got=f"{error} (roles: {', '.join(turn['role'] for turn in chat.messages[:6])})",
         remedy="change the record; if the template has no system role, put the system text at the "
-        "beginning of the first turn",
+        "beginning of the first user turn",
     )
 
 
@@ -263,9 +263,11 @@ def encode_by_prefixes(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """Return the tokens of a conversation, and whether each token belongs to a response.
 
+    The text up to each border of a response is encoded separately, so the tokenizer need not report
+    offsets.
+
     Args:
-        tokenizer: tokenizer that need not report offsets; the text up to each border of a response
-            is encoded separately.
+        tokenizer: the target's tokenizer.
         chat: text of the conversation with the spans of its responses.
         location: file and line of the record, for messages.
 

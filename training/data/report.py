@@ -1,4 +1,4 @@
-"""Previews of documents, and log messages about the data that many runs log only once."""
+"""Previews of documents, and log messages about the data that several runs log only once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ _logged: ContextVar[set[str] | None] = ContextVar("logged lines about the data",
 
 @contextmanager
 def report_once() -> Iterator[None]:
-    """Log each line about the data only once within this context, even if many runs report it."""
+    """Log each line about the data only once in this context, even if several runs report it."""
     token = _logged.set(set())
     try:
         yield
@@ -44,8 +44,8 @@ def advice(
 
     Args:
         packed: counts of the packed sequences.
-        split: name to be shown in the advice for the setting that splits documents.
-        sequence_length: name to be shown in the advice for the setting of the sequence length.
+        split: name of the split setting, as shown in the advice.
+        sequence_length: name of the setting for the sequence length, as shown in the advice.
     """
     if packed.padding <= TOLERATED_PADDING:
         return None
@@ -79,7 +79,7 @@ def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -
     Args:
         store: store of the documents.
         tokenizer: tokenizer that decodes the documents, special tokens included.
-        count: largest number of documents.
+        count: largest number of previews.
     """
     indices = np.linspace(0, store.num_documents - 1, min(count, store.num_documents))
     return [_show(store, tokenizer, int(index)) for index in indices]

@@ -1,4 +1,4 @@
-"""Layout of packed sequences: whole documents, or documents split to fill the sequences."""
+"""Lays out packed sequences: whole documents, or documents that are split to fill sequences."""
 
 from array import array
 from bisect import bisect_left, insort
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from training.data.counts import Fill
 from training.data.token_store import TokenStore
 
-_PARTS = 40  # the shortest piece of a split document is 1/40 of a sequence
+_PARTS = 40  # no piece of a document split to fill sequences is shorter than 1/40 of one
 
 
 class Piece(NamedTuple):
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The index after the last token of the piece."""
+        """The index after the piece's last token."""
         return self.start + self.length
 
 
@@ -31,9 +31,9 @@ class SequenceFilling:
     """Sequences that are filled with one document after another; some documents are split.
 
     A document that fits into the free space of a sequence stays whole, in the sequence where it
-    leaves the least space. Otherwise, the document's beginning fills the sequence with the most
-    space, or starts a new sequence if that beginning would contain no response, and the rest is
-    treated like another document. If all documents are texts, all but one of the new sequences have
+    leaves the least space. Otherwise, the beginning of the document fills the sequence with the
+    most space, or starts a new sequence if that beginning would contain no response. The rest is
+    treated as another document. If all documents are texts, all but one of the new sequences have
     less than 5% padding.
 
     Args:
@@ -44,8 +44,8 @@ class SequenceFilling:
     Attributes:
         starts: index, in the token store, of the first token of each piece that was kept.
         lengths: number of tokens of each piece that was kept.
-        sequences: index of the sequence that contains each of these pieces; sequences that existed
-            before have the lowest indices.
+        sequences: index of the sequence that contains each of these pieces; the existing sequences
+            have the lowest indices.
         left_out: dropped pieces, which have no response or only a single token.
         num_split: number of documents that were split into several pieces.
     """
@@ -69,7 +69,7 @@ class SequenceFilling:
             self._begin(tokens)
 
     def add(self, document: Piece) -> None:
-        """Put a document into one or several sequences, from its first token to its last."""
+        """Put the pieces of a document into sequences, or into `left_out`."""
         rest, num_pieces = document, 0
         while rest.length:
             head = self._head(rest)
@@ -81,7 +81,7 @@ class SequenceFilling:
         self.num_split += num_pieces > 1
 
     def _head(self, rest: Piece) -> Piece:
-        """Return the next piece of a document's rest, to be put into one sequence or dropped."""
+        """Return the first piece of `rest`, to be put into one sequence or dropped."""
         most = self._open[-1][0] if self._open else 0
         within_most = Piece(rest.start, self._length_within(most, rest.length))
         if self._is_kept(within_most):
@@ -91,7 +91,7 @@ class SequenceFilling:
         return Piece(rest.start, length or min(rest.length, self._sequence_length))
 
     def _length_within(self, free: int, length: int) -> int:
-        """Return how many of `length` remaining tokens go into a sequence with `free` free ones."""
+        """Return how many of `length` remaining tokens fit into `free` tokens of a sequence."""
         if length <= free:
             return length
         head = min(free, length - self._shortest)
@@ -119,7 +119,7 @@ class SequenceFilling:
 
 
 TOLERATED_PADDING = 0.05  # as a fraction of the packed tokens
-OPEN_SEQUENCES = 64  # number of sequences that stay open; more reduce padding but are slower
+OPEN_SEQUENCES = 64  # number of sequences kept open; more of them reduce padding but take longer
 
 Split = Literal["never", "texts", "all"]
 
@@ -131,13 +131,13 @@ class Pieces(NamedTuple):
     lengths: npt.NDArray[np.int64]
 
     def select(self, indices: npt.NDArray[Any]) -> "Pieces":
-        """Return the pieces that the given indices or mask select."""
+        """Return the pieces selected by indices or by a mask."""
         return Pieces(self.starts[indices], self.lengths[indices])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces in all sequences, one sequence after another, as arrays of a few bytes per piece.
+    """The pieces of all sequences, one sequence after another, in compact arrays.
 
     Attributes:
         pieces: pieces in the order of the sequences.
@@ -146,8 +146,8 @@ class Layout:
         num_split: number of documents that were split into several pieces.
         filled_with: kind of documents that were split to fill sequences, "texts" or "all"; None if
             no document was split for this purpose.
-        wider_split: value of `split` with which more documents would be split; None if there is
-            little padding, or if there is no such value.
+        wider_split: value of `split` with which more documents would be split; None if whole
+            documents lead to little padding, or if there is no such value.
     """
 
     pieces: Pieces
@@ -178,8 +178,9 @@ def lay_out(
 ) -> Layout:
     """Return the layout of the packed sequences of the given documents.
 
-    Documents longer than a sequence are split. Other documents stay whole if this leads to at most
-    5% padding, or if splitting them would not reduce the number of sequences.
+    Documents longer than a sequence are always split. Other documents are split only if `split`
+    allows this, if there would otherwise be more than 5% padding, and if splitting reduces the
+    number of sequences.
 
     Args:
         store: store of the documents.
@@ -229,7 +230,7 @@ def _filled(
     divisible: npt.NDArray[np.int64],
     sequence_length: int,
 ) -> Layout:
-    """Lay out the undivided documents, then fill free space and new sequences with the others."""
+    """Lay out the undivided documents, and fill free space and new sequences with the others."""
     whole = _whole(store, undivided, sequence_length)
     filling = SequenceFilling(
         sequence_length,
@@ -262,7 +263,7 @@ def _split(
 ) -> tuple[Pieces, npt.NDArray[np.bool_]]:
     """Return pieces that fit into sequences, and whether each has a response and at least 2 tokens.
 
-    Every whole document has both, so only the pieces of split documents are examined.
+    Every whole document meets these conditions, so only pieces of split documents are examined.
     """
     begins, lengths = store.starts[documents], store.lengths[documents]
     counts = -(-lengths // sequence_length)
@@ -281,7 +282,7 @@ def _split(
 
 
 def _pack(lengths: npt.NDArray[np.int64], sequence_length: int) -> Iterator[list[int]]:
-    """Pack pieces by best fit into a few open sequences; yield the indices of each one's pieces."""
+    """Pack pieces by best fit into a few open sequences; yield each sequence's piece indices."""
     unfilled: list[tuple[int, int]] = []  # number of free tokens, and key in `contents`
     contents: dict[int, list[int]] = {}
     for piece, length in enumerate(array("q", lengths.tobytes())):

@@ -1,4 +1,4 @@
-"""Sampler of the batches of an optimizer step, which depend only on the seed and the step."""
+"""Sampler of batches, which depend only on the data, the seed and the optimizer step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,20 +14,20 @@ from training.loss.batch import Batch
 
 
 class Sampler:
-    """Stateless source of the batches of any step, for any number of processes.
+    """Stateless sampler of the batches of any optimizer step, for any number of processes.
 
     The sequences have a different random order in each epoch. A step may begin in one epoch and end
     in the next. The sequences of a step do not depend on earlier steps or on the number of
     processes.
 
     Args:
-        sequences: the packed sequences, at least one.
+        sequences: packed sequences, at least one.
         sequences_per_step: number of sequences of an optimizer step, over all processes.
         rule: rule by which anchors are sampled.
         seed: seed of the random orders and of the anchors.
         narrow_steps: number of steps, at the start of training, in which self-attention is limited
             to the tokens after the anchor.
-        first_number: index of the first of `sequences` among all sequences of the run.
+        first_number: index of the first sequence in `sequences` among all sequences of the run.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Sampler:
         return replace(batch, sequence_ids=self._first_number + numbers)
 
     def first_batches(self, num_tokens: int) -> Iterator[Batch]:
-        """Yield the first sequences of training one by one, up to a number of tokens.
+        """Yield the first sequences of training as batches of one, up to a number of tokens.
 
         Each sequence is yielded at most once.
 
         Args:
-            num_tokens: number of tokens, excluding padding. A part of the last sequence may exceed
-                this number. If an epoch has fewer tokens, all of its sequences are yielded.
+            num_tokens: number of tokens, excluding padding, which the last sequence may exceed. If
+                an epoch has fewer tokens, all of its sequences are yielded.
         """
         for index in range(self.num_sequences):
             if num_tokens <= 0:
@@ -86,11 +86,11 @@ class Sampler:
             yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
-        """Return a process's micro-batches by the index (within the step) of their first sequence.
+        """Return a process's micro-batches, by the index of their first sequence within the step.
 
         Args:
             step: optimizer step, counted from zero.
-            size: number of sequences of a micro-batch.
+            size: number of sequences in a micro-batch.
             rank: rank of the process; the micro-batches of all ranks make up the step.
             count: number of processes; `size * count` must divide the number of sequences per step.
         """
@@ -98,7 +98,7 @@ class Sampler:
         return {begin: self.batch(step, begin, begin + size) for begin in begins}
 
     def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
-        """Return where the sequences of a batch are located in the data, by sequence number.
+        """Return the locations of a batch's documents in the data, by sequence number.
 
         Args:
             step: optimizer step, counted from zero.
@@ -111,7 +111,7 @@ class Sampler:
         return {number: self._sequences.describe(number) for number in numbers}
 
     def _epoch_and_number(self, index: int) -> tuple[int, int]:
-        """Return the epoch and the sequence number for an index over all steps of the run."""
+        """Return the epoch and the number of the sequence at an index, counted over all steps."""
         epoch, rank = divmod(index, len(self._sequences))
         return epoch, int(self._order(epoch)[rank])
 

@@ -1,4 +1,4 @@
-"""Compression of training data into small Parquet files, optionally without names of persons."""
+"""Compresses training data into Parquet files, optionally without records that name persons."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ def write_shards(
     """Write records to compressed Parquet files, which training reads like the original.
 
     Args:
-        source: file or folder of records, as `jakiro synthesize` writes them.
+        source: file or folder of records, such as those that `jakiro synthesize` writes.
         folder: folder to write, which must not contain Parquet files yet.
         records_per_shard: number of records in each Parquet file; the last one may have fewer.
         leave_out_persons: whether records that seem to name persons are left out.
@@ -44,9 +44,9 @@ def write_shards(
     kept = _without_persons(records) if leave_out_persons else records
     if not kept:
         raise DataError(
-            f"there is nothing to write from {source}",
-            expected="at least one record that can be kept",
-            got=f"{len(records)} records",
+            f"{source} contains nothing to write",
+            expected="at least one record to be kept",
+            got=f"{len(records)} records read, none kept",
         )
     ensure_writable_folder(folder)
     partial = Path(mkdtemp(dir=folder))
@@ -76,7 +76,7 @@ def _write_table(records: Sequence[dict[str, Any]], path: Path, source: Path) ->
             f"cannot write the records of {source}",
             expected="records in which each key always has values of the same type",
             got=error,
-            remedy="keep JSONL for these records",
+            remedy="keep these records in JSONL",
         ) from error
 
 
@@ -92,7 +92,7 @@ def _without_persons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a nested record."""
+    """Yield all strings in a nested value, except for keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

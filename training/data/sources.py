@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
 
-_SHOWN = 5  # number of skipped records that are logged; further ones are only counted
+_SHOWN = 5  # number of skipped records that are logged; any others are only counted
 
 _logger = get_logger(__name__)
 
@@ -22,7 +22,7 @@ class RecordError(DataError):
 
 @dataclass
 class Intake:
-    """Counter of the records that are read; it can also skip unusable records.
+    """Counter of the records that are read, which can also skip unusable records.
 
     Attributes:
         is_skipping: whether unusable records are skipped; if not, the first one raises an error.
@@ -36,10 +36,10 @@ class Intake:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Within this context, count and suppress a `RecordError` if records may be skipped.
+        """Count and suppress a `RecordError` raised in this context, if skipping is allowed.
 
         Raises:
-            RecordError: the record is unusable, and records may not be skipped.
+            RecordError: the record is unusable, and skipping is not allowed.
         """
         try:
             yield
@@ -57,8 +57,9 @@ class Record(NamedTuple):
     Attributes:
         fields: keys and values of the record.
         location: source and number of the record, for messages.
-        number: line (JSONL) or index (other sources) of the record in its source, from 1.
-        source: index of the source among several, counted from 0.
+        number: line (JSONL) or index (other sources) of the record in its source, from 1; 0 if it
+            is unknown.
+        source: index of the record's source among all sources, counted from 0.
     """
 
     fields: dict[str, Any]
@@ -69,7 +70,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class FileSource:
-    """A JSONL file, a JSON file with one list, or a Parquet file."""
+    """A JSONL file, a JSON file that contains a list, or a Parquet file."""
 
     path: Path
 
@@ -157,7 +158,7 @@ def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
         intake: counter of records, which may also skip malformed records.
 
     Raises:
-        DataError: in the same cases as for the `records` method of each source.
+        DataError: in the same cases as in the `records` method of each source.
     """
     for number, source in enumerate(sources):
         for record in source.records(intake):
@@ -170,7 +171,7 @@ def is_data(path: Path) -> bool:
 
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
-    """Return the sources that the paths name; a folder stands for its data files, sorted by path.
+    """Return the sources at the given paths; a folder stands for its data files, sorted by path.
 
     Raises:
         DataError: a file is missing or of an unknown kind, or a folder contains no data.
@@ -179,7 +180,7 @@ def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a name is the path of a file or folder, and not the name of a dataset."""
+    """Return whether a name is the path of a file or folder, rather than the name of a dataset."""
     path = Path(name).expanduser()
     is_written_as_path = path.is_absolute() or name.startswith((".", "~"))
     return path.exists() or is_written_as_path or path.suffix in _READERS

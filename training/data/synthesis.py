@@ -1,4 +1,4 @@
-"""Synthesized training data: the target writes both the users' turns and its own answers.
+"""Synthesizes training data: the target writes both the users' turns and its own answers.
 
 If a chat model reads its template up to the point where the user's text begins, the tokens that are
 sampled next form a user's turn (Magpie, arXiv 2406.08464). The template then continues, and the
@@ -35,9 +35,9 @@ from training.data.regeneration.regenerator import (
 )
 from training.data.rendering import render_question, render_user_opening
 
-KEY_TOKENS = 8  # number of first tokens in which a record must differ from all other records
-FILTERS = 2  # version of the rules that drop texts; a file is not continued under other rules
-NGRAM, MOST_REPEATS = 8, 3  # length of n-grams, and how often each may occur in a usable text
+KEY_TOKENS = 8  # number of leading tokens in which a record must differ from every other record
+FILTERS = 2  # version of the rules for dropping texts; a file is continued only with the same rules
+NGRAM, MOST_REPEATS = 8, 3  # length of an n-gram, and how often it may occur in a usable text
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 
 
@@ -47,7 +47,7 @@ class SynthesisSettings(Settings):
     Attributes:
         conversations: number of records in the finished file, including those of earlier runs.
         kind: kind of records: "chats", which need a chat template, or "texts".
-        multi_turn: share of the conversations that have two to `max_turns` questions.
+        multi_turn: share of the conversations that are to have two to `max_turns` questions.
         max_turns: largest number of questions in a conversation.
         greedy: share of the conversations with greedy answers; the others are sampled.
         temperature: sampling temperature of questions, texts and sampled answers.
@@ -55,8 +55,9 @@ class SynthesisSettings(Settings):
             the other sampling options are those of the target's generation config.
         max_question_tokens: largest number of tokens in a question; longer questions are dropped.
         max_new_tokens: largest number of tokens in an answer or a text.
-        seed: random seed; a record depends only on this seed and on its number.
-        batch_size: number of records written together, which affects only speed and memory use.
+        seed: random seed; the random numbers for a record depend only on this seed and on the
+            number of the record.
+        batch_size: number of records generated together, which affects only speed and memory use.
     """
 
     conversations: int = Field(ge=1)
@@ -89,15 +90,15 @@ class SynthesisCounts:
 
 @dataclass
 class _Candidate:
-    """A record that is being written."""
+    """A record that is being generated."""
 
     number: int
     is_greedy: bool
     num_turns: int
     messages: list[Message] = field(default_factory=list)
     text: str = ""
-    is_cut: bool = False  # whether the text reached the largest length without ending
-    reason: str | None = None  # why the candidate ended early
+    is_cut: bool = False  # whether the text reached the largest length before its end
+    reason: str | None = None  # why the last question, answer or text was dropped
 
     def record(self) -> dict[str, Any]:
         """Return the content of the record."""
@@ -112,7 +113,7 @@ class _Candidate:
 
 
 class _Written(NamedTuple):
-    """A usable text; `is_cut` if it reached the largest length without ending."""
+    """A usable text; `is_cut` is true if it reached the largest length before its end."""
 
     text: str
     is_cut: bool
@@ -155,11 +156,12 @@ class Synthesizer:
 
         Args:
             output: output file, which is locked while it is written to.
-            on_progress: callback that is called after every candidate.
+            on_progress: callback that is called after every candidate with the number of records in
+                the file and the number of tokens generated in this run.
 
         Raises:
             ConfigError: the file was made with other settings, or another process writes to it.
-            DataError: the target writes nothing usable.
+            DataError: `LONGEST_SILENCE` candidates in a row are unusable.
         """
         counts = SynthesisCounts()
         with output.claim(self._fingerprint()):
@@ -186,7 +188,7 @@ class Synthesizer:
     def _is_usable(
         self, candidate: _Candidate, seen: set[tuple[int, ...]], counts: SynthesisCounts
     ) -> bool:
-        """Return whether a finished candidate has content that no earlier record begins with."""
+        """Return whether a candidate has content and is not a duplicate of an earlier record."""
         key = self._key(candidate.beginning)
         if not key or key in seen:
             counts.dropped["duplicate" if key else candidate.reason or "empty"] += 1
@@ -205,7 +207,7 @@ class Synthesizer:
         return _Candidate(number, is_greedy, num_turns)
 
     def _converse(self, candidate: _Candidate, counts: SynthesisCounts) -> Dialogue[_Candidate]:
-        """Write questions and answers in turn, until the conversation ends."""
+        """Write questions and answers alternately, until the conversation ends."""
         for turn in range(candidate.num_turns):
             question = yield from self._question(candidate, turn, counts)
             if question is None:
@@ -216,14 +218,14 @@ class Synthesizer:
                 candidate.messages.pop()
                 break
             candidate.messages.append(answer)
-            if CUT in answer:  # no question can follow
+            if CUT in answer:  # no question can follow an incomplete answer
                 break
         return candidate
 
     def _question(
         self, candidate: _Candidate, turn: int, counts: SynthesisCounts
     ) -> Dialogue[str | None]:
-        """Return the next question of a conversation; None if it is not usable."""
+        """Return the next question of a conversation; None if the question is not usable."""
         prompt = self._encoded(render_user_opening(self._tokenizer, _chat(candidate)))
         limit = self._settings.max_question_tokens
         written = yield from self._written(
@@ -236,7 +238,7 @@ class Synthesizer:
     def _answer(
         self, candidate: _Candidate, turn: int, counts: SynthesisCounts
     ) -> Dialogue[Message | None]:
-        """Return the answer to the last question; None if it is not usable."""
+        """Return the answer to the last question; None if the answer is not usable."""
         prompt = self._encoded(render_question(self._tokenizer, _chat(candidate)))
         limit, is_greedy = self._settings.max_new_tokens, candidate.is_greedy
         written = yield from self._written(
@@ -248,7 +250,7 @@ class Synthesizer:
         return {"role": "assistant", "content": written.text} | mark
 
     def _write_text(self, candidate: _Candidate, counts: SynthesisCounts) -> Dialogue[_Candidate]:
-        """Write a text without a question."""
+        """Write a text that is not part of a conversation."""
         prompt, limit = [self._first_token()], self._settings.max_new_tokens
         written = yield from self._written(candidate, prompt, limit, 0, counts, KEY_TOKENS)
         if written is not None:
@@ -266,13 +268,13 @@ class Synthesizer:
         *,
         is_greedy: bool = False,
     ) -> Dialogue[_Written | None]:
-        """Return what the target writes after a prompt; None, with a reason, if it is not usable.
+        """Return the text that the target writes after a prompt; None if it is not usable.
 
         Args:
-            candidate: candidate that the text is part of.
+            candidate: candidate that the text belongs to; its `reason` is set.
             prompt: token ids of the prompt.
             limit: largest number of new tokens.
-            part: number of the text in its candidate, on which the random numbers depend.
+            part: index of the text in its candidate, on which the random numbers depend.
             counts: counts to be updated.
             fewest: smallest number of tokens of a usable text.
             is_greedy: whether the text is decoded greedily.
@@ -294,7 +296,7 @@ class Synthesizer:
         return None if candidate.reason else _Written(text, not has_ended(output, self._ends))
 
     def _content(self, output: GenerateOutput) -> tuple[list[int], str]:
-        """Return the tokens before the end, and their text."""
+        """Return the tokens before the end token, and their text."""
         ids = output.new_token_ids
         ids = ids[:-1] if ids and ids[-1] in self._ends else ids
         return ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
@@ -306,7 +308,7 @@ class Synthesizer:
         text: str,
         fewest: int,
     ) -> str | None:
-        """Return the reason to drop what the target wrote; None if it is usable."""
+        """Return the reason for dropping a text of the target; None if the text is usable."""
         if len(ids) < fewest or not text:
             return "too short"
         if repeats(ids) or ends_in_loop(output.sequences[0]):
@@ -326,10 +328,10 @@ class Synthesizer:
             first = next(iter(self._ends), None)
         if first is None:
             raise DataError(
-                "the target has no token that begins a text",
+                "the target has no token with which a text can begin",
                 expected="a bos_token or an eos_token",
                 got=type(self._tokenizer).__name__,
-                remedy="continue texts of your own with `jakiro regenerate`",
+                remedy="provide texts, and let `jakiro regenerate` continue them",
             )
         return int(first)
 
@@ -354,20 +356,20 @@ class Synthesizer:
             )
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Return everything that determines the records."""
+        """Return everything that determines the records, by name."""
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
         return target_fingerprint(self._decoder) | chosen | drafter | {"filters": FILTERS}
 
 
 class InLoop(StoppingCriteria):
-    """Ends a text as soon as its last n-gram has occurred too often; the text is then dropped."""
+    """Ends a text as soon as its last n-gram has occurred too often; such a text is dropped."""
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """Return for each text whether its last n-gram occurs so often that the text is a loop.
+        """Return, for each text, whether its last n-gram occurs so often that the text is a loop.
 
         Args:
-            input_ids: the prompt and the text [batch, tokens].
+            input_ids: token ids of the prompts and texts, [batch, tokens].
             scores: ignored.
             **kwargs: ignored.
         """
@@ -382,7 +384,7 @@ def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:
     """Return whether the last n-gram of a text occurs so often that the text is a loop.
 
     Args:
-        token_ids: the prompt and the text.
+        token_ids: token ids of the prompt and the text.
     """
     if len(token_ids) < NGRAM:
         return False
@@ -408,7 +410,7 @@ def _nothing_usable(counts: SynthesisCounts) -> DataError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.most_common())
     return DataError(
         f"no usable record in {LONGEST_SILENCE} attempts",
-        expected="a chat model that ends its turns",
+        expected="a target that ends its turns and texts",
         got=f"records dropped in the whole run: {reasons}",
         remedy="check the target's end tokens and chat template, or lower --temperature",
     )

@@ -1,4 +1,4 @@
-"""Token store: the tokens of all documents, cached on disk and mapped into memory."""
+"""The token store: tokens of all documents, cached on disk and mapped into memory."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -25,13 +25,13 @@ from training.data.token_writer import hash_document, write_tokens
 
 @dataclass(frozen=True)
 class Locations:
-    """Locations of documents in the data: the source and record that each document comes from.
+    """Locations of documents in the data: the source and the record of each document.
 
     Attributes:
         names: names of the sources, as used in messages.
         records: for each document, the index of its source, from 0, and the line (JSONL) or index
-            (other sources) of its record in that source, from 1. Several documents may come from
-            one conversation.
+            (other sources) of its record in that source, from 1, [documents, 2]. Several documents
+            may come from one conversation.
     """
 
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ class TokenStore:
         token_ids: token ids of all documents.
         is_response: whether the drafter learns to predict each token.
         starts: index of the first token of each document, followed by the total number of tokens.
-        fingerprint: fingerprint of the data and the tokenizer.
+        fingerprint: fingerprint of the data and the tokenizer, including its chat template.
         counts: counts of the data that was read; None for documents without a source.
         known_hashes: hash of each document's tokens; None to compute `hashes` when needed.
         locations: locations of the documents in the data; None for documents without a source.
@@ -99,18 +99,18 @@ class TokenStore:
 
     @cached_property
     def first_documents(self) -> npt.NDArray[np.int64]:
-        """The index of each record's first document, which the record's other documents follow."""
+        """The index of the first document of each record; its other documents follow."""
         if self.locations is None:
             return np.arange(self.num_documents)
         return self.locations.first_documents
 
     @cached_property
     def is_text(self) -> npt.NDArray[np.bool_]:
-        """Whether each document is a text, in which all tokens belong to a response."""
+        """Whether each document is a text, which means that all of its tokens are in a response."""
         return np.logical_and.reduceat(self.is_response, self.starts[:-1])
 
     def describe(self, documents: Sequence[int]) -> str:
-        """Return the locations of documents, or their numbers from 1 if they have no source."""
+        """Return the locations of documents, or their numbers, from 1, if they have no source."""
         if self.locations is not None:
             return self.locations.describe(documents)
         return f"documents {', '.join(str(document + 1) for document in documents)}"
@@ -176,7 +176,7 @@ def _fingerprint(
 
 
 def _is_whole(home: Path) -> bool:
-    """Return whether all cached files have their full size; a crash may have truncated some."""
+    """Return whether all cached files have their full size, since a crash may truncate files."""
     try:
         sizes = json.loads((home / "sizes.json").read_bytes())
         return all((home / name).stat().st_size == size for name, size in sizes.items())
@@ -201,7 +201,7 @@ def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
 
 def _checked(store: TokenStore, vocab_size: int | None) -> TokenStore:
     highest = 0 if store.counts is None else store.counts.highest_id
-    if vocab_size is not None and highest >= vocab_size:  # cached for a different target
+    if vocab_size is not None and highest >= vocab_size:  # cached for another target
         raise DataError(
             "the data has a token that the target does not have",
             expected=f"ids from 0 to {vocab_size - 1}",

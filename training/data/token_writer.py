@@ -1,4 +1,4 @@
-"""Writer of the token cache, which also counts the records and documents."""
+"""Writes the token cache, and counts records and documents."""
 
 import hashlib
 import json
@@ -23,10 +23,10 @@ from training.data.sources import Intake, Record
 def write_tokens(
     home: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write all files that a `TokenStore` maps into memory; after an error, none of them remain.
+    """Write all files that a `TokenStore` maps into memory; an error leaves no new files behind.
 
     Args:
-        home: folder to be written; an existing folder is replaced.
+        home: folder to be written, which replaces an existing folder.
         records: records of the data with their documents.
         intake: counter of the records, which is complete once `records` is exhausted.
 
@@ -97,7 +97,9 @@ def _write(
 
 @contextmanager
 def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
-    """Yield a function that appends an array to a file; errors of the `with` block are not changed.
+    """Yield a function that appends an array to a new file.
+
+    Errors that are raised in the `with` block are passed on unchanged.
 
     Raises:
         ResourceError: the disk is full.
@@ -119,7 +121,7 @@ def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
 
 
 def _save_array(path: Path, content: npt.NDArray[Any]) -> None:
-    # numpy does not notice if only a part of a file was written, so save the array to memory first.
+    # np.save does not notice if only part of a file is written, so save the array to memory first.
     stream = BytesIO()
     np.save(stream, content)
     _save(path, stream.getvalue())

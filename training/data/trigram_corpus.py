@@ -1,4 +1,4 @@
-"""Trigram counts of text files and of training data."""
+"""Counts trigrams in text files and training data."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,12 +25,12 @@ def count_trigrams(
     records: Iterable[Record],
     on_document: Callable[[int], None] = lambda _: None,
 ) -> TrigramCounter:
-    """Return the trigram counts of all documents; no trigram spans two documents.
+    """Return the trigram counts of all documents; a trigram never spans two documents.
 
     Args:
         tokenizer: the target's tokenizer.
         records: records of the corpus, such as those that `corpus_records` yields.
-        on_document: callback that receives the number of tokens so far, after each document.
+        on_document: callback that receives, after each document, the number of tokens so far.
 
     Raises:
         DataError: a record cannot be read or contains ids that the tokenizer does not have, or the
@@ -45,7 +45,7 @@ def count_trigrams(
         raise DataError(
             "the corpus contains no trigrams",
             expected="a document of at least three tokens",
-            got=f"{counter.num_tokens} tokens in all",
+            got=f"{counter.num_tokens} tokens in total",
             remedy="check the paths given to --corpus",
         )
     return counter
@@ -101,7 +101,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _read_text(path: Path) -> Iterator[Record]:
-    """Yield a text in pieces of whole lines; all but the last are marked as lacking their end."""
+    """Yield a text in pieces of whole lines; all but the last piece are marked as cut off."""
     try:
         with path.open(encoding="utf-8") as file:
             piece = "".join(file.readlines(_PIECE))

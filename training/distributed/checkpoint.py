@@ -33,7 +33,7 @@ Parts = Mapping[str, Tensor]  # keys: names of parameters
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the fp32 weights, then each kind of optimizer state, with tensors by parameter name.
+    """Yield the fp32 weights, then each kind of optimizer state, as tensors by parameter name.
 
     All processes must exhaust this iterator. Only one kind of state is in main memory at a time.
 
@@ -182,7 +182,7 @@ class _Partitioned:
                 link(group, flat, self._state)
 
     def _write_computed(self, parameter: Tensor, value: Tensor) -> None:
-        """Set a weight that the drafter computes with, in the drafter's dtype."""
+        """Set the copy of a weight that the drafter computes with, in the drafter's dtype."""
         gathered = self._deepspeed.zero.GatheredParameters(
             [parameter], modifier_rank=0, enabled=not self._is_whole
         )
@@ -228,11 +228,11 @@ class RunState:
         step: number of optimizer steps taken.
         tokens: number of tokens read, without padding.
         seconds: time spent on optimizer steps, in seconds.
-        losses: the most recent record of the losses.
+        losses: the most recently recorded losses and other metrics.
         best_metric: quantity by which the best drafter is chosen; None before it was measured.
         best_value: highest value of that quantity in all evaluations so far.
         best_step: number of optimizer steps before the evaluation with that value.
-        num_without_gain: number of evaluations since then.
+        num_without_gain: number of evaluations after that one, none of which was better.
     """
 
     step: int = 0
@@ -247,11 +247,11 @@ class RunState:
     def add_score(self, metric: str, value: float) -> bool:
         """Record the result of an evaluation at this step; return whether it is the best so far.
 
-        Values of a different quantity than before cannot be compared, so they count as better.
+        If the quantity differs from the earlier one, the value counts as the best so far.
 
         Args:
             metric: measured quantity.
-            value: its value; higher is better.
+            value: value of the quantity; higher is better.
         """
         if metric != self.best_metric or self.best_value is None or value > self.best_value:
             self.best_metric, self.best_value, self.best_step = metric, value, self.step
@@ -266,7 +266,7 @@ class RunState:
         """Take over the score of the drafter in `best`, which may be newer than the checkpoint.
 
         Args:
-            kept: fields of the state with which that drafter was kept; None if there is none.
+            kept: fields of the `RunState` stored with that drafter; None if there is no drafter.
         """
         if kept is None or kept["best_value"] is None:
             return
@@ -345,7 +345,7 @@ class Checkpoints:
         removed = self._folder / ".removed"
         for folder in self._finished()[: -self._keep]:
             shutil.rmtree(removed, ignore_errors=True)
-            folder.rename(removed)  # so that a half-removed folder does not look complete
+            folder.rename(removed)  # so that a partly removed folder does not look complete
         shutil.rmtree(removed, ignore_errors=True)
 
     @contextmanager

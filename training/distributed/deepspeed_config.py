@@ -15,8 +15,8 @@ def build_deepspeed_config(
 
     The configuration names no optimizer, because a torch optimizer is passed to DeepSpeed as an
     object, even if the optimizer states are offloaded to main memory. DeepSpeed's own CPU optimizer
-    would have to compile an extension. Its advantage is vectorization, but torch's fused AdamW is
-    vectorized too.
+    would have to compile an extension for vectorization, but torch's fused AdamW is already
+    vectorized.
 
     Args:
         settings: settings of the run.
@@ -68,7 +68,7 @@ def check_precision(settings: TrainSettings) -> None:
 
 
 def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
-    """Return the options that keep tensors in main memory; it is pinned memory if a GPU is used."""
+    """Return the options that keep tensors in main memory, which is pinned if a GPU is used."""
     kind = device or choose_device(engine.device).type
     main_memory = {"device": "cpu", "pin_memory": kind == "cuda"}
     wanted = {

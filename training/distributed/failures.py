@@ -21,9 +21,8 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class FiniteWatch:
     """Records which losses and gradients are not finite, without waiting for the device.
 
-    Only checking the records waits for the device.
-
-    The records are shared among all processes, so that all processes stop at the same step.
+    Only `require_finite` waits for the device. The records are shared among all processes, so that
+    all processes stop at the same step.
 
     Args:
         sampler: sampler of the training sequences; errors name the sources of these sequences.
@@ -53,7 +52,7 @@ class FiniteWatch:
     def close(self, step: int, gradient_norm: Tensor | float) -> None:
         """Record whether a step's gradient norm is finite, and combine all processes' records.
 
-        All processes must call this method.
+        All processes must call this method. In fp16, norms may overflow and are not recorded.
 
         Args:
             step: number of the optimizer step, from 0.
@@ -70,7 +69,7 @@ class FiniteWatch:
         """Raise an error if the loss or gradient of a recorded step is not finite.
 
         Args:
-            latest: function that returns the checkpoint from which the run can resume; None if
+            latest: function that returns the checkpoint from which the run can resume, or None if
                 there is no checkpoint.
             is_last: whether to check the most recent step as well; this waits for the device.
 
@@ -188,7 +187,7 @@ def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
 
 
 def _savings(settings: TrainSettings) -> Iterator[str]:
-    """Yield changes to the settings that would save memory, the least costly first."""
+    """Yield changes to the settings that would save memory, least costly first."""
     batch, engine = settings.batch, settings.engine
     if batch.micro_batch_size > 1:
         yield f"lower batch.micro_batch_size ({batch.micro_batch_size})"

@@ -56,7 +56,8 @@ class LaunchOptions:
         """Return the total number of processes on all machines.
 
         Raises:
-            ConfigError: the hostfile cannot be read, or lists too few machines.
+            ConfigError: the number is below 1, or the hostfile cannot be read or lists too few
+                machines.
         """
         if self.hostfile is None:
             return self.local(settings) * (self.nodes or 1)
@@ -104,7 +105,7 @@ def command(
         words += ["--num_nodes", str(processes.nodes)]
     if processes.launcher is not None:
         words += ["--launcher", processes.launcher]
-    if processes.hostfile is None and processes.nodes is None:  # a default port may be in use
+    if processes.hostfile is None and processes.nodes is None:  # the default port may be in use
         words += ["--master_port", str(free_port())]
     if processes.per_node is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]

@@ -75,7 +75,7 @@ class Processes:
 
 @contextmanager
 def join_processes(device: Device) -> Iterator[Processes]:
-    """Join the run's other processes; leave them at the end, so that another run can follow.
+    """Join the run's processes; leave them at the end, so that another run can start here.
 
     Args:
         device: device to compute on; "auto" uses a GPU if there is one.
@@ -100,9 +100,9 @@ def import_deepspeed() -> ModuleType:
     import deepspeed.ops
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # Without this entry, the first run on a CPU would compile an extension for more than a minute.
-    # The entry is set before DeepSpeed checks what it could compile, because this check also runs
-    # the compiler.
+    # Without this entry, the first run on a CPU would spend more than a minute compiling an
+    # extension. The entry is set before DeepSpeed checks what it could compile, because this check
+    # also runs the compiler.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 

@@ -15,7 +15,7 @@ NUM_BINS = 20
 
 
 class Histogram:
-    """Histograms of several series of values from 0 to 1; the host never waits for the device.
+    """Histograms of several series of values from 0 to 1, counted without waiting for the device.
 
     Args:
         num_series: number of series, each of which has its own histogram.
@@ -82,12 +82,14 @@ class Diversity:
         """Return means over positions; all processes must call this method.
 
         `top_overlap` is the fraction of the 4 most likely tokens that two experts have in common,
-        averaged over pairs of experts; None if the experts have no separate distributions.
+        averaged over pairs of experts.
         `router_entropy` is the mean entropy of the gates, in nats. It measures how uncertain the
         router is at a position. `load_entropy` is the entropy of the mean gate, in nats. It
         measures how evenly the router loads the experts. `gate_histogram` is a histogram of the
         gate of each expert, and `top_histogram` is a histogram of the probability of each expert's
-        most likely token. Both have bins of equal width from 0 to 1.
+        most likely token. Both have bins of equal width from 0 to 1. `top_overlap` and
+        `top_histogram` are None if the experts have no separate distributions, or if there is only
+        one expert.
         """
         count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
         gates, tops = (

@@ -135,7 +135,7 @@ class Score(NamedTuple):
     Attributes:
         metric: "agreement", the share of held-out positions at which the drafter's and the target's
             most likely next tokens are the same, or "tau", averaged over temperatures.
-        value: its value; higher is better.
+        value: value of the metric; higher is better.
     """
 
     metric: Literal["agreement", "tau"]

@@ -54,7 +54,7 @@ class MetricsLog:
             self._board.add_histogram_raw(name, **_raw(counts), global_step=step)
 
     def close(self) -> None:
-        """Write everything that is still buffered to the disk."""
+        """Write all buffered metrics to disk and close the log."""
         self._board.close()
 
 

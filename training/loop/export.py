@@ -170,7 +170,7 @@ def check_untrained(
             expected="a drafter that can be saved and loaded, and that decodes with the target",
             got=problems[0],
             remedy="free disk space if the disk is full; otherwise report the settings and the "
-            "target as a bug; no optimizer step was taken yet",
+            "target as a bug; no optimizer step has been taken yet",
         )
 
 

@@ -1,4 +1,4 @@
-"""Requests of the user or of the system to end a run, which then saves its state first."""
+"""Handling of signals that ask a run to end; the run saves its state first."""
 
 import signal
 import threading
@@ -15,9 +15,9 @@ _logger = get_logger(__name__)
 class Interruption:
     """Receives SIGINT (Ctrl-C) and SIGTERM within a `with` block.
 
-    The first signal is only noted, so that the run can save its state after the current step. A
-    second SIGINT raises KeyboardInterrupt at once. In other threads than the main thread, which get
-    no signals, the block does nothing.
+    The first signal is only recorded, so that the run can save its state after the current step. A
+    second SIGINT raises KeyboardInterrupt at once. In threads other than the main thread, which
+    receive no signals, the block does nothing.
 
     Args:
         processes: the processes of the run.
@@ -52,8 +52,8 @@ class Interruption:
         """Return whether any process received a signal; all processes get the same answer.
 
         Args:
-            waits: whether the processes may wait for each other. If not, several processes continue
-                until they may.
+            waits: whether the processes may wait for each other. If not, the answer is False for a
+                run of several processes.
         """
         if self._processes.count > 1 and not waits:
             return False

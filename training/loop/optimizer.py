@@ -32,7 +32,7 @@ class MuonBesideAdamW(AdamW):
             self.param_groups = groups
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load a state; Muon's groups are hidden from AdamW, because they have no step count."""
+        """Load a state; AdamW does not see Muon's groups, because they have no step count."""
         groups = state["param_groups"]
         super().__setstate__(
             state | {"param_groups": [group for group in groups if not group.get("muon")]}
@@ -86,7 +86,7 @@ def learning_rate(
         settings: peak, warm-up and decay of the rate.
         step: number of the step, from 0.
         steps: number of steps of the whole run.
-        elapsed: fraction of the run's time that has passed, from 0 to 1; 0 if the run has no limit.
+        elapsed: fraction of the run's time limit that has passed, from 0 to 1; 0 without a limit.
     """
     warmup = settings.warmup_for(steps)
     if step < warmup:

@@ -108,7 +108,7 @@ class Run:
 
     @property
     def _runs_target(self) -> bool:
-        """Whether the target's layers are run: for states, for decoding, or as tail layers."""
+        """Whether the target's layers are run: to compute states, to decode, or as tail layers."""
         num_tail = self._settings.drafter.tail_layers
         return self._target_states is None or bool(self._inputs.prompts) or num_tail > 0
 
@@ -147,7 +147,10 @@ class Run:
     def _take_steps(
         self, trainer: Trainer, evaluation: Evaluation, progress: Progress
     ) -> tuple[JakiroDrafter, dict[str, Any]] | None:
-        """Take the remaining steps; if evaluations end them, return the drafter and its metrics."""
+        """Take the remaining steps.
+
+        If evaluations end the run early, return the last drafter with its metrics, otherwise None.
+        """
         settings, checkpoints = self._settings, self._checkpoints
         self._begin(trainer, evaluation)
         state = self._state
@@ -170,7 +173,7 @@ class Run:
         return None
 
     def _end_interrupted(self, *, is_saved: bool) -> NoReturn:
-        """End the run as the user requested, and tell the user how it can continue.
+        """End the run as the user requested, and log how it can be resumed.
 
         Args:
             is_saved: whether the last step has a checkpoint.
@@ -211,13 +214,13 @@ class Run:
 
     @property
     def _has_stalled(self) -> bool:
-        """Whether the run ends because the last evaluations brought no improvement."""
+        """Whether the run ends early, because the last evaluations showed no improvement."""
         patience = self._settings.evaluation.patience
         if patience is None or self._state.num_without_gain < patience:
             return False
         _logger.info(
             f"the run ends after {self._state.step} steps, because {patience} evaluation(s) in a "
-            "row brought no improvement (evaluation.patience)"
+            "row showed no improvement (evaluation.patience)"
         )
         return True
 
@@ -243,7 +246,7 @@ class Run:
     def _evaluate(
         self, trainer: Trainer, evaluation: Evaluation
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
-        """Evaluate the drafter; if it is the best so far, export it. Return it and its metrics."""
+        """Evaluate the drafter, export it if it is the best so far; return it with its metrics."""
         drafter = trainer.copy_drafter()
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
@@ -278,7 +281,7 @@ class Run:
         return self._share_done == 1
 
     def _fraction_of(self, seconds: float) -> float:
-        """Return the fraction of the run's time that has passed, the same in all processes.
+        """Return the fraction of the run's time limit that has passed, the same in all processes.
 
         Args:
             seconds: seconds that the steps took in this process.

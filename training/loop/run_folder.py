@@ -23,8 +23,8 @@ from training.loop.model_card import model_card
 from training.setup.adapters import save_adapters
 
 # Settings that do not change a run's result: paths, intervals of records and checkpoints,
-# evaluation, and the use of memory. The target, the data and the drafter of a warm start are
-# compared by their fingerprints instead, and `data.split` by `rows_filled_with`.
+# evaluation, the device, and the use of memory. The target, the data and the drafter of a warm
+# start are compared by their fingerprints instead, and `data.split` by `rows_filled_with`.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
@@ -95,7 +95,7 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
 
 
 def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether the wanted run is a continuation of the recorded run by more steps.
+    """Return whether the wanted run continues the recorded run with more steps.
 
     Args:
         recorded: fingerprint of the recorded run.
@@ -171,7 +171,7 @@ class RunFolder:
         return self.drafter.is_dir()
 
     def is_finished_for(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
-        """Return whether the run is finished and is not to be continued by more steps.
+        """Return whether the run is finished and these settings do not continue it.
 
         Args:
             settings: settings of the run.
@@ -202,14 +202,15 @@ class RunFolder:
         """Lock the folder for this run, so that no other process trains in the folder.
 
         A folder that contains only the settings of an earlier run may be claimed by any run. A
-        finished run may be continued with more steps; its drafter then gets another name.
+        finished run may be continued with more steps; the folder of its drafter is then renamed.
 
         Args:
             settings: settings of the run, which are written to `config.yaml`.
             facts: fingerprints of the target and the data.
 
         Raises:
-            ConfigError: the folder is not writable, is in use, or belongs to another run.
+            ConfigError: the folder is not writable, is in use, or belongs to another run, or its
+                record has a different format from the one that this version writes.
         """
         ensure_writable_folder(self.path)
         try:
@@ -276,7 +277,7 @@ class RunFolder:
         return self.drafter
 
     def publish_best(self) -> Path:
-        """Write the drafter in `best`, and any adapters of it, as the finished drafter.
+        """Write the drafter in `best`, with its adapters if it has any, as the finished drafter.
 
         Returns:
             The folder of the drafter.
@@ -374,8 +375,8 @@ class RunFolder:
         name = unmatched(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
         if name is not None:
             raise ConfigError(
-                f"the record of the run in {self.path} has another format",
-                expected="a run.json with the same names as this version writes",
+                f"the record of the run in {self.path} has a different format",
+                expected="a run.json with the names that this version writes",
                 got=f"{name}, which only one of the two formats has",
                 remedy="choose another run_folder, or delete this folder and train again",
             )

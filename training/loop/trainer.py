@@ -1,4 +1,4 @@
-"""Optimizer steps of the drafter in the DeepSpeed engine; the frozen target stays outside."""
+"""Optimizer steps of the drafter in the DeepSpeed engine, which does not contain the target."""
 
 from collections.abc import Callable, Iterable
 from math import isfinite
@@ -60,7 +60,7 @@ class Trainer:
 
         Args:
             number: number of the step, from 0.
-            elapsed: fraction of the run's time that has passed; see `learning_rate`.
+            elapsed: fraction of the run's time limit that has passed; see `learning_rate`.
         """
         batches = self._batches(number)
         # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
@@ -78,7 +78,7 @@ class Trainer:
         See `FiniteWatch.require_finite`.
 
         Args:
-            latest: function that returns the checkpoint from which the run can resume; None if
+            latest: function that returns the checkpoint from which the run can resume, or None if
                 there is no checkpoint.
             is_last: whether to check the most recent step as well; this waits for the device.
         """
@@ -136,9 +136,9 @@ class Trainer:
         return copy
 
     def _local_norm(self) -> Tensor | float:
-        """Return the norm of the gradients if they are not partitioned.
+        """Return the norm of this process's gradients, which is used if they are not partitioned.
 
-        The engine reports the norm of partitioned gradients.
+        If the gradients are partitioned, the engine reports their norm.
         """
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0

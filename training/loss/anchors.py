@@ -103,6 +103,7 @@ def sample_blocks(
     """Divide each document into blocks whose positions share an anchor, and return the anchors.
 
     The anchor is the index before the block, so distances run from 1 to the length of the block.
+    The first block of a document is anchored at the first token, which carries no loss.
     The block length of a document is num_levels for most documents (85% by default), and
     log-uniform between num_levels and 512 for the rest. A random offset shifts the blocks of each
     document.
@@ -134,7 +135,7 @@ def previous_anchors(document_starts: Indices) -> Indices:
 
 
 def rollout_anchors(document_starts: Indices, distance: int) -> Indices:
-    """For each index i, return the anchor i - distance, or i if that is outside of the document.
+    """For each index i, return the anchor i - distance, or i if that index is outside the document.
 
     A position that is its own anchor carries no loss.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed sequences; each contains documents that must not attend to each other, then padding.
+    """Packed sequences of documents, which must not attend to each other, followed by padding.
 
     Each piece of a split document is treated as a document.
 

@@ -20,7 +20,7 @@ from training.loss.views import TargetView
 
 
 class _Halves(NamedTuple):
-    """A drafter's memory encoder and its drafting pass, which keep or recompute activations."""
+    """A drafter's memory encoder and drafting pass, with activations either kept or recomputed."""
 
     encode_memory: Callable[..., tuple[Tensor, ...]]
     draft: Callable[..., ExpertsOutput]
@@ -50,6 +50,8 @@ def draft_all_positions(
         tokens          x   x   x   x   x
         target state    x   x   x
 
+    In narrow sequences (`Batch.is_narrow`), position i attends only to the tokens after its anchor.
+
     The target's state is encoded once for all anchor samples.
 
     Args:
@@ -69,7 +71,7 @@ def draft_all_positions(
 def _from_memory(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft all positions of an anchor sample at once, because they do not depend on each other."""
+    """Draft all positions of an anchor sample in one pass, as they do not depend on each other."""
     encoded = halves.encode_memory(view.state, batch.positions)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
@@ -85,7 +87,7 @@ def _from_memory(
 def _rolled_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
-    """Draft at distance 1 from the target's features, and at others from the drafter's features.
+    """Draft at distance 1 from the target's features, and at longer ones from the drafter's own.
 
     This is the training-time test of EAGLE-3 (arXiv 2503.01840), with one pass for each distance.
     At distance k, position i attends to the keys and values of the first pass, which are computed
@@ -117,11 +119,11 @@ def _own_mask(
 ) -> Bool[Tensor, "batch 1 length keys"]:
     """Return the mask of self-attention, which may exclude the first token of each document.
 
-    The first token itself, which carries no loss and which no other position reads, then attends
-    to itself alone, because attention without any key is not finite.
+    In that case, the first token attends only to itself, because attention over no keys is not
+    finite. Its output carries no loss, and no other position reads it.
 
     Args:
-        drafter: the drafter, whose `attends_first` decides.
+        drafter: the drafter; the first token is excluded if its `attends_first` is False.
         visible: True where a position may attend to a key of one or several passes.
         batch: the packed sequences.
     """
@@ -137,7 +139,7 @@ def _own_mask(
 def _memory_inputs(
     drafter: JakiroDrafter, encoded: tuple[Tensor, ...], batch: Batch, sample: int
 ) -> TrunkInputs:
-    """Return the memory with a mask, so that each position attends only up to its own anchor."""
+    """Return the memory with a mask that ends at each position's anchor, if the trunk reads it."""
     if drafter.trunk.cross_attention is None:
         return TrunkInputs()
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
@@ -152,7 +154,7 @@ class _EarlierKV:
         self._up_to: list[KV] = []
 
     def of_pass(self, number: int) -> KVStore:
-        """Return a function that appends the keys and values of pass `number` to earlier ones."""
+        """Return a function that joins the keys and values of pass `number` to those before it."""
         earlier = self._up_to[number - 1] if number else None
 
         def join(kv: KV) -> KV:
@@ -167,7 +169,7 @@ class _EarlierKV:
 
 
 def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch length keys"]:
-    """Return which keys of `num_passes` passes each position attends to in the last pass."""
+    """Return the mask of the keys of all `num_passes` passes for positions of the last pass."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     same = same_document(batch.documents)
     first = same & (index[:, None] - index >= num_passes - 1)
@@ -217,7 +219,7 @@ def through_tail(
 def _rolled_through_tail(
     output: ExpertsOutput, tail: TargetTail, batch: Batch, sample: int, cache: JoinedCache
 ) -> ExpertsOutput:
-    """Return the output of one rollout pass, sent through the tail; all passes share `cache`."""
+    """Return the output of one rollout pass after the tail layers; all passes share `cache`."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
     visible = [verified, *_own_passes(batch, sample + 1)]

@@ -40,7 +40,7 @@ class TargetView(NamedTuple):
         )
 
 
-@torch.no_grad()  # `inference_mode` would make the outputs unusable in a backward pass
+@torch.no_grad()  # outputs of `inference_mode` could not be used in a backward pass
 def look_at_target(
     target: TargetAdapter,
     batch: Batch,
@@ -53,7 +53,7 @@ def look_at_target(
     Args:
         target: the frozen target.
         batch: packed sequences of at most `cache.capacity` tokens.
-        sources: the drafter's `state_sources`.
+        sources: states that the drafter reads, from `JakiroDrafter.state_sources`.
         cache: cache for all sequences of the batch. It must keep the hidden states that
             `states_kept` lists; its content is overwritten.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
@@ -92,7 +92,7 @@ def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ..
     """Return the indices of the hidden states that a cache must keep for `look_at_target`.
 
     Args:
-        sources: the drafter's `state_sources`.
+        sources: states that the drafter reads, from `JakiroDrafter.state_sources`.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
     wanted = {*sources.hidden_states, *(() if tail is None else (tail.input_state,))}

@@ -85,7 +85,7 @@ class TokenResults(NamedTuple):
         token_loss: token loss, not weighted.
         target_best: the target's most likely token.
         correct: whether the drafter's most likely token is the same as the target's.
-        weights: mixture weights of the components: the prior at level 0, the posterior at others.
+        weights: mixture weights of the components: the prior at level 0, then the posterior.
     """
 
     token_loss: Float[Tensor, "n levels"]
@@ -101,7 +101,7 @@ def compare_distributions(
     kind: TokenLoss,
     chunk_size: int,
 ) -> tuple[Float[Tensor, ""], TokenResults]:
-    """Return the weighted sum of all token losses, and results at each position without gradients.
+    """Return the weighted sum of all token losses, and each position's results without gradients.
 
     The gradient of a chunk is computed immediately after the distributions of the chunk, so that
     the distributions of only one chunk are in memory at a time, and none is computed twice.

@@ -1,1 +1,1 @@
-"""Estimates of the memory, disk and time of a run."""
+"""Estimates of a run's memory, disk space and time, and measurements of its speed."""

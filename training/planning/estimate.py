@@ -18,13 +18,13 @@ from training.setup.adapters import add_adapters
 from training.setup.preparation import count_steps
 from training.target_states.plan import ExpectedBytes, expected_bytes
 
-USABLE = 0.9  # fraction of a device's memory; the rest is for the runtime and fragmentation
+USABLE = 0.9  # fraction of a device's memory; the rest is left for runtime and fragmentation
 _CHECKPOINT_BYTES = 12  # bytes per parameter: weight and two moments in fp32
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory that one process of a run needs, and disk space that the whole run needs.
+    """Memory and operations that one process of a run needs, and disk space of the whole run.
 
     Attributes:
         settings: settings of the run, with the number of steps.
@@ -52,13 +52,13 @@ class Estimate:
 
     @property
     def device_bytes(self) -> int:
-        """The peak memory of the device in bytes; an upper bound if only responses have a loss."""
+        """The peak memory of the device in bytes; an upper bound if some positions have no loss."""
         work = self.micro_batch.target_states + self.micro_batch.activations
         return self.target + self.states.device + work
 
     @property
     def host_bytes(self) -> int:
-        """The bytes of main memory of one process, for offloaded states and loading the target."""
+        """The bytes of main memory that one process needs to load the target and offload states."""
         return self.target + self.states.host
 
     @property
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = None) -> Estimate:
-    """Return the estimate of a run.
+    """Return an estimate of the memory, disk space and operations that a run needs.
 
     Args:
         settings: settings of the run; if they set `epochs`, the data is read to count the steps.
@@ -158,7 +158,7 @@ def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
 
     Args:
         settings: settings of a run.
-        size: number of sequences that a process reads at once.
+        size: number of sequences that a process reads at a time.
     """
     return settings.model_copy(
         update={"batch": settings.batch.model_copy(update={"micro_batch_size": size})}

@@ -62,14 +62,14 @@ class _Calls:
 def parts_of(
     drafter: JakiroDrafter, reader: TargetReader, batch: Batch, objective: ObjectiveSettings
 ) -> dict[str, Work]:
-    """Return one function for each part of a training step, by the name of the part.
+    """Return one function for each part of a training step; the keys are the names of the parts.
 
     Each function runs its part of one micro-batch on recorded inputs. "target" is the forward pass
-    of the target. "memory" encodes the target's states (layer self-attention, keys and values of
-    cross-attention, features). "trunk" and "experts" run these modules for all passes of the
-    drafter. "head" computes the distributions of target and drafter over the vocabulary, and all
-    losses. All parts except "target" include the backward pass. If features are fed back, each pass
-    receives the recorded features.
+    of the target. "memory" computes the drafter's memory and features from the target's states.
+    "trunk" and "experts" run these modules for all passes of the drafter. "head" computes the
+    distributions of target and drafter over the vocabulary, and all losses. All parts except
+    "target" include the backward pass. If features are fed back, each pass receives the recorded
+    features.
 
     Args:
         drafter: drafter to be measured.
@@ -141,7 +141,7 @@ def _backward(outputs: Any) -> None:
     """Backpropagate a gradient of ones from the outputs that require a gradient."""
     leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in leaves if leaf.requires_grad]
-    if tensors:  # unfused features do not depend on a parameter
+    if tensors:  # features that are not fused depend on no parameter
         torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
 
 

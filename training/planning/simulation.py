@@ -125,7 +125,7 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     drafter = drafter_on_meta(settings, target)
     recompute = settings.engine.activation_checkpointing
     module = TrainingModule(drafter, settings.objective, recompute).to(dtype)
-    for parameter in module.parameters():  # `StateBytes` counts the gradients
+    for parameter in module.parameters():  # gradients are counted in `StateBytes` instead
         parameter.grad = torch.zeros_like(parameter)
     reader = TargetReader(target, drafter, settings.data.sequence_length, dtype)
     batch = _batch_on_meta(settings)
@@ -151,7 +151,7 @@ def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
     except ValueError as error:
         raise CheckpointError(
             f"cannot build the target {name_or_path} from its config",
-            expected="a folder or Hub id with the config.json of a causal language model",
+            expected="a folder or hub id with the config.json of a causal language model",
             got=str(error).strip().splitlines()[0],
             remedy="check target.name_or_path",
         ) from error

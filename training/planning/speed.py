@@ -28,15 +28,15 @@ def decoding_rate(inputs: Prepared) -> float:
     prompt = sequence[: max(1, len(sequence) // 2)]
     count = min(_TOKENS, inputs.target.spec.max_position - len(prompt))
     decoder = SpeculativeDecoder(inputs.target.model, tokenizer=inputs.tokenizer)
-    # The number of tokens is fixed, because a text that ends with its first token has no rate.
+    # The number of tokens is fixed, because the rate of a single token cannot be measured.
     fixed: dict[str, Any] = {"min_new_tokens": count, "max_new_tokens": count}
     fixed |= {"temperature": 0.0, "seed": 0}
-    decoder.generate(prompt, **fixed)  # the first call is slower
+    decoder.generate(prompt, **fixed)  # not measured, because the first call is slower
     return decoder.generate(prompt, **fixed).stats.tokens_per_second
 
 
 def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
-    """Return how many seconds an optimizer step takes, including all micro-batches and the update.
+    """Return the seconds that an optimizer step takes, with all its micro-batches and the update.
 
     Args:
         inputs: inputs of the run.
@@ -117,7 +117,7 @@ class PlannedDevice:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
 
     def product_rate(self, settings: TrainSettings) -> float | None:
-        """Return the floating-point operations per second; None for another machine's device."""
+        """Return the device's `product_rate`; None if this machine does not have the device."""
         if not self.is_here:
             return None
         return product_rate(choose_device(self.kind), TORCH_DTYPES[settings.target.dtype])

@@ -42,7 +42,7 @@ class Part(Settings):
         seconds: median time of the part in seconds.
         tokens_per_second: tokens per second if a run consisted of this part only.
         flops: number of floating-point operations.
-        flop_use: operations per second, as a fraction of those of large matrix products.
+        flop_use: operations per second, as a fraction of the rate of large matrix products.
     """
 
     seconds: float
@@ -56,19 +56,19 @@ class Throughput(Settings):
 
     Attributes:
         tokens_per_second: tokens per second of the real run, excluding padding.
-        seconds_per_step: median time of a real optimizer step.
-        ideal_seconds_per_step: median of the summed times of all parts in all micro-batches of a
-            step.
+        seconds_per_step: median time of a real optimizer step, in seconds.
+        ideal_seconds_per_step: median of the summed times, in seconds, of all parts in all
+            micro-batches of a step.
         ratio: median ratio of ideal to real seconds in the same repetition, and the low and high
             ends of its 95% interval.
         goal: smallest acceptable ratio.
-        flop_use: operations per second of the real run, as a fraction of those of large matrix
-            products.
+        flop_use: operations per second of the real run, as a fraction of the rate of large
+            matrix products.
         parts: parts of a micro-batch, by name.
         peak_bytes: peak memory of a step in bytes; None if it cannot be measured.
         padding: fraction of the packed tokens that is padding.
         products_per_second: floating-point operations per second of large matrix products.
-        environment: machine and versions of the measurement.
+        environment: machine and software versions of the measurement.
         settings: settings of the run.
     """
 

@@ -1,7 +1,7 @@
 """Low-rank adapters of a drafter (LoRA, arXiv 2106.09685), which PEFT adds, merges, and saves.
 
-Adapters are separate from the weights only in training. They are merged into the weights before a
-drafter is evaluated or exported, because drafting reads slices of the weights without adapters.
+Adapters are separate from the weights only during training. They are merged into the weights before
+a drafter is evaluated or exported, because drafting reads slices of the weights without adapters.
 """
 
 from collections.abc import Iterable

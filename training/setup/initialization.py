@@ -74,7 +74,7 @@ def initialize(
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
-    """Return whether a new drafter is initialized from a whole target layer, with a fitted input.
+    """Return whether a new drafter starts as a whole layer of the target, with a fitted input.
 
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
     are no tail layers. Only a drafter whose trunk reads features can be fitted.
@@ -109,7 +109,7 @@ def _attention_to_start_from(
         return read_attention(target, replaced_layer(settings.drafter), heads)
     except ConfigError as error:
         if is_logged:
-            _logger.info(f"attention starts with random weights: {error}")
+            _logger.info(f"the trunk's attention starts with random weights: {error}")
         return None
 
 
@@ -126,8 +126,9 @@ def _log_why_attention_alone(settings: TrainSettings) -> None:
     drafter, start = settings.drafter, settings.initialize
     if start.fit_tokens and drafter.trunk.reads_features:
         _logger.info(
-            f"only attention starts with weights of the target: initialize.attention_layer is "
-            f"{start.attention_layer}, but the drafter replaces layer {replaced_layer(drafter)}"
+            "only the trunk's attention starts with weights of the target: "
+            f"initialize.attention_layer is {start.attention_layer}, but the drafter replaces "
+            f"layer {replaced_layer(drafter)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A least-squares fit of a target's layer in terms of the inputs of a drafter.
+"""A least-squares fit of a drafter's input to a layer of the target.
 
 At position i, let e_i be the embedding of the token, h_i the layer's input, h'_i the layer's
 output, and f_i the feature, which is the last layer's output after the final norm. Then f_i is
@@ -82,7 +82,7 @@ def _shifted(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch le
 
 @contextmanager
 def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that receives a layer's inputs and outputs, and activations of its units.
+    """Yield a dictionary that receives a layer's inputs, outputs, and feed-forward activations.
 
     Args:
         layer: the layer to observe.
@@ -231,7 +231,7 @@ def _require_finite(sums: _Sums) -> None:
 def _columns(
     inputs: DrafterInputs, known: Bool[Tensor, "batch length"]
 ) -> Float[Tensor, "tokens read"]:
-    """Return one row of the drafter's inputs per token, or two rows if there are fused states.
+    """Return the drafter's inputs as one row per token, or two rows if there are fused states.
 
     columns       token   feature   constant   fused state
     first rows    e       f         1          0

@@ -63,7 +63,7 @@ def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
     """
     if names:
         _logger.warning(
-            f"{part} has no counterpart of these parameters of the target's layer, and starts "
+            f"{part} has no counterpart for these parameters of the target's layer, and starts "
             f"without them: {', '.join(names)}"
         )
 
@@ -75,12 +75,12 @@ def start_as_layer(
     batches: Iterable[Batch],
     seed: int,
 ) -> None:
-    """Copy the remaining weights of a target's layer to the drafter that replaces this layer.
+    """Copy the weights of a target's layer to the drafter that replaces it, scaled by a fit.
 
     Args:
         drafter: a drafter whose trunk reads features and has been initialized by `start_from`.
         target: the frozen target.
-        attention: attention weights of the layer that the drafter replaces, see `replaced_layer`.
+        attention: attention weights of the layer that the drafter replaces (`replaced_layer`).
         batches: batches of training data for the fit.
         seed: seed of the random selection of feed-forward units that each expert leaves out.
 
@@ -96,7 +96,7 @@ def start_as_layer(
     number = index + len(layers_of(target))
     experts = f"{num_units} feed-forward units in each expert"
     if feed_forward is None:
-        experts = "random experts, because they differ in form from the layer's feed-forward part"
+        experts = "random experts, because they cannot use the layer's feed-forward weights"
     _logger.info(
         f"the drafter starts as layer {number} of the target: the drafter's fitted input explains "
         f"{fit.explained:.0%} of the variance of the layer's input ({fit.num_tokens:,} "

@@ -67,7 +67,7 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Properties that distinguish runs with the same settings, as stored in the run folder."""
+        """Properties that distinguish runs with the same settings; stored in the run folder."""
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
@@ -217,7 +217,7 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
     if not len(sequences):
         raise DataError(
             "there is nothing to train on",
-            expected="response tokens outside of the validation data",
+            expected="response tokens outside the validation data",
             got="none",
             remedy="add data, or lower data.validation_size",
         )

@@ -246,7 +246,7 @@ def layers_of(target: TargetAdapter) -> nn.ModuleList:
 
 
 def residual_factor_of(layer: nn.Module) -> float:
-    """Return the factor for a layer's outputs before they are added to the residual stream."""
+    """Return the factor by which a layer's outputs are scaled before the residual addition."""
     return float(getattr(layer, "residual_multiplier", 1.0))
 
 

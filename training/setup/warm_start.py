@@ -22,10 +22,10 @@ _logger = get_logger(__name__)
 def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
     """Return the drafter whose weights a new drafter starts with; None if the settings name none.
 
-    If `draft_vocab_size` is auto, the new drafter has the same draft vocabulary as that drafter.
+    If `draft_vocab_size` is auto, the new drafter gets the draft vocabulary of the returned one.
 
-    That drafter may have been trained for a different target of the same shape, such as an earlier
-    version of the target.
+    The returned drafter may have been trained for a different target of the same shape, such as an
+    earlier version of the target.
 
     Args:
         settings: settings of the run.

@@ -1,9 +1,8 @@
 """Learning curve: the same training on nested fractions of the documents.
 
-The curve shows whether more data would help. All runs have the same number of steps. If they had
-the same number of epochs instead, a run on more data would also train for longer, and would be
-better even if the additional documents contained nothing new. All runs are measured on the same
-validation data.
+The curve shows whether more data would help. All runs take the same number of steps: with the same
+number of epochs, a run on more data would also be trained for longer, and would be better even if
+the additional documents contained nothing new. All runs are measured on the same validation data.
 """
 
 import json
@@ -28,7 +27,7 @@ from training.loop.run_folder import RunFolder
 from training.setup.loading import load_tokenizer
 from training.setup.preparation import open_store
 
-_SPREAD = 2.0  # number of standard errors within which a difference may be random
+_SPREAD = 2.0  # a difference of fewer standard errors is considered noise
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class Point:
     Attributes:
         share: fraction of the documents.
         tokens: number of tokens in these documents.
-        epochs: number of times that the documents were read.
-        agreement: fraction of validation positions where drafter and target agree on the next
+        epochs: number of times that the documents were read, which may be a fraction.
+        agreement: fraction of validation positions at which drafter and target agree on the next
             token.
         loss: loss on the validation data.
         positions: number of validation positions.
-        tau: tokens per forward pass of the target at the first temperature; None if it was not
-            measured.
+        tau: tokens per forward pass of the target at the first temperature measured; None if tau
+            was not measured.
     """
 
     share: float
@@ -74,7 +73,9 @@ def verdict(points: Sequence[Point]) -> str:
             "increase `steps` first."
         )
     if last.tokens == before.tokens:
-        return "More data cannot be assessed: the two largest subsets contain the same documents."
+        return (
+            "The effect of more data is unknown: the two largest subsets have the same documents."
+        )
     doublings = math.log2(last.tokens / before.tokens)
     gain = last.agreement - before.agreement
     noise = _SPREAD * math.sqrt(sum(_variance(point) for point in (before, last)))
@@ -143,7 +144,7 @@ def _short(count: int) -> str:
 
 @dataclass(frozen=True)
 class FractionRun:
-    """Training run on one fraction of the documents.
+    """A training run on one fraction of the documents.
 
     Attributes:
         fraction: fraction of the documents, excluding validation documents.
@@ -233,10 +234,10 @@ class LearningCurve:
 
 
 def parse_fractions(text: str) -> list[float]:
-    """Return the fractions of the documents that a user listed, in ascending order.
+    """Return the fractions in a comma-separated list, in ascending order and without repetitions.
 
     Raises:
-        ConfigError: the text is not a list of two or more numbers above 0 and up to 1.
+        ConfigError: the text is not a list of two or more different numbers above 0 and up to 1.
     """
     try:
         fractions = sorted({float(part) for part in text.split(",")})
@@ -245,7 +246,7 @@ def parse_fractions(text: str) -> list[float]:
     if len(fractions) < 2 or not 0 < fractions[0] <= fractions[-1] <= 1:
         raise ConfigError(
             "--learning-curve needs fractions of the documents",
-            expected="two or more numbers above 0 and up to 1, such as 0.25,0.5,1",
+            expected="two or more different numbers above 0 and up to 1, such as 0.25,0.5,1",
             got=text,
         )
     return fractions

@@ -1,1 +1,1 @@
-"""Target states on disk: hidden states, keys and values for the training data, computed once."""
+"""Target states on disk: hidden states, keys and values of the training data, computed once."""

@@ -1,4 +1,4 @@
-"""The index of a folder of target states: a fingerprint, and the list of the files (shards)."""
+"""The index of a folder of target states: a fingerprint and a list of files (shards)."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ from training.setup.preparation import Prepared
 # Largest number of packed sequences, spread evenly over the data, whose content is hashed.
 _MAX_HASHED = 4096
 
-# Keys of a target's configuration that are not hashed, because they describe the origin of the
-# target or the way it is run.
+# Keys of a target's configuration that are not hashed, because they describe the target's origin or
+# the way it is run.
 _BOOKKEEPING = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
 
@@ -32,10 +32,10 @@ class TargetStateFingerprint(Settings):
     Attributes:
         target_dtype: dtype in which the target computes.
         target_weights: hash of every byte of the target's weights, adapters included.
-        target_configuration: hash of the target's configuration and of its adapters' scales and
-            on/off switches.
-        data: fingerprint of data and tokenizer.
-        packing: hash of the packed sequences.
+        target_configuration: hash of the target's configuration, and of the scales and the on/off
+            switches of its adapters.
+        data: fingerprint of the data and the tokenizer.
+        packing: hash of packed sequences, spread evenly over the data if there are many.
         sequence_length: number of tokens of a packed sequence.
         num_sequences: number of training sequences, which come first.
         num_validation_sequences: number of validation sequences, which follow the training
@@ -82,7 +82,7 @@ def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
 
 
 def ways_to_repeat(name: str) -> str:
-    """Return the first part of a remedy if the packing differs, and otherwise an empty text.
+    """Return the first part of a remedy if the packing differs; otherwise an empty text.
 
     Args:
         name: name of the property that differs.
@@ -161,8 +161,9 @@ class TargetStateIndex(Settings):
     """The index of a folder of target states.
 
     Attributes:
-        fingerprint: fingerprint of target and sequences.
-        widths: number of values per position of each part; see `training.target_states.states`.
+        fingerprint: fingerprint of the target and the sequences.
+        widths: number of values per position, by name of the part; see
+            `training.target_states.states`.
         sequences_per_shard: number of sequences in every shard but the last.
         micro_batch_size: number of sequences that the target read at a time, which affects
             rounding.
@@ -177,21 +178,21 @@ class TargetStateIndex(Settings):
 
     @property
     def num_shards(self) -> int:
-        """The number of shards when all are finished."""
+        """The total number of shards, including unfinished ones."""
         return -(-self.fingerprint.total_sequences // self.sequences_per_shard)
 
     @property
     def bytes_per_position(self) -> int:
-        """The number of bytes that one position of a sequence takes."""
+        """The number of bytes that all parts of one position take."""
         return sum(self.widths.values()) * {"fp32": 4, "bf16": 2}[self.fingerprint.dtype]
 
     def sequences_of(self, number: int) -> range:
-        """Return the indices of the sequences of a shard."""
+        """Return the indices of the sequences in a shard, given by its number."""
         first = number * self.sequences_per_shard
         return range(first, min(first + self.sequences_per_shard, self.fingerprint.total_sequences))
 
     def file_of(self, number: int) -> str:
-        """Return the name of a shard's file."""
+        """Return the file name of a shard, given by its number."""
         return f"features-{number:06}.safetensors"
 
     def with_shard(self, shard: Shard) -> "TargetStateIndex":
@@ -230,7 +231,7 @@ def read_index(folder: Path) -> TargetStateIndex | None:
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -247,7 +248,7 @@ def is_whole(folder: Path, shard: Shard) -> bool:
 
 
 def is_intact(folder: Path, shard: Shard) -> bool:
-    """Return whether a shard's file has exactly the bytes that were written.
+    """Return whether a shard's file contains exactly the bytes that were written.
 
     Args:
         folder: the folder of the shards.

@@ -1,4 +1,4 @@
-"""The size of target states on disk, estimated before anything is written."""
+"""The size of target states on disk, computed before anything is written."""
 
 import shutil
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class TargetStatePlan:
         num_sequences: total number of sequences.
         num_sequences_left: number of sequences that are not written yet.
         bytes_per_position: number of bytes that all states of one position take.
-        num_shards: total number of shards, which are files.
+        num_shards: total number of shards (files).
     """
 
     sequence_length: int
@@ -87,8 +87,8 @@ def expected_bytes(
 ) -> ExpectedBytes:
     """Return the size of all shards that a run reads; 0 if the target runs during training.
 
-    As long as there is no shard index, the number of sequences is unknown. In this case, the result
-    is the size for the sequences of all steps, as if no sequence were repeated in a later epoch.
+    As long as there is no index, the number of sequences is unknown. In this case, the result is
+    the size for the sequences of all steps, as if no sequence were read again in a later epoch.
 
     Args:
         settings: settings of the run, with the number of steps.
@@ -96,7 +96,7 @@ def expected_bytes(
         spec: properties of the target.
 
     Raises:
-        CheckpointError: the shard index exists, but cannot be read.
+        CheckpointError: there is an index, but it cannot be read.
     """
     target_states, batch = settings.target_states, settings.batch
     if target_states.source == "online" or target_states.folder is None:

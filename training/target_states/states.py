@@ -1,8 +1,8 @@
-"""The target states in a shard (one file), and a batch's `TargetView` made from these states.
+"""The target states in a shard (one file), and the `TargetView` of a batch made from them.
 
 A part is one kind of state at every position of a sequence: `features`, `hidden.3` (hidden states
-at the input of layer 3), or `layer.5` (keys and then values of layer 5). These names identify the
-parts that a drafter needs.
+at the input of layer 3), or `layer.5` (the keys of layer 5, followed by its values). A drafter
+needs some of these parts, which are identified by these names.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class States(NamedTuple):
     """Indices of the states that shards contain in addition to the features.
 
     Attributes:
-        hidden: indices of the hidden states that are stored.
+        hidden: indices of the stored hidden states.
         layers: indices of the layers whose keys and values are stored.
     """
 
@@ -38,7 +38,7 @@ class States(NamedTuple):
 
     @classmethod
     def needed_by(cls, config: JakiroConfig) -> "States":
-        """Return the states that are needed to train a drafter without running the target."""
+        """Return the states that the training of a drafter needs if the target is not run."""
         record, num_tail = config.target_record, config.settings.tail_layers
         last = None if record.num_hidden_states is None else record.num_hidden_states - 1
         sources = state_sources(config.settings, record)
@@ -53,13 +53,13 @@ class States(NamedTuple):
         return cls(tuple(sorted(hidden - {last})), tuple(sorted(layers)))
 
     def widths(self, spec: TargetSpec) -> dict[str, int]:
-        """Return the width of each part, which is the number of values per position."""
+        """Return the width of each part (the number of values per position), by name."""
         hidden = {f"hidden.{state}": spec.hidden_size for state in self.hidden}
         layers = {f"layer.{layer}": spec.kv_widths[layer] for layer in self.layers}
         return {FEATURES: spec.hidden_size} | hidden | layers
 
     def taken_from(self, output: StepOutput) -> dict[str, Tensor]:
-        """Return the parts of a batch, taken from the target's output for that batch."""
+        """Return the parts of a batch, by name, taken from the target's output for this batch."""
         cache, slots = output.cache, output.step.slots
         parts = {FEATURES: output.features}
         for state in self.hidden:
@@ -75,10 +75,10 @@ def view_of(
     sources: StateSources,
     tail: TargetTail | None,
 ) -> TargetView:
-    """Return the same view of a batch as `look_at_target`, but made from stored parts.
+    """Return the same view of a batch as `look_at_target`, but from stored parts.
 
     Args:
-        parts: parts of the batch, at least those that the drafter needs.
+        parts: parts of the batch by name, at least those that the drafter needs.
         embeddings: embeddings of the batch's tokens.
         sources: the drafter's `state_sources`.
         tail: the target's last layers, if the drafter's output goes through them; otherwise None.
@@ -105,7 +105,7 @@ def _hidden(parts: Parts, state: int) -> Tensor:
 
 
 def _state(parts: Parts, source: StateSource) -> Tensor:
-    """Return the stacked states of one source; zeros pad all states to the largest width."""
+    """Return the stacked states of one source, padded with zeros to the largest width."""
     if source.kind == "hidden":
         return torch.stack([_hidden(parts, state) for state in source.layers], dim=2)
     layers = [parts[f"layer.{layer}"] for layer in source.layers]

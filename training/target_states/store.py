@@ -1,4 +1,4 @@
-"""Reader of target states: shards are mapped into memory, and sequences are read on demand."""
+"""Reader of target states, which maps shards into memory and reads sequences on demand."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -69,8 +69,8 @@ class TargetStateStore:
 def open_target_states(inputs: Prepared) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
-    The sizes of all shards are checked. The checksum of a shard is checked only if the shard is new
-    on this machine, or has changed since the last check.
+    The sizes of all shards are checked. The checksum of a shard is verified only if this machine
+    has not verified it since the shard was last written.
 
     Raises:
         CheckpointError: shards are missing or damaged, or belong to a different target or data.
@@ -134,7 +134,7 @@ def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path 
         found = {shard.file: _state_of(folder, shard) for shard in shards}
         new = [shard for shard in shards if known.get(shard.file) != found[shard.file]]
         if new:
-            _logger.info(f"checking the checksums of {len(new):,} shards in {folder}")
+            _logger.info(f"verifying the checksums of {len(new):,} shards in {folder}")
         for shard in new:
             if not is_intact(folder, shard):
                 raise _unusable(folder, f"the original bytes of {shard.file}", "different bytes")
@@ -142,7 +142,7 @@ def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path 
 
 
 def _state_of(folder: Path, shard: Shard) -> list[Any]:
-    """Return values that change when the file of a shard is written to."""
+    """Return values that change whenever the file of a shard is written."""
     status = (folder / shard.file).stat()
     return [shard.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
 

@@ -1,4 +1,4 @@
-"""Writer of target states: the target reads every packed sequence once, shard by shard.
+"""Writer of target states, for which the target reads every packed sequence once.
 
 Any number of processes may write to one folder, because each process locks the shard that it is
 writing. After an interruption, the next run of `jakiro features` writes the missing shards.
@@ -39,15 +39,15 @@ from training.target_states.states import States
 
 
 class ShardFolder:
-    """The folder of shards, with its index and a lock for each shard that is being written.
+    """A folder of shards, with its index, and with a lock for each shard that is being written.
 
     Args:
         path: path of the folder, which is created if it is missing.
-        fresh: new index, without shards, that describes the states to be written.
+        fresh: new index without shards, which describes the states to be written.
 
     Raises:
-        ConfigError: the folder cannot be written to, or the index in the folder describes target
-            states other than those of `fresh`.
+        ConfigError: the folder cannot be written to, or its index describes other target states
+            than `fresh`.
         CheckpointError: the index in the folder cannot be read.
     """
 
@@ -68,7 +68,7 @@ class ShardFolder:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[bool]:
-        """Try to lock a shard, and yield whether it was locked and still has to be written."""
+        """Try to lock a shard, and yield whether this succeeded and the shard must be written."""
         with ExitStack() as held:
             try:
                 held.enter_context(self._lock(self.index.file_of(number)).acquire(timeout=0))
@@ -82,7 +82,7 @@ class ShardFolder:
         self._update(lambda index: index.with_shard(shard))
 
     def drop_damaged(self) -> list[str]:
-        """Remove damaged shards from the index; return the names of their files."""
+        """Remove damaged shards from the index, and return the names of their files."""
         damaged = [shard for shard in self.index.shards if not is_intact(self.path, shard)]
         self._update(lambda index: index.without(damaged))
         return [shard.file for shard in damaged]
@@ -115,7 +115,7 @@ def _require_same(folder: Path, found: TargetStateIndex, wanted: TargetStateInde
         )
 
 
-SHARD_BYTES = 2 * 2**30  # approximate size of a shard, which is kept in memory until it is written
+SHARD_BYTES = 2 * 2**30  # approximate size of a shard, which is in memory until it is written
 
 Advance = Callable[[int], None]
 
@@ -129,8 +129,8 @@ class TargetStateWriter:
         shard_bytes: approximate size of a shard in bytes; ignored if the folder has an index.
 
     Raises:
-        ConfigError: the folder cannot be written to, or the index in the folder describes target
-            states other than those of the run.
+        ConfigError: the folder cannot be written to, or its index describes other target states
+            than those of the run.
         CheckpointError: the index in the folder cannot be read.
     """
 
@@ -237,7 +237,7 @@ class TargetStateWriter:
         return parts
 
     def _batch(self, numbers: range) -> Batch:
-        """Return a micro-batch padded to full size, because rounding may depend on the size."""
+        """Return a micro-batch, padded to full size because rounding may depend on the size."""
         padding = [numbers[-1]] * (self._micro_batch_size - len(numbers))
         sequences = [packed_sequence(self._inputs, number) for number in (*numbers, *padding)]
         anchors = np.zeros((1, self._sequence_length), np.int64)  # not read by the target

@@ -106,23 +106,23 @@ def test_texts_and_conversations_keep_their_order() -> None:
         ({"conversations": [{"from": None, "value": "?"}]}, "file:1 has a malformed turn"),
         ({"input_ids": [1, None], "loss_mask": [0, 1]}, "unusable value under input_ids"),
         ({"input_ids": [1, 2], "loss_mask": None}, "unusable value under loss_mask; .* got: None"),
-        ({"text": 3}, "file:1 has no text under the key text; expected: a string; got: int"),
+        ({"text": 3}, 'file:1 has no text under the key "text"; expected: a string; got: int'),
         ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
         ({"messages": "hi"}, "file:1 contains no conversation"),
         ({"messages": CHAT[:2]}, "file:1 has no assistant turn"),
         ({"messages": []}, "file:1 has no assistant turn.* got: no turns"),
-        ({"messages": CHAT[2:3]}, "file:1 has no assistant turn that answers"),
+        ({"messages": CHAT[2:3]}, "file:1 has no assistant turn after its first turn"),
         ({"messages": [{"role": "assistant", "content": 3}]}, "file:1 has a malformed turn"),
         ({"messages": [*CHAT[:2], {"role": "assistant"}]}, "file:1 has a malformed turn"),
         ({"messages": [CHAT[1] | {"value": "?"}, CHAT[2]]}, "file:1 has a malformed turn"),
         ({"messages": [CHAT[1] | {"content": [{"type": "image"}]}]}, "file:1 has a malformed turn"),
         ({"messages": CHAT, "tools": "no JSON"}, "file:1 has malformed tools"),
         ({"input_ids": [1, 2]}, "unusable value under loss_mask"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a mask that does not fit"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a loss_mask that does not match"),
         ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 numbers from 0 to 2"),
         ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "unusable value under input_ids"),
         ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "unusable value under input_ids"),
-        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has impossible token ids"),
+        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has invalid token ids"),
         ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 has the same value .*no response"),
         ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 has the same value .* got: no prompt"),
     ],
@@ -201,7 +201,7 @@ def test_an_unsuitable_template_is_explained(template: str | None, message: str)
 )
 def test_half_a_character_is_a_fault_of_its_record(fields: dict[str, Any]) -> None:
     records = [Record({"text": "good"}, "data:1"), Record(fields, "data:2")]
-    with pytest.raises(DataError, match="data:2 contains half a character"):
+    with pytest.raises(DataError, match="data:2 contains an invalid character"):
         list(encode_documents(tiny_tokenizer(), records))
     intake = Intake(is_skipping=True)
     assert len(list(encode_documents(tiny_tokenizer(), records, intake))) == 1

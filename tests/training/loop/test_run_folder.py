@@ -106,7 +106,7 @@ def test_a_run_whose_record_has_another_format_is_refused(
     else:
         objective[name] = None
     record.write_text(json.dumps(fingerprint))
-    message = rf"another format.*objective\.{name}, which only one of the two.*train again"
+    message = rf"different format.*objective\.{name}, which only one of the two.*train again"
     with pytest.raises(ConfigError, match=message):
         train(settings)
 

@@ -120,10 +120,7 @@ def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
     _pack(model.model.layers[-1].mlp)
     with caplog.at_level(logging.INFO):
         _loss_at_the_start(TargetAdapter(model), workshop, 300)
-    assert (
-        "random experts, because they differ in form from the layer's feed-forward part"
-        in caplog.text
-    )
+    assert "random experts, because they cannot use the layer's feed-forward weights" in caplog.text
 
 
 def test_biases_of_the_feed_forward_part_are_left_out_with_a_warning(
@@ -131,7 +128,7 @@ def test_biases_of_the_feed_forward_part_are_left_out_with_a_warning(
 ) -> None:
     target = TargetAdapter(tiny_family("llama, grouped heads", mlp_bias=True))
     _loss_at_the_start(target, workshop, 300)
-    assert "drafter.experts has no counterpart of these parameters" in caplog.text
+    assert "drafter.experts has no counterpart for these parameters" in caplog.text
     assert "without them: gate_proj.bias, up_proj.bias, down_proj.bias" in caplog.text
 
 

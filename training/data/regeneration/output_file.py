@@ -1,4 +1,4 @@
-"""Output file of generated records, locked while written, and continued after an interruption."""
+"""Output file of generated records, which can be continued after an interruption."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from jakiro.utils.files import ensure_writable_folder, write_atomically
 
 
 def check_apart(path: Path, data: Sequence[str]) -> None:
-    """Raise an error if an output file would be read as data, now or when the run is continued.
+    """Raise an error if an output file would be read as data, now or when it is continued.
 
     Args:
         path: path of the output file, which need not exist.
         data: files, folders and datasets, as for `find_sources`.
 
     Raises:
-        ConfigError: the file is part of the data, or would be once it exists.
+        ConfigError: the file is part of the data, or will be as soon as it exists.
     """
     real = path.resolve()
     for name in data:
@@ -69,7 +69,7 @@ class OutputFile:
         """Lock the file, check its settings, and find its last complete record.
 
         Args:
-            fingerprint: everything that determines the records, by name, as JSON values.
+            fingerprint: JSON values of everything that determines the records, by name.
 
         Raises:
             ConfigError: another process writes to the file, or the file was made with settings
@@ -116,7 +116,7 @@ class OutputFile:
                 f"cannot write to {self.path}",
                 expected="enough free disk space",
                 got=error.strerror or error,
-                remedy="free disk space and run the command again, which then continues the file",
+                remedy="free disk space, and run the command again to continue the file",
             ) from error
 
     def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Regenerator, which replaces the answers in the data with answers of the target, in batches."""
+"""Replaces the answers in the data with answers that the target generates in batches."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -51,7 +51,7 @@ class RegenerationSettings(Settings):
 def fingerprint_fields(
     decoder: SpeculativeDecoder, settings: RegenerationSettings, sources: Sequence[Source]
 ) -> dict[str, Any]:
-    """Return everything that determines the new records, including a hash of all weights.
+    """Return everything that determines the new records, by name.
 
     Args:
         decoder: decoder of the target, with its tokenizer.
@@ -62,13 +62,13 @@ def fingerprint_fields(
         "data": [source.fingerprint() for source in sources],
         **settings.model_dump(exclude={"batch_size", "seed"}),
     }
-    if settings.temperature:  # greedy answers depend on neither seed nor drafter
+    if settings.temperature:  # greedy answers depend on neither the seed nor the drafter
         facts |= {"seed": settings.seed, "drafter": version_of(decoder.drafter)}
     return facts
 
 
 def target_fingerprint(decoder: SpeculativeDecoder) -> dict[str, Any]:
-    """Return everything about the target that determines generated tokens."""
+    """Return everything about the target that determines the generated tokens, by name."""
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     return {
         # The dtype comes first, so that a different dtype is reported as such, and not as different
@@ -82,7 +82,7 @@ def target_fingerprint(decoder: SpeculativeDecoder) -> dict[str, Any]:
 
 
 def version_of(drafter: Drafter | None) -> str | None:
-    """Return the version of a drafter, including a hash of its weights; None for no drafter."""
+    """Return a hash of a drafter's weights, or its version if it has none; None for no drafter."""
     match drafter:
         case TrainedDrafter():
             return hash_weights(drafter.model)
@@ -107,10 +107,10 @@ class RegenerationCounts:
 
     Attributes:
         records: number of records written.
-        left_out: number of unusable records; after an interruption, records that were already
-            left out may be counted again.
+        left_out: number of unusable records, which were left out; after an interruption, some of
+            them may be counted again.
         answers: number of answers that the target generated.
-        cut: number of answers that reached the largest length without an end token.
+        cut: number of answers that reached the largest length before an end token.
         tokens: total number of tokens of all answers.
         forwards: number of forward passes of the target after prefill.
     """
@@ -142,7 +142,7 @@ class _OpenRecord:
 
 
 class Regenerator:
-    """Writes the records of the data with answers that the target generates.
+    """Writes the records of the data, with answers that the target generates.
 
     Apart from rounding (see docs/concepts/rounding.md), greedy answers do not depend on the
     drafter, the batch size or interruptions. Sampled answers do not depend on the batch size or on
@@ -210,7 +210,7 @@ class Regenerator:
     def _missing(
         self, sources: Sequence[Source], last_record: int, intake: Intake
     ) -> Iterator[_OpenRecord]:
-        """Yield the records after the last record in the file, each with its first question."""
+        """Yield the records that follow the file's last record, each with its first question."""
         for record in (record for source in sources for record in source.records(intake)):
             if intake.num_records > last_record:
                 with intake.guard():
@@ -221,14 +221,14 @@ class Regenerator:
         opened = _OpenRecord(number, record.location, dialogue)
         try:
             opened.question = self._fitting(next(dialogue), opened)
-        except StopIteration as end:  # no answer is to be generated
+        except StopIteration as end:  # the record needs no answer
             opened.result = end.value
         return opened
 
     def _answer(
         self, record: _OpenRecord, intake: Intake, written: RegenerationCounts
     ) -> Dialogue[_OpenRecord]:
-        """Answer the questions of a record; without a result, the record is unusable."""
+        """Generate the answers of a record; a record that has no result afterwards is unusable."""
         temperature = self._settings.temperature
         options = {"max_new_tokens": self._settings.max_new_tokens}
         while record.result is None and not record.is_unusable:
@@ -291,10 +291,10 @@ def ends_of(decoder: SpeculativeDecoder) -> list[int]:
 
 
 def has_ended(output: GenerateOutput, ends: Collection[int]) -> bool:
-    """Return whether the target ended an answer itself, before the largest number of tokens.
+    """Return whether the target ended an answer itself, with an end token.
 
     Args:
-        output: the answer.
-        ends: the tokens that end an answer.
+        output: answer of the target.
+        ends: tokens that end an answer.
     """
     return bool(output.new_token_ids) and output.new_token_ids[-1] in ends

@@ -1,4 +1,4 @@
-"""Dialogues that regenerate a record answer by answer; a question includes all earlier turns."""
+"""Dialogues that regenerate a record answer by answer; each question contains all turns so far."""
 
 from collections.abc import Generator
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from training.data.sources import Record, RecordError
 
 
 class Answer(NamedTuple):
-    """An answer of the target; `is_cut` if the answer reached the length limit before its end."""
+    """An answer of the target; `is_cut` is true if it reached the length limit before its end."""
 
     token_ids: list[int]
     text: str
@@ -28,15 +28,15 @@ def dialogue_over(
 ) -> RecordDialogue:
     """Return the dialogue that regenerates a record; the new record has the form of the old one.
 
-    In a conversation, only the assistant's answers are replaced. Tool calls are kept, because the
-    turns that follow contain their results. A text keeps its beginning, and a record of token ids
-    keeps the tokens before the first response.
+    In a conversation, only the assistant's answers are replaced. Turns with tool calls are kept,
+    because later turns contain the results of the calls. A text keeps its beginning, and a record
+    of token ids keeps the tokens before the first response.
 
     Args:
         record: record to be regenerated.
         tokenizer: the target's tokenizer.
-        prompt_tokens: number of tokens kept at the beginning of a text, but at most half of its
-            tokens.
+        prompt_tokens: largest number of tokens kept at the beginning of a text; at most half of the
+            text is kept.
 
     Raises:
         RecordError: the record cannot be used.

@@ -1,1 +1,1 @@
-"""Ablation studies: training and paired comparison of drafter variants (arms) of equal size."""
+"""Ablation studies: training and paired comparison of equally large drafter variants (arms)."""

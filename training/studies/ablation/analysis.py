@@ -1,4 +1,4 @@
-"""Analysis of a study: results from the measured documents of all seeds."""
+"""Analysis of a study: results from the `jakiro bench` documents of all seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ArmFacts:
     """Properties of an arm that are known from its training.
 
     Attributes:
-        name: name of the arm, and of the method in the documents.
+        name: name of the arm, which is also the name of its method in the documents.
         settings: settings of the training.
         parameters: number of trainable parameters.
         training_tokens: number of tokens read in training, for each seed.
@@ -176,6 +176,6 @@ def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:
     rate = "one in ten" if num_seeds == 2 else "one in twenty"
     return (
         f"The 95% intervals over {num_seeds} seeds and all prompts are paired. Of the "
-        f"{num_intervals} verdicts on tau, about {rate} would be better or worse by chance even if "
+        f"{num_intervals} verdicts on tau, about {rate} would be 'better' or 'worse' by chance if "
         f"no arm differed from the base.{by_costs}"
     )

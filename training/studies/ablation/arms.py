@@ -1,4 +1,4 @@
-"""Arms of a study: a base and its variants, made equally large by the width of their experts."""
+"""Arms of a study: a base and its variants, with expert widths that make them equally large."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,8 @@ def read_arms(
 
     Args:
         base: YAML file of the base, with the settings of a training run.
-        deltas: YAML files with settings that differ from the base; an arm is named after its file.
+        deltas: YAML files with the settings that differ from the base; each arm is named after its
+            file.
         overrides: overrides `key.path=value`, merged into the base and thus into every arm.
         max_steps: largest number of optimizer steps, which also replaces a number of epochs; None
             for the number in the settings.
@@ -69,7 +70,10 @@ def read_arms(
 
 
 def is_open(key: str) -> bool:
-    """Return whether a setting may differ between arms; this includes the expert width."""
+    """Return whether a setting, given by its dotted name, may differ between arms.
+
+    The result is also true for the expert width, although no delta may set this width.
+    """
     return key.startswith(_OPEN)
 
 
@@ -89,8 +93,8 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
     closed = [key for key in keys if key == _WIDTH or not is_open(key)]
     if closed or not keys:
         raise ConfigError(
-            f"the ablation {path} changes settings that all arms must share",
-            expected=f"only settings below {', '.join(_OPEN)}, except {_WIDTH}, "
+            f"the ablation {path} cannot be compared with the base",
+            expected=f"one or more settings below {', '.join(_OPEN)}, except {_WIDTH}, "
             "which is computed so that all arms have equally many parameters",
             got=", ".join(closed) or "nothing",
             remedy="put settings that all arms share into the base, or change them with --set",
@@ -106,7 +110,7 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _check_names(arms: Sequence[Arm]) -> None:
-    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # the first name is reserved
+    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # `AUTOREGRESSIVE` is reserved
     if odd := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
         raise ConfigError(
             "the file name of an ablation cannot be used as the name of an arm",
@@ -123,12 +127,12 @@ def _check_names(arms: Sequence[Arm]) -> None:
         )
 
 
-TOLERANCE = 0.02  # difference in size, as a fraction of the base's number of parameters
+TOLERANCE = 0.02  # largest difference in size, as a fraction of the base's number of parameters
 
 
 @dataclass(frozen=True)
 class SizedArm:
-    """An arm whose expert width was changed to make the arm as large as the base."""
+    """An arm with an expert width that makes the arm as large as the base."""
 
     arm: Arm
     parameters: int
@@ -141,12 +145,12 @@ class SizedArm:
 
     @property
     def width(self) -> int:
-        """The inner width of an expert."""
+        """The intermediate size of an expert."""
         return self.arm.settings.drafter.experts.intermediate_size
 
 
 def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
-    """Return the arms, with expert widths that give them as many parameters as the first arm.
+    """Return the arms, with expert widths that make them about as large as the first arm.
 
     Args:
         arms: the base, followed by the other arms.

@@ -33,7 +33,7 @@ class Counts:
 
 
 def prompts_in(documents: Mapping[int, ComparisonDocument]) -> dict[str, int]:
-    """Return all prompts, each with an index.
+    """Return an index for every prompt.
 
     Raises:
         DataError: the documents have different prompts.
@@ -56,7 +56,7 @@ def counts_of(
         documents: documents by seed.
         name: name of the method.
         temperature: sampling temperature of the method.
-        index_of: index of every prompt.
+        index_of: index of every prompt, as returned by `prompts_in`.
 
     Raises:
         DataError: the method was not measured, or was measured on different prompts.
@@ -100,7 +100,7 @@ def _value(sample: SampleRecord, field: str) -> float:
 
 
 def _means(rates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the mean rate at each depth over the seeds that reached the depth."""
+    """Return the mean rate at each depth, over the seeds that reached this depth."""
     depths = range(max(map(len, rates)))
     return tuple(fmean(own[depth] for own in rates if len(own) > depth) for depth in depths)
 
@@ -119,8 +119,8 @@ def _differing_prompts() -> DataError:
     )
 
 
-# Settings in which the four arms may differ: they define the arms, make them equally large, or name
-# a run.
+# Settings in which the four arms may differ: these settings define the arms, make them equally
+# large, or identify a run.
 _DIFFERENT: Any = {
     "drafter": {"experts": {"num_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
@@ -139,10 +139,12 @@ class Cells(NamedTuple):
 
 
 def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
-    """Return the four arms of a 2 x 2 comparison, including the base; None if one is missing.
+    """Return the names of the four arms of a 2 x 2 comparison; None if an arm is missing.
+
+    The base must be the arm with experts and contrastive loss.
 
     Args:
-        arms: settings of the arms, by name.
+        arms: settings of the arms, including the base, by name.
     """
     base = arms[BASE]
     if not (_has_experts(base) and _has_contrast(base)):
@@ -165,7 +167,7 @@ def two_by_two(
     Args:
         cells: names of the four arms.
         temperature: sampling temperature of the measurement.
-        rates: tau of every arm.
+        rates: tau of every arm, by name.
         trees: label of the kind of trees; None for the default trees.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Estimate of a study's time and disk space from a few steps of every arm.
+"""Estimate of a study's time and disk space, from a few steps of every arm.
 
-Minutes and bytes are totals over all trainings of an arm. One process is measured, and nothing is
-written to disk. DeepSpeed on several devices is faster, and other work on the machine makes
-everything slower.
+Minutes and bytes are totals over all trainings of an arm. A single process is measured, and nothing
+is written to disk. A study is faster with DeepSpeed on several devices, and slower if other
+programs use the machine.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ class ArmEstimate(Settings):
         parameters: number of trainable parameters.
         seconds_per_step: measured seconds of an optimizer step.
         training_minutes: minutes that all optimizer steps of all trainings take.
-        evaluation_minutes: minutes that decoding would take without a drafter.
-        disk_bytes: bytes of the drafters and of the largest number of checkpoints.
+        evaluation_minutes: minutes that decoding for the evaluation would take without a drafter.
+        disk_bytes: peak number of bytes of drafters and checkpoints, summed over all trainings.
     """
 
     arm: str
@@ -60,7 +60,7 @@ def estimate(
     Args:
         sized: arms of equal size.
         inputs: target and data, which all arms share; the target is moved to the training device.
-        seeds: number of seeds that every arm is trained with.
+        seeds: number of seeds with which every arm is trained.
         evaluation_tokens: number of tokens that one arm decodes with one seed: prompts x new tokens
             x temperatures x repeats x kinds of trees.
         sweep_runs: number of additional trainings of every arm for a sweep.
@@ -74,7 +74,7 @@ def estimate(
     model.to(device)
     rate = decoding_rate(inputs)
     decoding, sweeping = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
-    # A study keeps fewer checkpoints than its settings say, so the settings of its runs are used.
+    # Runs keep fewer checkpoints than the arms' settings say, so the settings of the runs are used.
     runs = runs_of(sized, 1, inputs.settings.run_folder)
     return [
         *(
@@ -99,7 +99,7 @@ def estimate(
 
 
 def render(estimates: Sequence[ArmEstimate]) -> Table:
-    """Return a table of the estimates with the totals."""
+    """Return a table of the estimates, with totals."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     columns = {
         "arm": "all",
@@ -140,5 +140,5 @@ def _of_arm(
 
 def _with_settings(inputs: Prepared, settings: TrainSettings) -> Prepared:
     config = config_for(settings.drafter, inputs.drafter_config.target_record)
-    # The selection of the draft vocabulary takes a negligible time.
+    # The time for the selection of the draft vocabulary is negligible.
     return replace(inputs, settings=settings, drafter_config=config, draft_ids=None)

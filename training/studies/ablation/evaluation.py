@@ -1,4 +1,4 @@
-"""Measurement of arms by `jakiro bench` in a separate process, and selection of swept values."""
+"""Measures arms with `jakiro bench` in a separate process, and selects values of a sweep."""
 
 import hashlib
 import math
@@ -42,7 +42,7 @@ class Measurement:
     folder: Path
 
     def of_seed(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
-        """Return the figures of one seed's arms and of autoregressive decoding.
+        """Return the figures of all arms with one seed, and of autoregressive decoding.
 
         The timings are interleaved, so that speeds can be compared. Stored results are reused
         unless an arm was trained again or the settings of the measurement have changed.
@@ -56,12 +56,15 @@ class Measurement:
         return self._of({run.arm: run for run in runs}, [AUTOREGRESSIVE], f"seed-{runs[0].seed}")
 
     def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
-        """Return the figures of one arm, with one method per swept value, named after that value.
+        """Return the figures of one arm, with one method per swept value, named after the value.
 
         The arm is measured in the same way as in `of_seed`, but without autoregressive decoding.
 
         Args:
             runs: finished runs of one arm and seed.
+
+        Raises:
+            JakiroError: the measurement failed.
         """
         by_value = {value_name(run.value): run for run in runs if run.value is not None}
         return self._of(by_value, [], f"{runs[0].arm}-seed-{runs[0].seed}")
@@ -79,7 +82,7 @@ class Measurement:
         return read_document(path)
 
     def _key(self, runs: Mapping[str, ArmRun]) -> str:
-        """Return a hash of everything that determines the figures, except the machine."""
+        """Return a hash of everything that determines the figures, except for the machine."""
         settings = _first(runs).settings
         target = settings.target
         return fingerprint(
@@ -146,7 +149,7 @@ def select_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement
 
     Args:
         sweep: setting with its values.
-        runs: finished runs of one seed, of every arm with every value.
+        runs: finished runs of every arm with every value, all with the same seed.
         measurement: measurement on dev prompts.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Forest plot of a study: tau of every arm divided by tau of the base, with intervals."""
+"""Forest plot of a study: tau of every arm, divided by tau of the base, with intervals."""
 
 from collections.abc import Sequence
 from pathlib import Path

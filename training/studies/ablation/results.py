@@ -20,13 +20,14 @@ class ArmRow(Settings):
         parameters: number of trainable parameters.
         intermediate_size: expert width that made the arm as large as the base.
         training_tokens: number of tokens read in training, for each seed.
-        held_out_agreement: fraction of validation positions where drafter and target agree on the
-            most likely token, averaged over seeds; None if it was not measured.
+        held_out_agreement: fraction of validation positions at which drafter and target agree on
+            the most likely token, averaged over seeds; None if it was not measured.
         tau: tokens per forward pass of the target, pooled over seeds and prompts; 1 for
             autoregressive decoding.
         tau_ratio: tau divided by tau of the base.
-        acceptance_by_depth: for each depth, the fraction of the decoding steps with a candidate at
-            this depth in which such a candidate was accepted, averaged over seeds.
+        acceptance_by_depth: conditional acceptance rate at each depth, averaged over seeds: the
+            share of the decoding steps with a candidate at this depth (below an accepted path) in
+            which a candidate at this depth was accepted.
         tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
         seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts;
             None if it was not measured.
@@ -54,7 +55,7 @@ class ArmRow(Settings):
 
 
 class TwoByTwo(Settings):
-    """Effects of experts and contrastive loss at one temperature, and the interaction of both.
+    """Effects of experts and of contrastive loss at one temperature, and their interaction.
 
     Here, an arm "with experts" has several experts, and an arm "without experts" has only one.
 
@@ -70,8 +71,8 @@ class TwoByTwo(Settings):
         contrast: ratio of tau with contrastive loss to tau without contrastive loss, as the
             geometric mean of the ratios with and without experts.
         interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). A value above
-            1 means that experts increase tau by a larger factor if there is a contrastive loss, and
-            vice versa.
+            1 means that experts increase tau by a larger factor with contrastive loss than without
+            it, and vice versa.
         sentence: the effects in words.
     """
 
@@ -92,8 +93,8 @@ class ArmExperts(Settings):
 
     Attributes:
         arm: name of the arm.
-        top_overlap: fraction of the four most likely tokens that two experts have in common,
-            averaged over pairs of experts; None if experts do not have separate distributions.
+        top_overlap: fraction of their four most likely tokens that two experts have in common,
+            averaged over pairs of experts; None if the experts have no separate distributions.
         router_entropy: entropy of the router's weights at a position, in nats, averaged over
             positions.
         load_entropy: entropy of the router's mean weights, in nats.
@@ -115,7 +116,7 @@ class ArmSweep(Settings):
         tau: tokens per forward pass of the target, pooled over dev prompts, for each temperature
             and each value, in the sweep's order.
         score: geometric mean of tau over the temperatures, for each value.
-        chosen: value with the highest score; the smallest of such values if there are several.
+        chosen: value with the highest score; the smallest one if there are several.
     """
 
     arm: str
@@ -125,14 +126,14 @@ class ArmSweep(Settings):
 
 
 class SweepResults(Settings):
-    """Results of a sweep: the value of a setting for every arm, selected on dev prompts.
+    """Results of a sweep: the value of a setting that was selected for every arm on dev prompts.
 
     Attributes:
         key: dotted name of the setting.
         values: values that were tried.
         temperatures: sampling temperatures of the measurement.
         seed: seed of the trainings.
-        prompts: number of dev prompts, none of which is a test prompt.
+        prompts: number of dev prompts, which do not include test prompts.
         arms: results of the arms, in the study's order.
     """
 
@@ -153,8 +154,8 @@ class StudyResults(Settings):
 
     Attributes:
         version: version of this schema.
-        seeds: number of seeds that every arm was trained with.
-        prompts: number of prompts that every arm was measured on.
+        seeds: number of seeds with which every arm was trained.
+        prompts: number of prompts on which every arm was measured.
         note: sentence on the meaning of the intervals.
         rows: results of the arms in the study's order, for every temperature and kind of trees.
         interactions: interactions for every temperature and kind of trees; empty unless the study

@@ -1,4 +1,4 @@
-"""Training runs of a study: every arm with every seed, in this process or started by DeepSpeed."""
+"""Training runs of a study: every arm with every seed, in this process or with DeepSpeed."""
 
 import shutil
 import subprocess
@@ -28,13 +28,13 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ArmRun:
-    """Training run of one arm with one seed.
+    """A training run of one arm with one seed.
 
     Attributes:
         arm: name of the arm.
         seed: seed of the initial weights, the order of the sequences, and the anchors.
         settings: complete settings of the run, including its run folder.
-        value: value of the swept setting; None if there is no sweep.
+        value: value of the setting that is swept; None if there is no sweep.
     """
 
     arm: str
@@ -54,7 +54,7 @@ class ArmRun:
 
     @property
     def training_tokens(self) -> int:
-        """The number of tokens that the training has read."""
+        """The number of tokens that were read in training."""
         return int(self._record["training"]["tokens"])
 
     @property
@@ -84,7 +84,7 @@ def runs_of(
         arms: arms of equal size.
         num_seeds: number of consecutive seeds, starting with the seed of the base.
         folder: folder of the study.
-        sweep: setting whose values every arm is trained with; None for no sweep.
+        sweep: setting, with the values to train every arm with; None for no sweep.
     """
     first = arms[0].arm.settings.seed
     values: Sequence[float | None] = (None,) if sweep is None else sweep.values
@@ -102,7 +102,7 @@ def train_runs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train the unfinished runs; an interrupted run resumes from its last checkpoint.
+    """Train the unfinished runs; an interrupted run is resumed from its last checkpoint.
 
     Args:
         runs: runs in the order of training.
@@ -125,7 +125,7 @@ def train_runs(
 
 
 def forget(runs: Sequence[ArmRun], arm: str) -> None:
-    """Delete the runs of one arm, so that the arm is trained again.
+    """Delete the run folders of one arm, so that the arm is trained again.
 
     Args:
         runs: all runs of the study.
@@ -149,7 +149,7 @@ def _run_settings(sized: SizedArm, seed: int, run_folder: Path) -> TrainSettings
     settings = sized.arm.settings
     # Runs do not measure decoding, because the study measures it with interleaved timings.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
-    # They are evaluated only at the end, so `best` would be a copy of the finished drafter.
+    # Runs are evaluated only at the end, so `best` would be a copy of the finished drafter.
     checkpoint = settings.checkpoint.model_copy(update={"keep": 1, "keep_best": False})
     return settings.model_copy(
         update={

@@ -26,11 +26,11 @@ class StudySettings(Settings):
         config: YAML files of the ablations, each with the settings that differ from the base.
         out: folder of runs and results.
         overrides: overrides `key.path=value`, merged into the base and thus into every arm.
-        seeds: number of seeds that every arm is trained with.
+        seeds: number of seeds with which every arm is trained.
         max_steps: largest number of optimizer steps of a run; None for the number in the settings.
         launcher: "inline" to train in this process, "deepspeed" to train on all devices of this
             machine.
-        sweep: setting and values to try as `key.path=VALUE,VALUE,...`; every arm gets its best
+        sweep: setting and values to try, as `key.path=VALUE,VALUE,...`; every arm gets its best
             value. None for no sweep.
         dev_prompts: prompt file of the sweep, which must not contain test prompts.
         dev_num_prompts: largest number of dev prompts; None for `num_prompts`.
@@ -39,8 +39,8 @@ class StudySettings(Settings):
         max_new_tokens: largest number of new tokens for each prompt.
         temperatures: sampling temperatures; 0 is greedy decoding.
         candidates: number of nodes of a draft tree, the same for all arms.
-        trees: kinds of trees, each as the options of a drafter of `jakiro bench`; empty for a
-            single kind of trees with `candidates` nodes.
+        trees: kinds of trees, each written as the options of a drafter in `jakiro bench`; empty
+            for the default trees with `candidates` nodes.
         repeats: number of times that each prompt is decoded.
     """
 
@@ -77,14 +77,14 @@ class StudySettings(Settings):
 
 
 class StudyPrompts:
-    """The prompts of a study; they are checked before any training.
+    """The prompts of a study, which are checked before any training.
 
     Args:
         inputs: inputs of the study, whose prompts are the beginnings of validation documents.
         test: file of the test prompts; None for the prompts of `inputs`.
         dev: file of the dev prompts; None if there is no sweep.
-        reserved: number of test prompts that are used to select trees, and therefore excluded from
-            the results.
+        reserved: number of test prompts that are excluded from the results because they are used
+            to select trees.
 
     Raises:
         PromptError: a file cannot be used.
@@ -108,7 +108,7 @@ class StudyPrompts:
             self._require_apart(distinct(read_prompts(dev)), found, dev)
 
     def test_file(self, folder: Path) -> Path:
-        """Return the file of the test prompts, after writing it if no file was given."""
+        """Return the file of the test prompts, which is written into `folder` if none was given."""
         if self._test is not None:
             return self._test
         path = folder / "prompts.jsonl"
@@ -128,13 +128,13 @@ class StudyPrompts:
         shared = sum(self._tokens(prompt) in reported for prompt in dev)
         if shared:
             raise ConfigError(
-                f"{path} shares prompts with the test prompts",
+                f"{path} contains test prompts",
                 expected="dev prompts that are not test prompts",
                 got=f"{shared} of {len(dev)} dev prompts are test prompts",
-                remedy="remove the shared prompts from one of the two files",
+                remedy="remove the shared prompts from the dev prompts or from the test prompts",
             )
 
     def _tokens(self, prompt: BenchPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt, or of its first turn if it is a dialogue."""
+        """Return the token ids of a prompt, or of the first turn if the prompt is a dialogue."""
         vocab_size = self._inputs.target.spec.vocab_size
         return tuple(encode_prompt(prompt.first, self._inputs.tokenizer, vocab_size))

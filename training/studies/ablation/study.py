@@ -32,7 +32,7 @@ _logger = get_logger(__name__)
 
 
 class Study:
-    """A study of several arms, which are variants of a training run.
+    """A study of several arms, which are variants of one training run.
 
     Args:
         settings: settings of the study.
@@ -73,9 +73,8 @@ class Study:
             self.inputs,
             seeds=settings.seeds,
             evaluation_tokens=settings.num_prompts * per_prompt * len(self.trees),
-            sweep_runs=max(
-                0, num_values - 1
-            ),  # the sweep's run with the selected value is also the arm's run with the first seed
+            # The sweep's run with the selected value is also the arm's run with the first seed.
+            sweep_runs=max(0, num_values - 1),
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
         )
         Console().print(render(estimates))
@@ -105,7 +104,7 @@ class Study:
         return results
 
     def train(self, names: Sequence[str], rerun: str | None = None) -> None:
-        """Train the given arms as in `complete`, without a measurement on test prompts.
+        """Train the given arms as in `complete`, but do not measure them on test prompts.
 
         Several processes may train different arms at the same time.
 
@@ -129,7 +128,7 @@ class Study:
         if rerun is not None:
             self._require_arm(rerun, "there is no such arm to run again")
             forget(self.runs, rerun)
-        for run in self.runs:  # checks all runs before any training
+        for run in self.runs:  # check all runs before any training
             run.folder.check(run.settings, self.inputs.facts)
         runs = [run for run in self.runs if run.arm in names]
         if self.sweep is None:
@@ -186,7 +185,7 @@ class Study:
 
 
 def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
-    """Return the base's settings with `count` prompts from validation data."""
+    """Return the base's settings, with `count` prompts from validation data."""
     changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
 

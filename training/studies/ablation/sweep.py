@@ -1,4 +1,4 @@
-"""Sweep over the values of a setting, such as the learning rate, separately for every arm."""
+"""Sweeps over the values of a setting, such as the learning rate, for every arm separately."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _FIXED = ("data.", "evaluation.", "checkpoint.", "steps", "seed", "log_every")
 
 
 class Sweep(Settings):
-    """One setting and the values to try.
+    """A setting and the values to try.
 
     Attributes:
         key: dotted name of the setting, such as `optimizer.learning_rate`.
@@ -53,12 +53,12 @@ def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
     """Return the sweep that a user specified as `key.path=VALUE,VALUE,...`.
 
     Args:
-        text: text of the user.
+        text: the user's text.
         arms: arms of the study, which must accept every value.
 
     Raises:
-        ConfigError: the text is malformed, the setting is not a number that all arms share, or a
-            value cannot be used.
+        ConfigError: the text is malformed, the setting is not a number or may not be swept, or an
+            arm does not accept a value.
     """
     key, _, listed = text.partition("=")
     known = [name for name, _ in _numbers(arms[0].arm.settings.model_dump())]

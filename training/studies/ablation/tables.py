@@ -1,4 +1,4 @@
-"""Tables of a study's results for the terminal, in Markdown and in CSV."""
+"""Tables of a study's results, for the terminal, in Markdown and in CSV."""
 
 import csv
 from collections.abc import Container, Iterator, Sequence
@@ -25,7 +25,7 @@ def markdown_head(names: Sequence[str], left: Container[str]) -> list[str]:
 
     Args:
         names: names of the columns.
-        left: names of the columns that are aligned to the left; others are aligned to the right.
+        left: names of the columns that are aligned left; the other columns are aligned right.
     """
     alignment = ["---" if name in left else "--:" for name in names]
     return [markdown_line(names), markdown_line(alignment)]
@@ -37,7 +37,7 @@ def markdown_line(cells: Sequence[str]) -> str:
 
 
 def experts_to_markdown(arms: Sequence[ArmExperts]) -> list[str]:
-    """Return the lines of a table of the experts, with a legend."""
+    """Return the lines of a table on the diversity of the experts, with a legend."""
     lines = ["Experts on validation data:", ""]
     lines += markdown_head(("arm", "top-4 overlap", "router entropy", "load entropy"), ("arm",))
     lines += [markdown_line(_cells(arm)) for arm in arms]
@@ -92,7 +92,7 @@ _FOLDING = ("arm", "trees", "tau / base", "tokens/s / base", "verdict")
 
 
 def to_terminal(results: StudyResults) -> RenderableType:
-    """Return the table with remarks for a terminal."""
+    """Return the table of the results, with remarks, for a terminal."""
     table = Table(box=box.SIMPLE_HEAD, padding=0)
     for name in headings_of(results):
         table.add_column(
@@ -110,7 +110,7 @@ def to_terminal(results: StudyResults) -> RenderableType:
 
 
 def to_markdown(results: StudyResults) -> str:
-    """Return the table with remarks, and tables of the experts and of the sweep, in Markdown."""
+    """Return the results in Markdown: table, remarks, and tables of the experts and the sweep."""
     lines = markdown_head(headings_of(results), _LEFT)
     lines += [markdown_line(_result_cells(row)) for rows in results.groups for row in rows]
     lines += ["", "\n\n".join(_remarks(results)), ""]
@@ -122,7 +122,7 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def headings_of(results: StudyResults) -> tuple[str, ...]:
-    """Return the names of the columns, including "trees" if kinds of trees were specified."""
+    """Return the names of the columns, including "trees" if the user specified kinds of trees."""
     before = HEADINGS.index("tau")
     return (
         HEADINGS if results.trees == [None] else (*HEADINGS[:before], "trees", *HEADINGS[before:])
@@ -130,7 +130,7 @@ def headings_of(results: StudyResults) -> tuple[str, ...]:
 
 
 def to_csv(results: StudyResults) -> str:
-    """Return a CSV table with all digits and one line per arm, temperature and kind of trees."""
+    """Return a CSV table with all digits, and one line per arm, temperature and kind of trees."""
     target = StringIO()
     records = [_record(row) for row in results.rows]
     names = dict.fromkeys(name for record in records for name in record)
@@ -161,7 +161,7 @@ def _result_cells(row: ArmRow) -> list[str]:
 
 
 def _short(count: int) -> str:
-    """Return a number with three digits, which are enough because all arms have similar sizes."""
+    """Return a number with three digits, which suffice because all arms are about equally large."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

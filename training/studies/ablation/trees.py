@@ -1,4 +1,4 @@
-"""Kinds of draft trees that the arms of a study are measured with."""
+"""Kinds of draft trees with which the arms of a study are measured."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ class Trees(Settings):
     """One kind of trees with which every arm is measured.
 
     Attributes:
-        options: options of a method of `jakiro bench`, such as `tree=deterministic,candidates=60`.
+        options: options of a drafter in `jakiro bench`, such as `tree=deterministic,candidates=60`.
         label: name of the kind, such as `deterministic-60`; None for the default trees.
     """
 
@@ -28,12 +28,12 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
     """Return the kinds of trees that a user specified.
 
     Args:
-        texts: options of a drafter of `jakiro bench` for each kind; empty for the default trees of
-            the drafter with `candidates` nodes.
+        texts: options of a drafter in `jakiro bench` for each kind; empty for the drafter's default
+            trees with `candidates` nodes.
         candidates: number of nodes of a tree if `texts` is empty.
 
     Raises:
-        ConfigError: options are malformed, or are given twice.
+        ConfigError: the options of a kind are malformed, or two kinds have the same label.
     """
     if not texts:
         return (Trees(options=f"candidates={candidates}"),)
@@ -43,7 +43,7 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
 
 
 def num_tuning_prompts(trees: Sequence[Trees]) -> int:
-    """Return the number of prompts that are used only to select trees by measured costs."""
+    """Return the number of prompts that are used only for selecting trees by measured costs."""
     return TRIAL_PROMPTS if uses_costs(trees) else 0
 
 

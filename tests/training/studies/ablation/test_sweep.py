@@ -178,7 +178,7 @@ def test_a_dry_run_counts_the_sweep(command: list[str], capsys: pytest.CaptureFi
         (["--sweep", "optimizer.learning_rate=0.1,high"], "two or more different numbers"),
         (["--sweep", "optimizer.learning_rate=0.1,-1"], "greater than 0"),
         (["--sweep", "optimizer.warmup_steps=1,1.5"], "valid integer"),
-        (["--dev-prompts", "test.jsonl"], "shares prompts with the test prompts"),
+        (["--dev-prompts", "test.jsonl"], "test.jsonl contains test prompts"),
         (["--train-only", "other"], "no such arm to train"),
     ],
 )
