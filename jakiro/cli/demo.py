@@ -30,20 +30,26 @@ def demo(
             help="Model to draft for, instead of the toy model; the preset chat then means small.",
         ),
     ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write all figures to this file."),
+    ] = None,
 ) -> None:
     """Train a drafter for minutes, and show how much faster a model generates with it."""
     from jakiro.utils.files import ensure_writable_folder
 
-    if cache_dir is not None:  # before the model is downloaded
-        ensure_writable_folder(cache_dir)
+    # before the model is downloaded
+    for needed in (cache_dir, None if json_file is None else json_file.absolute().parent):
+        if needed is not None:
+            ensure_writable_folder(needed)
     if preset == "chat" and target is None:
         from jakiro.demo.chat_model import is_available, run_chat_demo
 
         if is_available():
-            run_chat_demo(cache_dir, device)
+            run_chat_demo(cache_dir, device, figures=json_file)
             return
         typer.echo("The demo continues with a toy model.", err=True)
     from jakiro.demo.pipeline import run_demo
 
     toy = "small" if preset == "chat" else preset
-    run_demo(preset=toy, cache_dir=cache_dir, device=device, target=target)
+    run_demo(preset=toy, cache_dir=cache_dir, device=device, target=target, figures=json_file)

@@ -18,7 +18,7 @@ from inference.benchmark.report.table import figures_table
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.subject import Subject, build_methods, load_target
 from inference.generation.prompts import encode_prompt
-from jakiro.demo.report import show_text
+from jakiro.demo.report import show_next, show_text
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from jakiro.utils.fetch import fetch_model
@@ -61,17 +61,19 @@ def is_available() -> bool:
 
 
 def run_chat_demo(
-    cache_folder: Path | None = None, device: Device = "auto", steps: int = STEPS
+    cache_folder: Path | None = None,
+    device: Device = "auto",
+    steps: int = STEPS,
+    figures: Path | None = None,
 ) -> None:
-    """Train a drafter, compare decoding methods, and print the results.
-
-    The last line of standard output is a JSON document. A report is written to `cache_folder`.
+    """Train a drafter, compare decoding methods, print the results, and write a report.
 
     Args:
         cache_folder: folder for the trained drafter and the report; None for the user's cache.
         device: "auto", "cpu" or "cuda".
         steps: largest number of optimizer steps of the drafter that the demo trains; training also
             ends after `MINUTES`.
+        figures: JSON file to which all figures are written; None for none.
 
     Raises:
         CheckpointError: the model has not been fetched, or the finished drafter is missing.
@@ -90,12 +92,12 @@ def run_chat_demo(
         document = _compare(fresh, subject, progress)
     _show_example(subject)  # after the progress display, which would overwrite a part of it
     page = _write_report(document, folder)
+    if figures is not None:
+        write_atomically(figures, document.model_dump_json(indent=1) + "\n")
     for part in figures_table(document):
         Console().print(part, highlight=False)
     console.print(f"report with a picture of a tree: {page}", soft_wrap=True)
-    summary = {"preset": "chat", "target": MODEL, "fresh_drafter": str(fresh), "report": str(page)}
-    methods = [figures.model_dump(mode="json", exclude={"samples"}) for figures in document.methods]
-    print(json.dumps(summary | {"methods": methods}))  # noqa: T201 - a console would wrap the line
+    show_next(Console(), str(fresh), MODEL)
 
 
 def _train(
@@ -158,7 +160,6 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
 def _write_report(document: ComparisonDocument, folder: Path) -> Path:
     from inference.benchmark.report.page import render  # imports matplotlib, which takes a second
 
-    write_atomically(folder / "demo.json", document.model_dump_json(indent=1) + "\n")
     write_atomically(folder / "demo.html", render(document))
     return folder / "demo.html"
 

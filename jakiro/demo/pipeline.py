@@ -25,7 +25,7 @@ from jakiro.demo.corpus import Corpus, load_corpus, write_texts
 from jakiro.demo.drafting import train_drafter
 from jakiro.demo.presets import PRESETS, Preset
 from jakiro.demo.prompts import prompts_from_split
-from jakiro.demo.report import JAKIRO, results_of, show_results, show_text
+from jakiro.demo.report import JAKIRO, results_of, show_next, show_results, show_text
 from jakiro.demo.target import read_record, train_target
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import JakiroError
@@ -63,16 +63,16 @@ def run_demo(
     cache_dir: Path | None = None,
     device: Device = "auto",
     target: str | None = None,
+    figures: Path | None = None,
 ) -> None:
     """Train the models that are not cached, compare decoding methods, and print the results.
-
-    The last line of standard output is a JSON document.
 
     Args:
         preset: "smoke" or "small".
         cache_dir: folder for trained models; None for the user's cache folder.
         device: "auto", "cpu" or "cuda".
         target: folder or hub id of a causal LM; None to train and use the toy target.
+        figures: JSON file to which all figures are written; None for none.
 
     Raises:
         ConfigError: the cache folder cannot be written to, or the device does not exist.
@@ -106,7 +106,14 @@ def run_demo(
     drafted = {"path": str(drafter_folder), "parameters": drafter.num_parameters()}
     drafted["trees"] = choice.plan.model_dump()
     document = {"preset": preset, "target": facts, "drafter": drafted, "results": results}
-    print(json.dumps(document))  # noqa: T201 - a rich console would wrap the line
+    if figures is not None:
+        write_atomically(figures, json.dumps(document, indent=1) + "\n")
+    if preset == "smoke":
+        Console().print(
+            "The preset smoke only checks that everything runs: its drafter was trained for "
+            "seconds. The presets chat and small show speed."
+        )
+    show_next(Console(), str(drafter_folder), demo.target)
     if any(row["identical_to_target"] is False for row in results):
         raise JakiroError("a method's greedy tokens differ from those of transformers' generate()")
 

@@ -114,6 +114,24 @@ def show_results(
     )
 
 
+def show_next(console: Console, drafter: str, target: str) -> None:
+    """Print the folder of a trained drafter and commands that use the drafter.
+
+    Args:
+        console: console to print on.
+        drafter: folder of the drafter.
+        target: folder, hub id or fetched name of the target.
+    """
+    lines = (
+        f"Drafter: {drafter}",
+        f"  jakiro generate {drafter} 'def main('",
+        f"  jakiro bench --target {target} --method transformers --method drafter={drafter} "
+        "--prompts PROMPTS.jsonl",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
 def explain_slowdowns(results: list[dict[str, Any]], choice: PlanChoice) -> list[str]:
     """Return one sentence for each temperature at which decoding without drafts was faster.
 

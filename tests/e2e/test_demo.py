@@ -39,31 +39,33 @@ def _tiny_preset() -> Preset:
 
 
 def _words(folder: Path) -> list[str]:
-    return ["demo", "--preset", "smoke", "--cache-dir", str(folder)]
+    words = ["demo", "--preset", "smoke", "--cache-dir", str(folder)]
+    return [*words, "--json", str(folder / "figures.json")]
+
+
+def _figures(folder: Path) -> dict[str, object]:
+    document: dict[str, object] = json.loads((folder / "figures.json").read_text())
+    return document
 
 
 @pytest.mark.slow
 def test_the_smoke_demo_trains_decodes_and_reports_and_then_uses_its_cache(tmp_path: Path) -> None:
     def demo() -> dict[str, object]:
         program = Path(sys.executable).with_name("jakiro")
-        run = subprocess.run(
-            [program, *_words(tmp_path)], capture_output=True, text=True, check=True
-        )
-        document: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
-        return document
+        subprocess.run([program, *_words(tmp_path)], capture_output=True, text=True, check=True)
+        return _figures(tmp_path)
 
     assert_demo_trains_and_then_uses_its_cache(tmp_path, demo)
 
 
 def test_a_tiny_demo_trains_decodes_and_reports_and_then_uses_its_cache(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PRESETS, "smoke", _tiny_preset())
 
     def demo() -> dict[str, object]:
         assert exit_code(*_words(tmp_path)) == 0
-        document: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return document
+        return _figures(tmp_path)
 
     assert_demo_trains_and_then_uses_its_cache(tmp_path, demo)
 

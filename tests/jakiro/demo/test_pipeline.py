@@ -67,13 +67,17 @@ def target(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_last_line_has_every_method_and_the_trees_which_are_measured_once(
+def test_the_figures_have_every_method_and_the_trees_which_are_measured_once(
     target: Path, tmp_path: Path, calls: Counter[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents = []
     for _ in range(2):
-        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target))
-        documents.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+        figures = tmp_path / "figures.json"
+        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target), figures)
+        documents.append(json.loads(figures.read_text()))
+    shown = capsys.readouterr().out
+    assert "smoke only checks that everything runs" in shown
+    assert f"Drafter: {documents[0]['drafter']['path']}" in shown
     first, second = documents
     assert calls["choose_plan"] == 1
     assert calls["train_drafter"] == 2  # which looks into the cache itself
@@ -91,7 +95,6 @@ def test_wrong_tokens_are_an_error_after_the_figures(
     target: Path,
     tmp_path: Path,
     calls: Counter[str],
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = pipeline.results_of
@@ -102,5 +105,7 @@ def test_wrong_tokens_are_an_error_after_the_figures(
 
     monkeypatch.setattr(pipeline, "results_of", wrong)
     with pytest.raises(JakiroError, match="tokens differ from those of transformers"):
-        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target))
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+        pipeline.run_demo(
+            "smoke", tmp_path / "cache", "cpu", str(target), tmp_path / "figures.json"
+        )
+    assert json.loads((tmp_path / "figures.json").read_text())["results"]
