@@ -47,6 +47,18 @@ def test_every_exported_name_can_be_imported(package: str) -> None:
         _ = module.Nonsense
 
 
+def test_a_file_with_the_name_of_a_package_is_named(tmp_path: Path) -> None:
+    shadow = tmp_path / "inference.py"
+    shadow.touch()
+    (tmp_path / "script.py").write_text("from jakiro import SpeculativeDecoder")
+    run = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    *_, last = run.stderr.strip().splitlines()
+    assert last.startswith("ImportError: Jakiro's package 'inference' cannot be imported")
+    assert str(shadow) in last
+
+
 @pytest.mark.parametrize("package", ["inference", "jakiro"])
 def test_interactive_sessions_complete_the_exported_names(package: str) -> None:
     module = import_module(package)
