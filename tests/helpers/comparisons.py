@@ -117,7 +117,7 @@ def noisy_document(
 
     Args:
         seed: seed of the noise; the seconds that prompts take without noise do not depend on it.
-        slowness: factor on the seconds of each method, by name; 1 if missing; None for 1 everywhere.
+        slowness: factor on the seconds of each method, by name; 1 for a missing name or None.
         noise: standard deviation of the noise on the logarithm of the seconds.
         hardness: standard deviation, over prompts, of the logarithm of the seconds without noise.
         prompts: number of prompts.

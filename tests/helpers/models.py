@@ -46,7 +46,7 @@ def tiny_settings(
     draft_vocab_size: int | None = None,
     **memory: object,
 ) -> DrafterSettings:
-    """Return the settings of a drafter with fewer than 30,000 parameters for `tiny_llama()`."""
+    """Return the settings of a drafter with some ten thousand parameters."""
     is_feedback = (trunk or {}).get("kind") == "feedback"
     sizes = {"num_heads": 2, "head_dim": 8, "mlp_width": 16}
     return DrafterSettings(

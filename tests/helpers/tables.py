@@ -105,7 +105,7 @@ def one_step(
     prefix: Prefix,
     tamper: Tamper = lambda tree: tree,
 ) -> dict[Prefix, float]:
-    """Return the exact distribution of a decoding step's tokens; `tamper` changes its draft trees."""
+    """Return the exact distribution of a decoding step's tokens; `tamper` changes its trees."""
 
     def drafted(chooser: Chooser) -> int:
         builder = BranchingBuilder(shape, sampling)

@@ -58,7 +58,7 @@ def both_views(
 def read_share(
     settings: TrainSettings, count: int, rank: int
 ) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
-    """Return the views that a process reads in an epoch, by step and index of the first sequence."""
+    """Return the views that one process reads in an epoch, by step and first sequence."""
     inputs = prepare(settings)
     reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
     sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)

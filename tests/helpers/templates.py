@@ -60,7 +60,7 @@ MISTRAL = (
 # As in some releases, the system turn is omitted if an answer follows the last turn of the user.
 MISTRAL_LAST = MISTRAL.replace("loop.index0 == ns.asked", "loop.last")
 
-# The generation prompt opens a reasoning tag. Earlier answers are written without reasoning.
+# The generation prompt opens a reasoning tag. Answers are written without reasoning.
 R1 = (
     "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}"
     "{{- '<|Assistant|>' + m.content.split('</think>')[-1] + eos_token }}"

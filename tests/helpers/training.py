@@ -185,7 +185,7 @@ class TinyTraining:
 
 
 def tiny_training(settings: DrafterSettings | None = None) -> TinyTraining:
-    """Return a random target and a random drafter; None for the settings of `tiny_settings()`."""
+    """Return a random target and drafter, by default with `tiny_settings()`."""
     target = TargetAdapter(tiny_llama().requires_grad_(False))
     objective = ObjectiveSettings(feature_weight=0.3, distance_decay=0.9)
     return TinyTraining(tiny_drafter(target, settings), target, objective)

@@ -57,7 +57,7 @@ def _experts() -> Iterator[dict[str, Any]]:
     for experts, combine, contrast, parallel in itertools.product(
         (1, 2, 4), ("sum", "mixture"), (False, True), (0, 1, 2, 3)
     ):
-        if contrast or (experts > 1 and parallel > 0):  # otherwise the head makes no difference
+        if contrast or (experts > 1 and parallel > 0):  # otherwise contrast makes no difference
             yield {
                 "num_experts": experts,
                 "combine": combine,
