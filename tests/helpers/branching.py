@@ -1,4 +1,4 @@
-"""Runs random code once per outcome of its choices, with the probability of each."""
+"""Computes exact distributions by running random code once for each sequence of choices."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -8,15 +8,19 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class Chooser:
-    """Replaces random numbers: replays a script of choices, then takes the first possible one."""
+    """Replaces a random generator: replays a script, then always makes the first choice.
+
+    Args:
+        script: choices to replay; each is an index among the outcomes with positive probability.
+    """
 
     def __init__(self, script: list[int]) -> None:
         self.script = script
-        self.taken: list[tuple[int, int]] = []  # (choice, number of possible ones)
+        self.taken: list[tuple[int, int]] = []  # (choice, number of possible choices)
         self.probability = 1.0
 
     def choose(self, probabilities: Sequence[float]) -> int:
-        """Return the index that this run takes."""
+        """Return the index of the outcome that this run chooses."""
         possible = [index for index, probability in enumerate(probabilities) if probability > 0]
         choice = self.script[len(self.taken)] if len(self.taken) < len(self.script) else 0
         self.taken.append((choice, len(possible)))
@@ -24,12 +28,12 @@ class Chooser:
         return possible[choice]
 
     def accept(self, probability: float) -> bool:
-        """Return whether this run accepts a candidate, given the probability."""
+        """Return whether this run accepts a candidate with this probability of acceptance."""
         return self.choose([probability, 1.0 - probability]) == 0
 
 
 def distribution_of(experiment: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
-    """Return the exact distribution of the outcome, by running every path of choices."""
+    """Return the exact distribution of an experiment's outcome, from all sequences of choices."""
     probs: defaultdict[Outcome, float] = defaultdict(float)
     script: list[int] | None = []
     while script is not None:
@@ -41,6 +45,7 @@ def distribution_of(experiment: Callable[[Chooser], Outcome]) -> dict[Outcome, f
 
 
 def _next_script(taken: list[tuple[int, int]]) -> list[int] | None:
+    """Return the script of the run after the one that made these choices; None after the last."""
     choices = list(taken)
     while choices and choices[-1][0] + 1 == choices[-1][1]:
         choices.pop()

@@ -1,4 +1,4 @@
-"""Exact distributions from transformers' own scores, and a chi-square test of samples."""
+"""Exact distributions, computed from transformers' scores, and a chi-square test of samples."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,14 @@ Probabilities = dict[tuple[int, ...], float]
 def probs_of_continuations(
     model: PreTrainedModel, prompt: Sequence[int], length: int, **sampling: Any
 ) -> Probabilities:
-    """Return the exact distribution of continuations, from transformers' own processed scores."""
+    """Return the probability of each continuation of a prompt, from transformers' scores.
+
+    Args:
+        model: target.
+        prompt: token ids.
+        length: number of tokens of a continuation.
+        sampling: sampling options of `generate()`.
+    """
     probs: Probabilities = {(): 1.0}
     for _ in range(length):
         longer = {}
@@ -42,7 +49,7 @@ def probs_of_continuations(
 
 
 def p_value(counts: Counter[tuple[int, ...]], probs: Probabilities) -> float:
-    """Return the p-value of counts; cells with expected counts below 5 are joined."""
+    """Return the p-value of a chi-square test; cells with expected counts below 5 are merged."""
     runs = counts.total()
     common = [key for key, probability in probs.items() if probability * runs >= 5]
     observed = [counts[key] for key in common]

@@ -6,7 +6,7 @@ from jakiro.cli import main
 
 
 def exit_code(*words: str) -> int:
-    """Run the command line and return its exit code."""
+    """Run `jakiro` with these arguments and return its exit code."""
     with pytest.raises(SystemExit) as exit_info:
         main(list(words))
     return int(exit_info.value.code or 0)

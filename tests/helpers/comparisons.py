@@ -1,4 +1,4 @@
-"""Synthetic documents of a comparison with plausible figures."""
+"""Synthetic comparison documents with plausible figures."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -48,17 +48,19 @@ def make_document(
     prompts: int = 4,
     seed: int = 0,
 ) -> ComparisonDocument:
-    """Return a document with everything that a report can show.
+    """Return a document that contains everything a report can show.
 
     Args:
-        methods: names; `autoregressive` and `transformers` do not draft; the first is the baseline.
+        methods: names of methods, the baseline first; `autoregressive` and `transformers` do not
+            draft.
         temperatures: sampling temperatures; 0 is greedy.
         categories: categories of prompts; empty for no figures by category.
-        experts: numbers of experts, which the drafting methods take cyclically.
-        tree_sizes: candidates of example trees, which the drafting methods take cyclically.
+        experts: numbers of experts, assigned to the drafting methods cyclically.
+        tree_sizes: numbers of candidates in the example trees, assigned to the drafting methods
+            cyclically.
         depth: depth of the trees.
         prompts: number of prompts.
-        seed: seed of all numbers.
+        seed: seed of the random numbers.
     """
     randomness = random.Random(seed)
     drafting = [name for name in methods if _drafts(name)]
@@ -93,7 +95,7 @@ def make_document(
 
 
 def with_figures(document: ComparisonDocument, index: int, **changes: object) -> ComparisonDocument:
-    """Return the document with other figures of the method at an index."""
+    """Return the document with changes to the figures of the method at `index`."""
     methods = list(document.methods)
     methods[index] = methods[index].model_copy(update=changes)
     return document.model_copy(update={"methods": tuple(methods)})
@@ -111,18 +113,19 @@ def noisy_document(
     batch: int = 1,
     order: int = 0,
 ) -> ComparisonDocument:
-    """Return a document whose figures are those of its samples.
+    """Return a document with noisy samples, and with figures computed from these samples.
 
     Args:
-        seed: seed of the noise; the hardness of prompts does not depend on it.
-        slowness: factors of the methods' seconds.
-        noise: spread of the seconds of each sample.
-        hardness: spread of the seconds that prompts take.
+        seed: seed of the noise; the seconds that prompts take without noise do not depend on it.
+        slowness: factor on the seconds of each method, by name; 1 for a missing name or None.
+        noise: standard deviation of the noise on the logarithm of the seconds.
+        hardness: standard deviation, over prompts, of the logarithm of the seconds without noise.
         prompts: number of prompts.
-        first: number of the first prompt.
-        methods: names; drafting methods take half as many forwards as the first method.
-        batch: number of prompts decoded together, which share their seconds, noise included.
-        order: seed of the grouping of prompts.
+        first: index of the first prompt.
+        methods: names of methods; all but the first draft, with fewer than half as many target
+            forwards.
+        batch: number of prompts decoded together, which take the same seconds, including the noise.
+        order: seed of the assignment of prompts to batches.
     """
     source = np.random.default_rng(seed)
     hard = np.random.default_rng(1234).lognormal(0, hardness, 1000)[first : first + prompts]
@@ -153,7 +156,7 @@ def noisy_document(
 
 
 def with_samples(figures: MethodFigures, samples: Sequence[SampleRecord]) -> MethodFigures:
-    """Return a method's figures as they follow from its samples, which have two chat turns."""
+    """Return a method's figures, computed from samples with two chat turns each."""
     tokens = sum(one.tokens for one in samples)
     forwards = sum(one.target_forwards for one in samples)
     return figures.model_copy(
@@ -203,7 +206,7 @@ def make_figures(
     categories: Sequence[str] = (),
     prompts: int = 4,
 ) -> MethodFigures:
-    """Return the figures of a method at a temperature."""
+    """Return synthetic figures of a method at a temperature."""
     drafts = _drafts(name)
     speeds = _speeds(drafts, is_baseline, randomness)
     tau, rate, tokens = speeds["tau"], speeds["tokens_per_second"], 96 * prompts
@@ -247,7 +250,11 @@ def make_tree(
     experts: int,
     randomness: random.Random,
 ) -> ExampleTree:
-    """Return a tree, as deep as its nodes allow, with half of its first chain accepted."""
+    """Return an example tree.
+
+    The first `depth` nodes form a chain, whose first half is accepted. The parents of the other
+    nodes are random.
+    """
     nodes: list[TreeNode] = []
     for index in range(num_nodes):
         in_chain = index < depth

@@ -1,4 +1,4 @@
-"""Drafting by hand, and the predictions of training at the same positions."""
+"""Compares the predictions of decoding with those of training at the same positions."""
 
 from collections.abc import Sequence
 
@@ -28,14 +28,14 @@ GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
 def committed(tokens: Tensor, start: int, end: int, memory: EncodedMemory) -> Committed:
-    """Return that tokens from `start` to `end` are verified and the next one is the root."""
+    """Return a commit of the tokens from `start` to before `end`; token `end` becomes the root."""
     return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
 
 
 def prefilled(
     drafter: TrainedDrafter, tokens: Tensor, length: int
 ) -> tuple[TrainedSession, StepOutput]:
-    """Return a session with `length` verified tokens, whose root is the next one."""
+    """Return a session with `length` verified tokens, and the target's output for these tokens."""
     target = drafter.target
     cache = target.new_cache(1, 64, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
@@ -48,13 +48,13 @@ def prefilled(
 def trained_outputs(
     target: TargetAdapter, model: JakiroDrafter, tokens: Tensor, length: int, depth: int
 ) -> list[ExpertsOutput]:
-    """Return the predictions of training at distances 1..depth from the last verified token."""
+    """Return training's predictions at the distances 1 to `depth` from the last verified token."""
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
         several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
         anchors = torch.stack(several)
-    else:  # one pass has all distances: position length + d - 1 is d away from its anchor
+    else:  # one pass has all distances: position length + d - 1 is d after its anchor
         anchors = torch.arange(count).clamp(max=length - 1)
     batch = one_document(tokens, anchors)
     reader = TargetReader(target, model, count, torch.float32)
@@ -66,7 +66,7 @@ def trained_outputs(
 def assert_training_equals_drafting(
     target: TargetAdapter, model: JakiroDrafter, length: int, depth: int
 ) -> None:
-    """Compare a masked pass with cached drafting along one path, at every depth."""
+    """Check that training's masked pass equals cached drafting at each depth of one path."""
     parallel = model.config.settings.schedule.parallel_levels
     tokens = torch.randint(0, target.spec.vocab_size, (1, length + depth + parallel))
     trained = trained_outputs(target, model, tokens, length, depth)
@@ -91,7 +91,7 @@ def assert_training_equals_drafting(
 def assert_tree_equals_paths(
     target: TargetAdapter, model: JakiroDrafter, length: int, passes: int
 ) -> None:
-    """Compare the score of every node of a tree with a linear pass along its path."""
+    """Check that each node of a tree has the score of its path when drafted as a chain."""
     parallel = model.config.settings.schedule.parallel_levels
     levels = {"autoregressive_levels": passes, "parallel_levels": parallel}
     shape = TreeShape(**levels, breadth=3, children=3, num_nodes=99)
@@ -109,7 +109,7 @@ def assert_tree_equals_paths(
 
 
 def score_of_path(source: TreePass, path: Sequence[int]) -> float:
-    """The log-probability of a path under the drafter."""
+    """Return the log-probability of a path under the drafter."""
     score, frontier = 0.0, None
     for depth, token in enumerate(path, start=1):
         joint = source.joint(depth, frontier)
@@ -119,5 +119,5 @@ def score_of_path(source: TreePass, path: Sequence[int]) -> float:
 
 
 def chain_frontier(token: int) -> TreeLevel:
-    """The frontier of a single token below the only node of the frontier above."""
+    """Return a frontier of one token, whose parent is the only node of the previous frontier."""
     return frontier_of(torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))

@@ -36,7 +36,7 @@ _COMMON = {
     "pad_token_id": 0,
 }
 
-# Name: class of the model, and what its config has beyond the common fields.
+# By name: class of the model, and fields of its config that are added to `_COMMON` or replace it.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, grouped heads": ("LlamaForCausalLM", {}),
     "llama, one head for each query head": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
@@ -120,7 +120,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-# One family per mechanism in `make test`; the others run in `make test-all`.
+# Families in `make test`, which cover each mechanism; the others run only in `make test-all`.
 MECHANISMS = {
     "llama, grouped heads",
     "mistral",  # sliding window
@@ -139,13 +139,13 @@ EVERY_FAMILY = [
 
 
 def tiny_model(model_class: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A random model of a class, whose distributions are far from uniform."""
+    """Return a random model of a class; its output distributions are far from uniform."""
     torch.manual_seed(seed)
     kind = getattr(transformers, model_class)
     return kind(kind.config_class(**{**_COMMON, **changes})).eval()
 
 
 def tiny_family(family: str, **changes: Any) -> PreTrainedModel:
-    """A random model of a family in the table."""
+    """Return a random model of a family in `FAMILIES`."""
     model_class, fields = FAMILIES[family]
     return tiny_model(model_class, **{**fields, **changes})

@@ -1,4 +1,4 @@
-"""A tiny Llama and its tokenizer, written to a GGUF file in the names and layout of that format."""
+"""Writes a Llama model and its tokenizer to a GGUF file, in the names and layout of this format."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def write_gguf(
     tokenizer: PreTrainedTokenizerFast,
     architecture: str = "llama",
 ) -> None:
-    """Write a model whose weights stay in single precision."""
+    """Write a model with weights in single precision, and its tokenizer."""
     writer = GGUFWriter(path, architecture)
     config = model.config
     writer.add_block_count(config.num_hidden_layers)
@@ -68,7 +68,7 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast) -> No
 
 
 def _renamed(name: str) -> tuple[str, str]:
-    """Return a weight's name in the file, and its kind."""
+    """Return a weight's name in the file, and its kind if it is part of a layer, otherwise ""."""
     whole = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -82,6 +82,6 @@ def _renamed(name: str) -> tuple[str, str]:
 
 
 def _interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Return the rows in the order of the file: the halves of a head's rotation alternate."""
+    """Return the rows in the order of the file, in which the two halves of each head alternate."""
     halves = weight.reshape(num_heads, 2, -1, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)

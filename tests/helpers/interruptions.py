@@ -1,4 +1,4 @@
-"""Interruption of a run right after one of its checkpoints, in this process."""
+"""Interrupts a training run in this process right after one of its checkpoints."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from training.distributed.checkpoint import Checkpoints
 
 
 class PowerCutError(Exception):
-    """Stands for the power cut."""
+    """A simulated power cut."""
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Stop the run as soon as the checkpoint of a step is written."""
+    """Make runs stop with a `PowerCutError` as soon as the checkpoint of `step` is written."""
     save = Checkpoints.save
 
     def save_and_die(self: Checkpoints, engine: Any, state: Any) -> None:

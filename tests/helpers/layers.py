@@ -1,4 +1,4 @@
-"""Drafters with the form of a layer of the tiny targets, and the outputs of these layers."""
+"""Settings of drafters with the form of a tiny target's layer, and the outputs of layers."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from helpers.models import tiny_settings
 
 from jakiro.config import DrafterSettings
 
-HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # as in the tiny targets
 
 
 def layer_settings(
     kind: str, num_experts: int, width: int, tail_layers: int = 0, **trunk: Any
 ) -> DrafterSettings:
-    """Return the settings of a drafter with the heads of a tiny target."""
+    """Return the settings of a drafter with a tiny target's heads and experts of size `width`."""
     settings = tiny_settings(
         num_experts=num_experts,
         combine="sum" if tail_layers else "mixture",
@@ -27,7 +27,7 @@ def layer_settings(
 
 
 def outputs_of_layers(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Return the output of each layer, that of the last before the final norm."""
+    """Return the output of each layer; the last layer's output is taken before the final norm."""
     seen: dict[str, torch.Tensor] = {}
     with model.model.norm.register_forward_pre_hook(lambda _, args: seen.update(output=args[0])):
         states = model.model(ids, output_hidden_states=True).hidden_states

@@ -1,4 +1,4 @@
-"""Checks for any drafter: a decoder's output is that of its target."""
+"""Checks that a decoder's output is lossless, for any drafter."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ LEAST_P_VALUE = 0.0005
 
 
 def greedy_by_transformers(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    """Return the prompt and the greedy tokens of the model's own `generate()`."""
+    """Return the prompt, continued by `count` greedy tokens of the model's own `generate()`."""
     ids = torch.tensor([list(prompt)])
     greedy = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     tokens: list[int] = model.generate(ids, max_new_tokens=count, **greedy)[0].tolist()
@@ -47,7 +47,7 @@ def assert_follows_distribution(
 
 
 def assert_conversation_goes_on(decoder: SpeculativeDecoder, model: PreTrainedModel) -> None:
-    """Check greedy tokens where a conversation grows, and where another replaces it."""
+    """Check greedy tokens when a conversation is continued and when it is replaced by another."""
     with Conversation() as conversation:
         first = decoder.generate([1, 2, 3], max_new_tokens=9, conversation=conversation)
         longer = [*first.sequences[0].tolist(), 5, 5]

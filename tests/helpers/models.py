@@ -1,4 +1,4 @@
-"""Tiny random models, built in milliseconds."""
+"""Tiny random targets and drafters, built in milliseconds."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -17,7 +17,7 @@ from jakiro.target.record import record_target
 
 
 def tiny_llama(vocab: int = 61, seed: int = 0, **changes: object) -> LlamaForCausalLM:
-    """A random Llama whose distributions are far from uniform."""
+    """Return a random Llama; its output distributions are far from uniform."""
     torch.manual_seed(seed)
     fields = {
         "vocab_size": vocab,
@@ -46,7 +46,7 @@ def tiny_settings(
     draft_vocab_size: int | None = None,
     **memory: object,
 ) -> DrafterSettings:
-    """Settings of a drafter of a few thousand parameters."""
+    """Return the settings of a drafter with some ten thousand parameters."""
     is_feedback = (trunk or {}).get("kind") == "feedback"
     sizes = {"num_heads": 2, "head_dim": 8, "mlp_width": 16}
     return DrafterSettings(
@@ -71,10 +71,10 @@ def tiny_settings(
 def tiny_drafter(
     target: TargetAdapter, settings: DrafterSettings | None = None, seed: int = 1
 ) -> JakiroDrafter:
-    """A random drafter for a target."""
+    """Return a random drafter for a target."""
     torch.manual_seed(seed)
     record = record_target(target.spec, "tiny")
     drafter = JakiroDrafter(config_for(settings or tiny_settings(), record)).eval()
-    if drafter.experts.beta is not None:  # starts at 0, where the contrast would not be tested
+    if drafter.experts.beta is not None:  # its start value 0 would leave the contrast untested
         torch.nn.init.constant_(drafter.experts.beta, 0.7)
     return drafter

@@ -1,4 +1,4 @@
-"""A pool of two drafters' candidates."""
+"""A pool with the candidates of two drafters."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.pool import CandidatePool
 
-# Token 1, and below it 2; the second source guesses 1, below it 3 and below that 4.
+# The tree is the chain of tokens 1, 2; the guess of the second source is the chain 1, 3, 4.
 TREE = SequenceTree(
     token_ids=[1, 2],
     parent=[ROOT, 0],
@@ -23,7 +23,7 @@ GUESS = Candidates(
 
 
 def pool_of_two(depth: int = 3) -> CandidatePool:
-    """Return the pool of `TREE` and `GUESS`, down to a depth."""
+    """Return the pool of `TREE` and the nodes of `GUESS` down to a depth."""
     pool = CandidatePool(TREE, [np.log(0.8), np.log(0.4)])
     pool.graft(ROOT, GUESS, depth)
     return pool

@@ -1,6 +1,7 @@
-"""Real processes that train, forked from a process that has imported everything, to start fast.
+"""Training in real processes, forked from a process with all imports so that they start fast.
 
-They join each other like the processes of a launcher, can be killed, and can have limits on files.
+The processes join each other as under a launcher, can be killed, and can have a limit on the size
+of their files.
 """
 
 import os
@@ -26,28 +27,28 @@ _SECONDS = 300.0
 
 @dataclass
 class Trainee:
-    """A process that trains, and the file that takes what it prints."""
+    """A process that trains, and the file with its output."""
 
     process: BaseProcess
     output: Path
 
     def end(self) -> int:
-        """Wait for its end and return its exit code, which is negative if it was killed."""
+        """Wait for the process to end and return its exit code, negative if it was killed."""
         self.process.join(_SECONDS)
-        assert self.process.exitcode is not None, f"it hangs: {self.errors}"
+        assert self.process.exitcode is not None, f"the process hangs: {self.errors}"
         return self.process.exitcode
 
     @property
     def errors(self) -> str:
-        """Everything that the process printed."""
+        """Everything that the process has printed, to stdout and stderr."""
         return self.output.read_text()
 
     def kill_when(self, is_time: Callable[[], bool]) -> bool:
-        """Send it SIGKILL as soon as `is_time` is true; return False if it ended before."""
+        """Send SIGKILL as soon as `is_time()` is true; return False if the process ended first."""
         return self.signal_when(is_time, signal.SIGKILL) and self.end() == -signal.SIGKILL
 
     def signal_when(self, is_time: Callable[[], bool], number: int) -> bool:
-        """Send it a signal as soon as `is_time` is true; return False if it ended before."""
+        """Send a signal as soon as `is_time()` is true; return False if the process ended first."""
         while self.process.is_alive():
             if is_time():
                 assert self.process.pid is not None
@@ -64,17 +65,17 @@ def start_training(
     num_processes: int = 1,
     file_limit: int | None = None,
 ) -> list[Trainee]:
-    """Start the processes of a run, whose first process writes.
+    """Start the processes of a run, and return them in the order of their ranks.
 
     Args:
         settings: settings of the run.
-        workshop: folder for a config and the output of the processes.
+        workshop: folder for the config file and the output of the processes.
         num_processes: number of processes.
         file_limit: largest size of a file in bytes; None for no limit.
     """
     config = workshop / "processes.yaml"
     config.write_text(dump_settings(settings))
-    # The server that forks starts with the first process, and then imports DeepSpeed.
+    # The fork server, which starts with the first process, imports DeepSpeed with this variable.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     port = str(free_port())
     trainees = []

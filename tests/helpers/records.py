@@ -1,4 +1,4 @@
-"""A target, and training data with unusable records, as commands read them."""
+"""Writes a target and training data with unusable records, and runs commands on them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "B
 
 
 def write_target_and_records(folder: Path) -> Path:
-    """Write a target, and data with two unusable records, into a folder, and return it."""
+    """Write a target, and data with two unusable records, into a folder; return the folder."""
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     model = tiny_llama(vocab=len(tokenizer), eos_token_id=0, max_position_embeddings=256)
     model.save_pretrained(folder / "target")

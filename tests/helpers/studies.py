@@ -21,12 +21,12 @@ def made_up_rate(
     cell_noise: float = 0.02,
     seeds: int = 3,
 ) -> Rate:
-    """Return a rate of exp(effect) with noise on its logarithm.
+    """Return the rates 2 exp(effect + prompts), with noise on their logarithms.
 
     Args:
         random: generator of the noise.
-        prompts: logarithm of the easiness of each prompt, the same for every arm.
-        effect: logarithm of the arm's rate.
+        prompts: logarithm of the easiness of each prompt, the same for every arm, [prompts].
+        effect: logarithm of the arm's rate, relative to an arm with effect 0.
         seed_noise: standard deviation of the noise of each seed on all prompts.
         prompt_noise: standard deviation of the noise of each prompt with all seeds.
         cell_noise: standard deviation of the noise of each seed on each prompt.
@@ -52,15 +52,15 @@ def made_up_documents(
     repeats: int = 1,
     number: int = 0,
 ) -> dict[int, ComparisonDocument]:
-    """Return the documents of a study by seed: tau of an arm is 2 exp(effect), with noise.
+    """Return the documents of a study, by seed; the tau of an arm is 2 exp(effect), with noise.
 
     Args:
-        effects: effect of every arm.
-        temperatures: temperatures, all with the same effects.
-        seeds: number of documents.
+        effects: effect of each arm on the logarithm of tau, by the name of the arm.
+        temperatures: sampling temperatures, all with the same effects.
+        seeds: number of seeds, each with its own document.
         prompts: number of prompts, some of them much easier than others.
         repeats: number of samples of each prompt.
-        number: seed of the noise.
+        number: seed of the random numbers.
     """
     random = np.random.default_rng(number)
     easiness = random.normal(0, 0.4, prompts)

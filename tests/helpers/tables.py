@@ -1,4 +1,4 @@
-"""Random distributions for every prefix: a drafter and a target without any network."""
+"""Random distributions for every prefix, which stand in for the networks of target and drafter."""
 
 import itertools
 from collections.abc import Callable
@@ -19,13 +19,13 @@ Prefix = tuple[int, ...]
 
 
 class Tables:
-    """Target logits and draft experts that depend on the whole prefix, in float64.
+    """Random target logits and draft experts that depend on the whole prefix, in float64.
 
     Args:
         vocab: size of the vocabulary.
-        components: number of draft experts; they overlap in what they propose.
-        seed: of the tables.
-        sharpness: spread of the logits.
+        components: number of draft experts, which may propose the same tokens.
+        seed: seed of the random logits.
+        sharpness: standard deviation of the logits.
     """
 
     def __init__(self, vocab: int, components: int, seed: int, sharpness: float = 1.5) -> None:
@@ -38,30 +38,30 @@ class Tables:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) * self.sharpness
 
     def target_logits(self, prefix: Prefix) -> Tensor:
-        """Raw target logits after a prefix."""
+        """Return the target's unprocessed logits after a prefix, [vocab]."""
         return self._random(0, prefix, self.vocab)
 
     def joint(self, prefix: Prefix) -> Tensor:
-        """Return log(w_e p_e(t)) of the draft experts after a prefix."""
+        """Return log(w_e p_e(t)) for each draft expert e and token t, [experts, vocab]."""
         log_probs = self._random(1, prefix, self.components, self.vocab).log_softmax(-1)
         return log_probs + self._random(2, prefix, self.components).log_softmax(-1)[:, None]
 
 
 def frontier_of(token_ids: Tensor, origin: Tensor) -> TreeLevel:
-    """Return a frontier of nodes, given their tokens and their parents' indices."""
+    """Return a frontier of nodes, given their tokens and their parents in the previous frontier."""
     zeros = torch.zeros_like(token_ids)
     return TreeLevel(token_ids, origin, zeros, zeros.float(), zeros[:, :1])
 
 
 class TableSource:
-    """A `JointPredictor` over tables, below one prefix."""
+    """A `JointPredictor` that reads `Tables`, for trees below one prefix."""
 
     def __init__(self, tables: Tables, prefix: Prefix) -> None:
         self.tables = tables
         self.frontier = [prefix]
 
     def joint(self, depth: int, frontier: TreeLevel | None) -> Tensor:
-        """Look up the distributions after the frontier's own paths."""
+        """Return log(w_e p_e(t)) after the path to each node, [1, nodes, experts, vocab]."""
         if frontier is not None:
             tokens, origins = frontier.token_ids[0].tolist(), frontier.origin[0].tolist()
             pairs = zip(tokens, origins, strict=True)
@@ -70,7 +70,7 @@ class TableSource:
 
 
 class BranchingBuilder(TreeBuilder):
-    """Samples the children of sampled trees with the chooser, one after the other."""
+    """A tree builder that samples children one by one with a chooser."""
 
     chooser: Chooser
 
@@ -105,7 +105,7 @@ def one_step(
     prefix: Prefix,
     tamper: Tamper = lambda tree: tree,
 ) -> dict[Prefix, float]:
-    """Return the exact distribution of the tokens that one decoding step emits."""
+    """Return the exact distribution of a decoding step's tokens; `tamper` changes its trees."""
 
     def drafted(chooser: Chooser) -> int:
         builder = BranchingBuilder(shape, sampling)
@@ -124,7 +124,7 @@ def one_step(
 def _accepted(
     tables: Tables, sampling: Sampling, prefix: Prefix, tree: DraftTree
 ) -> dict[Prefix, float]:
-    """Return the exact distribution of the tokens that acceptance emits from one tree."""
+    """Return the exact distribution of the tokens that a decoding step emits for a given tree."""
     own = tree.sequence_tree()
     paths = [
         tuple(own.token_ids[index] for index in own.path(node))
@@ -156,9 +156,10 @@ def two_step_error(
     tamper: Tamper = lambda tree: tree,
     length: int = 3,
 ) -> float:
-    """Return the total variation between the first tokens of two steps and the target's own.
+    """Return the total variation between the distributions of two steps and of the target.
 
-    Runs that emitted fewer than `length` tokens are continued by the target.
+    The distributions are those of the first `length` tokens. If two steps emit fewer tokens, the
+    target's distribution continues them.
     """
     start: Prefix = (0, 1)
     second = {}
@@ -186,6 +187,7 @@ def _continue(
     length: int,
     into: dict[Prefix, float],
 ) -> None:
+    """Add the target's continuations of `emitted` to `length` tokens, with their probabilities."""
     if len(emitted) >= length:
         into[emitted[:length]] = into.get(emitted[:length], 0.0) + probability
         return
@@ -195,5 +197,5 @@ def _continue(
 
 
 def no_processors(do_sample: bool = True) -> Sampling:
-    """Sampling options without processors."""
+    """Return sampling options without logits processors."""
     return Sampling(LogitsProcessorList(), do_sample)

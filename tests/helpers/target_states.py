@@ -1,4 +1,4 @@
-"""Target states of a tiny run, and the comparison of views."""
+"""Target states of tiny runs, and comparisons of views computed online and read from disk."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def offline_run(folder: Path, dtype: str = "fp32", **changes: Any) -> TrainSetti
 def write_target_states(
     settings: TrainSettings, model: CausalLM | None = None, shard_bytes: int = 2**16
 ) -> TargetStateWriter:
-    """Write the target states that a run reads, into several shards."""
+    """Write the target states that a run reads, into several shards; return the writer."""
     assert settings.target_states.folder is not None
     writer = TargetStateWriter(prepare(settings, model), settings.target_states.folder, shard_bytes)
     assert writer.write()
@@ -58,7 +58,7 @@ def both_views(
 def read_share(
     settings: TrainSettings, count: int, rank: int
 ) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
-    """Return the views that one of `count` processes reads in an epoch, by step and sequence."""
+    """Return the views that one process reads in an epoch, by step and first sequence."""
     inputs = prepare(settings)
     reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
     sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
@@ -85,7 +85,7 @@ def tensors(view: TargetView) -> dict[str, Tensor]:
 
 
 def assert_same(one: TargetView, other: TargetView) -> None:
-    """Compare two views bit by bit."""
+    """Check that two views are equal bit by bit."""
     assert tensors(one).keys() == tensors(other).keys()
     for name, tensor in tensors(one).items():
         assert torch.equal(tensor, tensors(other)[name]), name

@@ -1,4 +1,4 @@
-"""Chat templates that behave like published templates, in a condensed form."""
+"""Short chat templates that behave like published templates."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ LLAMA3 = (
     "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
 
-# Reasoning stays only after the last question, where an answer without reasoning gets an empty tag.
+# Reasoning is kept only after the last question. A last answer without reasoning gets empty tags.
 QWEN3 = (
     "{%- set ns = namespace(asked=-1) %}{%- for m in messages %}"
     "{%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}{%- endfor %}"
@@ -46,7 +46,7 @@ GEMMA = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
-# The system turn is part of the last turn of the user, wherever that is.
+# The system turn is written into the last turn of the user.
 MISTRAL = (
     "{%- set ns = namespace(asked=-1) %}{%- for m in messages %}"
     "{%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}{%- endfor %}"
@@ -57,10 +57,10 @@ MISTRAL = (
     "{%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}{%- endif %}{%- endfor %}"
 )
 
-# As in some releases: only if the user's turn is the last turn, so that it is before no answer.
+# As in some releases, the system turn is omitted if an answer follows the last turn of the user.
 MISTRAL_LAST = MISTRAL.replace("loop.index0 == ns.asked", "loop.last")
 
-# The generation prompt opens the reasoning tag, which is removed from the answer.
+# The generation prompt opens a reasoning tag. Answers are written without reasoning.
 R1 = (
     "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}"
     "{{- '<|Assistant|>' + m.content.split('</think>')[-1] + eos_token }}"
@@ -71,7 +71,13 @@ R1 = (
 
 @dataclass(frozen=True)
 class Family:
-    """A template, and the markers that are single tokens of its tokenizer."""
+    """A chat template, and the special tokens of its tokenizer.
+
+    Attributes:
+        template: chat template.
+        markers: markers that are single tokens, the beginning-of-sequence token first.
+        end: end-of-sequence token.
+    """
 
     template: str
     markers: tuple[str, ...]
@@ -92,7 +98,7 @@ FAMILIES = {
 
 
 def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """A tiny tokenizer with a family's template and markers."""
+    """Return a tiny tokenizer with the template and the markers of a family."""
     family = FAMILIES[name]
     tokenizer = tiny_tokenizer(family.template)
     tokenizer.add_tokens(list(family.markers), special_tokens=True)

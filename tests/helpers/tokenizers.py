@@ -1,4 +1,4 @@
-"""Tiny byte-level tokenizers, trained on the spot; any text can be encoded."""
+"""Tiny tokenizers, created when needed, that can encode any text."""
 
 from collections.abc import Iterable
 
@@ -12,8 +12,8 @@ class SlowTokenizer(PreTrainedTokenizer):
     """A tokenizer in Python, without offsets, whose tokens are groups of characters.
 
     Args:
-        chat_template: template of conversations; None for none.
-        group: number of characters of a token.
+        chat_template: chat template; None for no template.
+        group: number of characters per token.
     """
 
     def __init__(self, chat_template: str | None = None, group: int = 1) -> None:
@@ -23,11 +23,11 @@ class SlowTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens met so far."""
+        """The number of different tokens encountered so far."""
         return len(self._tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids of the tokens met so far."""
+        """Return the ids of the tokens encountered so far, by token."""
         return {token: number for number, token in enumerate(self._tokens)}
 
     def _tokenize(self, text: str, **_: object) -> list[str]:
@@ -42,7 +42,7 @@ class SlowTokenizer(PreTrainedTokenizer):
         return self._tokens[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Return the text of tokens."""
+        """Return the text of a list of tokens."""
         return "".join(tokens)
 
 
@@ -52,7 +52,7 @@ def tiny_tokenizer(
     """Return a tokenizer with byte-level BPE and 300 tokens.
 
     Args:
-        chat_template: template of conversations; None for none.
+        chat_template: chat template; None for no template.
         texts: texts that the tokenizer is trained on.
     """
     tokenizer = Tokenizer(models.BPE())

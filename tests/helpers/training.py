@@ -1,4 +1,4 @@
-"""Small tokenizers, data files, settings and batches, for tests that train."""
+"""Texts, data files, settings, batches and drafters for tests that train."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -40,13 +40,13 @@ ROLLED_OUT = 3  # passes of a rollout in `batch_for`
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> Path:
-    """Write one record per line."""
+    """Write one record per line, and return the path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
-    """Return the settings of a run of a few steps, on the target and the texts in a folder."""
+    """Return the settings of a short run on the target and the texts in a folder, with changes."""
     base = {
         "target": {"name_or_path": str(folder / "target")},
         "data": {
@@ -97,7 +97,15 @@ def random_batch(
     vocab: int = 61,
     seed: int = 0,
 ) -> Batch:
-    """Return random tokens packed as documents of the given lengths; all tokens are responses."""
+    """Return a batch of packed documents of random tokens, all of which are responses.
+
+    Args:
+        sequences: lengths of the documents of each sequence.
+        sequence_length: length of the sequences, including padding.
+        samples: number of anchor samples.
+        vocab: size of the vocabulary.
+        seed: seed of the tokens and the anchors.
+    """
     random = np.random.default_rng(seed)
     batch = []
     for number, lengths in enumerate(sequences):
@@ -115,7 +123,7 @@ def random_batch(
 def batch_for(
     settings: DrafterSettings, *sequences: Sequence[int], sequence_length: int = 24, seed: int = 0
 ) -> Batch:
-    """Return packed documents with the anchors that training samples for such a drafter."""
+    """Return a random batch with the anchors that training samples for a drafter."""
     batch = random_batch(*sequences, sequence_length=sequence_length, seed=seed)
     kind, samples = "drafting", 2
     if settings.trunk.reads_features:
@@ -129,7 +137,7 @@ def batch_for(
 
 
 def one_document(tokens: Tensor, anchors: Tensor) -> Batch:
-    """Return a sequence of a single document of responses; anchors are [samples, length]."""
+    """Return a batch of one document of responses; `anchors` has the shape [samples, length]."""
     count = tokens.shape[1]
     return Batch(
         token_ids=tokens,
@@ -142,7 +150,7 @@ def one_document(tokens: Tensor, anchors: Tensor) -> Batch:
 
 
 def cropped(batch: Batch, begin: int, end: int) -> Batch:
-    """Return the positions from `begin` to `end` of a batch's sequences."""
+    """Return the batch cut to the positions from `begin` to before `end` of its sequences."""
     columns = vars(batch) | {
         name: column[..., begin:end] for name, column in vars(batch).items() if column.ndim > 1
     }
@@ -151,7 +159,7 @@ def cropped(batch: Batch, begin: int, end: int) -> Batch:
 
 @dataclass
 class TinyTraining:
-    """A tiny target and drafter, and the loss of batches."""
+    """A tiny target and a drafter for it, with the loss of batches."""
 
     drafter: JakiroDrafter
     target: TargetAdapter
@@ -162,7 +170,7 @@ class TinyTraining:
         return self.reader(batch.token_ids.shape[1]).view(batch)
 
     def reader(self, sequence_length: int) -> TargetReader:
-        """Return the reader of the target for the drafter."""
+        """Return a reader of the target states that the drafter needs."""
         return TargetReader(self.target, self.drafter, sequence_length, torch.float32)
 
     def loss(self, batch: Batch, **changes: object) -> LossTerms:
@@ -172,12 +180,12 @@ class TinyTraining:
         return module(reader.view(batch), batch, reader)
 
     def gradients(self, total: Tensor) -> list[Tensor]:
-        """Return the gradient of each parameter."""
+        """Return the gradient of each of the drafter's parameters; None for unused parameters."""
         return list(torch.autograd.grad(total, list(self.drafter.parameters()), allow_unused=True))
 
 
 def tiny_training(settings: DrafterSettings | None = None) -> TinyTraining:
-    """Return a random target and drafter."""
+    """Return a random target and drafter, by default with `tiny_settings()`."""
     target = TargetAdapter(tiny_llama().requires_grad_(False))
     objective = ObjectiveSettings(feature_weight=0.3, distance_decay=0.9)
     return TinyTraining(tiny_drafter(target, settings), target, objective)

@@ -16,12 +16,12 @@ DEPTHS = [0, 1, 1, 1, 2, 2, 2, 3]
 
 
 def path_to(query: int) -> list[int]:
-    """Return the queries from the root to one of them."""
+    """Return the queries on the path from the root to a query."""
     return [] if query < 0 else [*path_to(PARENTS[query]), query]
 
 
 def tree_step(tokens: torch.Tensor, start: int) -> StepInput:
-    """Return the step that reads eight tokens as this tree, its root at position `start`."""
+    """Return the step that reads eight tokens as this tree, with the root at position `start`."""
     count = tokens.shape[1]
     base = torch.tensor([[start]])
     return StepInput(

@@ -14,7 +14,7 @@ NO_FIRST = {"first_position": False}
 PUBLISHED = FEEDBACK | {"input_norms": False}
 FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 
-# At least one of each kind.
+# At least one drafter of each kind.
 VARIANTS = {
     "E2-mixture-P1": tiny_settings(),
     "E2-mixture-P2": tiny_settings(parallel_levels=2),
@@ -57,7 +57,7 @@ def _experts() -> Iterator[dict[str, Any]]:
     for experts, combine, contrast, parallel in itertools.product(
         (1, 2, 4), ("sum", "mixture"), (False, True), (0, 1, 2, 3)
     ):
-        if contrast or (experts > 1 and parallel > 0):  # otherwise there is no difference
+        if contrast or (experts > 1 and parallel > 0):  # otherwise contrast makes no difference
             yield {
                 "num_experts": experts,
                 "combine": combine,
@@ -90,5 +90,5 @@ def _grid() -> Iterator[tuple[str, DrafterSettings]]:
     yield "published-P2", tiny_settings(combine="sum", parallel_levels=2, trunk=PUBLISHED)
 
 
-# All values of the settings that tests distinguish, combined where they interact.
+# Drafters with all kinds of settings, combined where settings interact.
 GRID = VARIANTS | dict(_grid())

@@ -1,4 +1,4 @@
-"""A target with its tokenizer and texts, on disk, shared by the tests that train."""
+"""Fixtures for tests that train: folders with a target, its tokenizer, texts and a run."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def _workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workshop(_workshop: Path, tmp_path: Path) -> Path:
-    """A folder of the test's own with `target` and `texts.jsonl`."""
+    """Return a folder for one test, with `target` and `texts.jsonl`."""
     return shutil.copytree(_workshop, tmp_path / "workshop")
 
 
@@ -35,5 +35,5 @@ def _trained_workshop(_workshop: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def trained_workshop(_trained_workshop: Path, tmp_path: Path) -> Path:
-    """A `workshop` with the finished run of `tiny_run(workshop, steps=2)`."""
+    """Return a folder like `workshop` that also contains the run of `tiny_run(folder, steps=2)`."""
     return shutil.copytree(_trained_workshop, tmp_path / "trained", symlinks=True)

@@ -1,4 +1,4 @@
-"""Every config in the repository loads, and agrees with its comments."""
+"""The repository's configs load, list all defaults, and have the documented size."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Settings of target, data and folder alone give a drafter that trains and decodes losslessly."""
+"""With the default settings, a drafter trains and decodes losslessly."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _SMALL = {
 
 @pytest.fixture
 def settings(workshop: Path) -> TrainSettings:
-    """Return a run on a target whose vocabulary is small enough to count its distributions."""
+    """Return the settings of a run on a target whose vocabulary allows exact distributions."""
     tiny_llama().save_pretrained(workshop / "target")
     tokens = [[(n * k) % 60 + 1 for k in range(40)] for n in range(1, 9)]
     records = [{"input_ids": ids, "loss_mask": [0] * 4 + [1] * 36} for ids in tokens]

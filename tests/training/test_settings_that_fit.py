@@ -1,4 +1,4 @@
-"""Settings that contradict each other are refused at once, with the names of the settings."""
+"""Contradictory or impossible settings are refused with a message that names them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A run from data to drafter in this process: it learns, resumes, and refuses bad input."""
+"""Runs from data to drafter, in this process: learning, resumption, and refusal of bad input."""
 
 import itertools
 import json
@@ -117,7 +117,7 @@ def test_the_evaluation_before_the_first_step_is_done_once_and_only_with_several
     train(settings)
     whole = read_evaluations(settings.run_folder)
     assert [step for step, _ in whole] == [0, 1, 2]
-    # As if the run had stopped before its first checkpoint.
+    # The folder now looks as if the run had stopped before its first checkpoint.
     for lost in ("drafter", "checkpoints"):
         shutil.rmtree(settings.run_folder / lost)
     train(settings)
@@ -255,7 +255,7 @@ def test_a_number_of_epochs_is_turned_into_steps(
 ) -> None:
     rising = {"warmup_steps": "auto"}
     settings = tiny_run(workshop, steps=None, epochs=epochs, optimizer=rising)
-    assert len(prepare(settings).sequences) == 9  # and 4 of them in each step
+    assert len(prepare(settings).sequences) == 9  # a step takes 4 of them
     assert settings.with_steps(9).num_steps == expected
 
 
@@ -282,7 +282,7 @@ def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(workshop: Path) -> 
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every reading of the clock take a second, so that each optimizer step takes two."""
+    """Advance the clock by a second per reading, so that each optimizer step takes two seconds."""
     readings = itertools.count()
     monkeypatch.setattr("training.loop.run.perf_counter", lambda: float(next(readings)))
 

@@ -1,4 +1,4 @@
-"""Dialogues that share a batch: the same turns as one by one, in a batch that stays full."""
+"""Dialogues give the same results in a shared batch as alone, and the batch stays full."""
 
 import itertools
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def model() -> LlamaForCausalLM:
 
 
 def _dialogue(number: int) -> Dialogue[list[list[int]]]:
-    """Ask up to three times; each prompt contains what was answered before."""
+    """Ask up to three questions; each prompt contains the answers so far."""
     prompt, answers = [1 + number % 9], []
     for turn in range(number % 4):
         temperature = 0.0 if number % 2 else 0.9

@@ -1,4 +1,4 @@
-"""Records become tokens, and the mask covers exactly the tokens that the drafter learns."""
+"""Records are encoded as tokens, with a mask of exactly the tokens that the drafter learns."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def encode(
 
 
 def responses(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[str]:
-    """The texts of the runs of response tokens."""
+    """Return the text of each run of response tokens."""
     borders = np.flatnonzero(np.diff(document.is_response, prepend=False, append=False))
     return [
         tokenizer.decode(document.token_ids[begin:end].tolist())

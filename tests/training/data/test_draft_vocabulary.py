@@ -1,4 +1,4 @@
-"""The draft vocabulary: its tokens, losses over a part of the vocabulary, and a whole run."""
+"""The draft vocabulary: the selection of its tokens, losses over these tokens, and runs."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ from training.train import train
 
 
 def store_of(*documents: list[int], prompt: int = 0) -> TokenStore:
-    """Documents whose first `prompt` tokens are not part of a response."""
+    """Return documents whose first `prompt` tokens are not part of a response."""
     starts = np.cumsum([0, *map(len, documents)])
     is_response = np.concatenate([np.arange(len(tokens)) >= prompt for tokens in documents])
     return TokenStore(np.concatenate(documents).astype(np.int32), is_response, starts, "any")
@@ -34,7 +34,7 @@ def test_the_most_frequent_response_tokens_are_drafted() -> None:
     store = store_of([9, 9, 9, 5, 5, 2], [8, 8, 8, 5, 7, 2], prompt=3)
     assert choose_draft_ids(store, np.arange(2), 2, 10).tolist() == [2, 5]
     assert choose_draft_ids(store, [0, 1], 3, 10).tolist() == [2, 5, 7]
-    assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # 7 is in another document
+    assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # document 1 is not read
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.data())
@@ -62,7 +62,7 @@ def test_a_size_is_cut_to_the_tokens_that_the_responses_hold(
     [
         (8_192, 0, 50_000, 8_192),
         (8_191, 1, 50_000, 8_192),
-        (8_193, 0, 50_000, 8_192),  # 8,192 of 8,193 equally frequent tokens are above 97%
+        (8_193, 0, 50_000, 8_192),  # 8,192 of 8,193 equally frequent tokens: more than 97%
         (9_000, 0, 50_000, 16_384),
         (30_000, 0, 50_000, 32_768),
         (50_000, 0, 50_000, 32_768),  # no size covers 97%
@@ -83,12 +83,12 @@ def test_the_automatic_size_is_the_smallest_that_covers_97_percent(
 
 
 def test_automatic_ids_are_those_of_the_responses(caplog: pytest.LogCaptureFixture) -> None:
-    frequent = list(range(100, 20_100, 2))  # 10,000 tokens, of which one occurs once
+    frequent = list(range(100, 20_100, 2))  # 10,000 tokens; the first occurs once, others twice
     documents = [frequent[:1] + [7] * 9, frequent[1:] * 2]
     with caplog.at_level("INFO"):
         ids = choose_draft_ids(store_of(*documents, prompt=0), [0, 1], "auto", 40_000)
     assert ids is not None
-    assert ids.tolist() == [7, *frequent]  # cut from 16,384
+    assert ids.tolist() == [7, *frequent]  # the automatic size 16,384 is cut to these
     assert "draft vocabulary (auto): 10,001 tokens, which cover 100.0%" in caplog.text
 
 
@@ -108,7 +108,7 @@ def test_token_losses_sum_over_drafted_tokens_alone(combine: str) -> None:
     assert drafter.draft_ids is not None
     drafter.draft_ids.copy_(ids)
     tokens = ids[torch.randint(0, 9, (1, count))]
-    tokens[0, [4, 9]] = torch.tensor([1, 59])  # never drafted, so the weights stay unchanged
+    tokens[0, [4, 9]] = torch.tensor([1, 59])  # never drafted: no change of the posterior
     batch = one_document(tokens, (torch.arange(count) - 1).clamp(min=0))
     view = tiny.view(batch)
     (output,) = draft_all_positions(drafter, view, batch)

@@ -1,4 +1,4 @@
-"""Validation documents stay the same whatever else the data holds, and are never trained on."""
+"""Validation documents do not depend on the order of the data, and are never trained on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ LENGTHS = (9, 30, 12, 50, 8, 21)
 
 
 def store(order: list[int], first_response: int = 0) -> TokenStore:
-    """Documents, each filled with its own number."""
+    """Return documents in the given order; each is filled with its own number."""
     starts = np.cumsum([0, *(LENGTHS[number] for number in order)])
     token_ids = np.concatenate([np.full(LENGTHS[n], n, np.int32) for n in order])
     positions = np.concatenate([np.arange(LENGTHS[n]) for n in order])

@@ -31,7 +31,7 @@ def test_every_token_with_a_neighbor_appears_once_and_documents_stay_whole(
             assert (sequence.document_starts[inside] == np.flatnonzero(inside)[0]).all()
             seen += tokens.tolist()
         assert (sequence.is_response == (sequence.documents >= 0)).all()
-    # Only a document longer than a sequence is split. A last piece of one token is dropped.
+    # Only documents longer than a sequence are split. A last piece of one token is dropped.
     ends = np.cumsum(lengths)
     alone = [
         int(end) - 1

@@ -1,4 +1,4 @@
-"""Tests of training/data/persons.py."""
+"""Texts that name persons are detected, and other texts with capitalized words are kept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The counts of the data are logged by every run, and once in a study."""
+"""Each run logs the counts of its data; a study logs equal lines only once."""
 
 import pytest
 

@@ -16,7 +16,7 @@ ABOUT_A_SEQUENCE = np.random.default_rng(0).integers(250, LENGTH, 200).tolist()
 
 
 def chats_of(lengths: list[int]) -> TokenStore:
-    """Documents that begin with a question, a fifth of each."""
+    """Return documents whose first fifth is a question."""
     store = store_of(lengths)
     for start, length in zip(store.starts, lengths, strict=False):
         store.is_response[start : start + max(1, length // 5)] = False
@@ -24,7 +24,7 @@ def chats_of(lengths: list[int]) -> TokenStore:
 
 
 def pieces_of(sequences: PackedSequences) -> list[tuple[list[int], list[bool]]]:
-    """Tokens and response mask of each piece, checked to be a document of its own."""
+    """Return tokens and response mask of each piece; check that its positions begin at 0."""
     pieces = []
     for sequence in map(sequences.sequence, range(len(sequences))):
         for number in range(sequence.documents.max() + 1):
@@ -44,7 +44,7 @@ def test_documents_about_as_long_as_a_sequence_leave_less_than_a_twentieth_of_pa
     whole, filled = (PackedSequences(store, range(200), LENGTH, kind) for kind in ("never", split))
     assert whole.counts.padding > 0.1
     assert filled.counts.padding < 0.05
-    assert filled.counts.filled_with == "texts"  # whatever else might have been split
+    assert filled.counts.filled_with == "texts"  # even if conversations could be split, too
     assert filled.counts.split > whole.counts.split
     tokens = [token for piece, _ in pieces_of(filled) for token in piece]
     assert sorted(tokens) == list(range(sum(ABOUT_A_SEQUENCE)))
@@ -59,7 +59,7 @@ def test_conversations_stay_whole_unless_asked_and_texts_fill_their_sequences() 
     assert split.counts.padding < 0.05
     assert split.counts.filled_with == "all"
     chats = chats_of(ABOUT_A_SEQUENCE)
-    chats.is_response[chats.starts[100] :] = True  # the second half are texts
+    chats.is_response[chats.starts[100] :] = True  # the other 100 documents are texts
     mixed = PackedSequences(chats, range(200), LENGTH, "texts")
     assert mixed.counts.filled_with == "texts"
     assert mixed.counts.padding < kept.counts.padding
@@ -93,7 +93,7 @@ def test_split_pieces_carry_their_responses_and_dropped_pieces_are_counted(
     sequences = PackedSequences(store, range(len(lengths)), sequence_length, "all")
     seen: list[int] = []
     for tokens, is_response in pieces_of(sequences):
-        assert np.diff(tokens).tolist() == [1] * (len(tokens) - 1)  # of one document
+        assert np.diff(tokens).tolist() == [1] * (len(tokens) - 1)  # all from one document
         assert is_response == store.is_response[tokens].tolist()
         assert any(is_response)
         seen += tokens

@@ -1,4 +1,4 @@
-"""The batches of a step follow from seed and step alone, however the step is divided."""
+"""The batches of a step depend only on seed and step, and not on how the step is divided."""
 
 from dataclasses import fields
 
@@ -30,7 +30,7 @@ def assert_equal(first: Batch, second: Batch) -> None:
 
 
 def numbers(batch: Batch) -> list[int]:
-    """The numbers of the sequences of a batch, by their first token."""
+    """Return the numbers of a batch's sequences, computed from their first tokens."""
     return (batch.token_ids[:, 0] // 8).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Tests of training/data/shards.py."""
+"""Parquet shards contain the records of a JSONL file; those that name persons can be left out."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every supported file is read, and every unusable file is named with the line of the fault."""
+"""Supported files are read; errors name the unusable file and the line of the fault."""
 
 import json
 from pathlib import Path

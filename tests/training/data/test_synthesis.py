@@ -34,7 +34,7 @@ SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "s
 
 @pytest.fixture(scope="module")
 def target() -> LlamaForCausalLM:
-    """A target that ends its turns often: every seventh token is an end."""
+    """Return a target that ends its turns often: every seventh token id is an end token."""
     model = tiny_llama(vocab=300, max_position_embeddings=512, initializer_range=0.1)
     model.generation_config.eos_token_id = list(range(0, 300, 7))
     return model
@@ -176,7 +176,7 @@ def test_loops_are_not_written_to_their_full_length() -> None:
     output = SpeculativeDecoder(looping).generate(
         [5, 6], temperature=0, max_new_tokens=100, stopping_criteria=[InLoop()]
     )
-    assert output.new_token_ids == [0] * 11  # four n-grams of 8 tokens
+    assert output.new_token_ids == [0] * 11  # these contain the same 8-gram four times
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "qwen3"])

@@ -29,7 +29,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, *values: dict[str, Any]) -> list[
 
 
 def parts(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[tuple[bool, str]]:
-    """The texts of the runs of tokens, and whether they are responses."""
+    """Return whether each run of equally masked tokens is a response, and the text of the run."""
     borders = [0, *np.flatnonzero(np.diff(document.is_response)) + 1, len(document.token_ids)]
     return [
         (bool(document.is_response[begin]), tokenizer.decode(document.token_ids[begin:end]))

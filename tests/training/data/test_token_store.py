@@ -1,4 +1,4 @@
-"""Data is encoded once per content, and a half-written cache is never used."""
+"""The same data is encoded only once, and an incomplete cache is never used."""
 
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def test_documents_know_their_lines_whatever_was_dropped_between_them(tmp_path: 
     second = write_jsonl(tmp_path / "b.jsonl", [{"no": 1}, {"text": "more"}])
     second.write_text("\n" + second.read_text())
     paths = [str(first), str(second)]
-    for _ in range(2):  # read, and out of the cache
+    for _ in range(2):  # from the files, then from the cache
         store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
         assert store.describe([0]) == f"{first}:1"
         assert store.describe([0, 1]) == f"{first}:1, {second}:3"

@@ -1,4 +1,4 @@
-"""Tokens are written whole or not at all, and what was dropped is counted."""
+"""Tokens are written completely or not at all, and dropped documents are counted."""
 
 import resource
 from collections.abc import Iterator

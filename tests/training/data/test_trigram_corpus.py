@@ -1,4 +1,4 @@
-"""Counting a corpus: cutting a text into pieces changes only the counts across their borders."""
+"""Trigram counts of a corpus; cutting a text into pieces loses only trigrams across borders."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Checkpoints: a run goes on bit by bit, and incomplete or damaged checkpoints are not used."""
+"""Runs resume bit by bit from checkpoints, and do not use incomplete or damaged ones."""
 
 import shutil
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from training.config import TrainSettings
 from training.distributed.checkpoint import RunState
 from training.train import train
 
-# A run that is interrupted after its first checkpoint.
+# A run that tests interrupt after its first checkpoint.
 RUN: dict[str, Any] = {
     "steps": 6,
     "checkpoint": {"every": 3},
@@ -42,7 +42,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
             train(halved)
     assert not (halved.run_folder / "drafter").exists()
     with (halved.run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')  # lines of lost steps
+        file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')  # lines of steps that are lost
     train(halved)
     assert curve(whole) == curve(halved)
     for name, part in weights(whole).items():
@@ -96,7 +96,7 @@ def test_the_best_evaluation_is_kept_in_the_state_of_a_run() -> None:
     assert state.add_score("agreement", 0.4)
     assert (state.best_value, state.best_step, state.num_without_gain) == (0.4, 6, 0)
     state.step = 8
-    assert state.add_score("tau", 0.1)  # another quantity, with which 0.4 cannot be compared
+    assert state.add_score("tau", 0.1)  # a different quantity, not comparable with 0.4
 
 
 def test_evaluations_that_a_resumed_run_repeats_do_not_count_as_without_gain() -> None:

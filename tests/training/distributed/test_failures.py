@@ -1,4 +1,4 @@
-"""Losses that are not finite and too little memory stop a run with an error that names remedies."""
+"""A non-finite loss or too little memory stops a run with an error that names remedies."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from training.train import train
 
 
 def spoil_target(folder: Path) -> None:
-    """Make the target compute NaN for one of the texts, by a token that only this text has."""
+    """Make the target compute NaN for the first text, at a token that no other text contains."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     first, *others = (set(tokenizer(text)["input_ids"]) for text in TEXTS)
     token = min(first.difference(*others))
@@ -51,7 +51,7 @@ def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> No
     first, second = (trainee.errors for trainee in trainees)
     *_, last = first.strip().splitlines()
     assert last.startswith("error: the loss of step ")
-    assert f"{workshop / 'texts.jsonl'}:1" in last  # the line with the NaN
+    assert f"{workshop / 'texts.jsonl'}:1" in last  # the line of the text with the NaN
     assert "last good checkpoint: none yet" in last
     assert "error: " not in second
     assert "Traceback" not in first + second

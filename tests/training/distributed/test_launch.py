@@ -1,4 +1,4 @@
-"""Two real processes train like one with any ZeRO stage; DeepSpeed's launcher starts them."""
+"""Two processes train like one with any ZeRO stage, and runs start under DeepSpeed's launcher."""
 
 import os
 import shutil
@@ -24,14 +24,14 @@ from training.train import train
 pytestmark = pytest.mark.distributed
 
 REPOSITORY = Path(__file__).parents[3]
-# Sequences differ in their number of positions with a loss, so each process has another number.
+# Sequences differ in their number of positions with a loss, so the processes do, too.
 SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch_size": 1}}
 
 
 def launch(
     settings: TrainSettings | Path, workshop: Path, *extra: str, num_processes: int = 2
 ) -> Any:
-    """Train under the launcher with settings or a file of settings."""
+    """Train under DeepSpeed's launcher with settings or a config file; return the ended process."""
     config = settings if isinstance(settings, Path) else workshop / "launch.yaml"
     if isinstance(settings, TrainSettings):
         config.write_text(dump_settings(settings))
@@ -60,7 +60,7 @@ def record_of(settings: TrainSettings) -> dict[str, Any]:
 
 
 def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
-    """Compare losses at every step, evaluations and drafters, up to rounding in float32."""
+    """Check that two runs have the same losses, evaluations and drafters, up to rounding."""
     metrics = [
         [line for line in read_metrics(run.run_folder) if "loss" in line] for run in (one, other)
     ]
@@ -80,7 +80,7 @@ def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
 
 @pytest.fixture(scope="module")
 def alone(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """Return the settings of a finished run of one process, without options of the engine."""
+    """Return the settings of a finished run of one process, with the default engine settings."""
     folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("alone") / "workshop")
     settings = tiny_run(folder, **SHORT)
     train(settings)
@@ -151,7 +151,7 @@ time.sleep(60)
 
 
 def _launch_waiting(output: int) -> None:
-    """Launch a process that waits, with the output to a file descriptor."""
+    """Launch a process that waits, with its output redirected to a file descriptor."""
     os.dup2(output, 1)
     settings = TrainSettings.model_validate(
         {"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}}
@@ -159,7 +159,7 @@ def _launch_waiting(output: int) -> None:
     sys.exit(launch_here([sys.executable, "-c", WAITING], settings))
 
 
-# Forked, because everything is imported here already; no other thread of this process holds a lock.
+# The test forks, because this process has all imports; no other thread of it holds a lock.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_request_to_terminate_reaches_the_launched_process() -> None:
     readable, writable = os.pipe()

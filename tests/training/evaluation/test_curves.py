@@ -1,4 +1,4 @@
-"""Finished and running runs are plotted into one picture."""
+"""The curves of finished and unfinished runs are plotted in one picture."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from training.evaluation.curves import plot_runs, read_curves
 
 
 def _run(folder: Path, *, is_evaluated: bool = True, tau: float = 1.5) -> Path:
-    """A run's metrics as training writes them."""
+    """Write a run's metrics as training writes them, and return the folder of the run."""
     folder.mkdir()
     lines: list[dict[str, Any]] = [
         {"step": step, "loss": 5.0 / step, "levels": [{"agreement": 0.1 * step}]}
@@ -25,7 +25,7 @@ def _run(folder: Path, *, is_evaluated: bool = True, tau: float = 1.5) -> Path:
     if is_evaluated:
         lines += [{"step": step, "evaluation": found} for step in (0, 4)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text + '{"step": 5, "lo')  # still being written
+    (folder / "metrics.jsonl").write_text(text + '{"step": 5, "lo')  # an unfinished line
     return folder
 
 
@@ -57,7 +57,7 @@ def test_the_command_draws_several_runs_into_one_png(tmp_path: Path) -> None:
     assert width > 1000
     assert height > 700
     first = out.read_bytes()
-    plot_runs(runs[:1], out)  # replaced
+    plot_runs(runs[:1], out)  # replaces the picture
     assert out.read_bytes() != first
 
 

@@ -1,4 +1,4 @@
-"""Diversity of experts, compared with counts by hand."""
+"""The diversity of experts, compared with values computed by hand."""
 
 import json
 import math
@@ -22,7 +22,7 @@ ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
 def _read(combine: str = "mixture", num_experts: int = 4, samples: int = 2) -> tuple[dict, list]:
-    """The diversity of a random drafter, and its outputs with the selected positions."""
+    """Return a random drafter's diversity, and its outputs, selected positions and logits."""
     training = tiny_training(tiny_settings(num_experts=num_experts, combine=combine))
     batch = random_batch((9, 11), (20,), samples=samples)
     outputs = list(draft_all_positions(training.drafter, training.view(batch), batch))
@@ -107,7 +107,7 @@ def test_equal_experts_have_everything_in_common_and_different_ones_nothing() ->
     assert top_overlap(torch.zeros(2, 2, 3)).tolist() == [
         1.0,
         1.0,
-    ]  # three tokens are all there are
+    ]  # there are only three tokens
 
 
 def test_entropy_is_in_nats_and_certainty_has_none() -> None:

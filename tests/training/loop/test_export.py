@@ -1,4 +1,4 @@
-"""A run checks that its drafter can be saved, loaded and used, and keeps the best."""
+"""Runs check that their drafter can be saved, loaded and used, and keep the best drafter."""
 
 import shutil
 from dataclasses import asdict
@@ -71,11 +71,11 @@ def test_a_drafter_that_does_not_decode_stops_the_run_before_its_first_step(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a shape that nobody thought of")
+        raise RuntimeError("an unexpected shape")
 
     monkeypatch.setattr(JakiroDrafter, "encode_memory", fail)
     settings = tiny_run(workshop)
-    with pytest.raises(CheckpointError, match="a shape that nobody thought of"):
+    with pytest.raises(CheckpointError, match="an unexpected shape"):
         train(settings)
     assert read_metrics(settings.run_folder) == []
 
@@ -102,7 +102,7 @@ EVERY_STEP: dict[str, Any] = {"every": 1, "num_prompts": 0}
 
 
 def _measure(monkeypatch: pytest.MonkeyPatch, *agreements: float) -> None:
-    """Let evaluations find these agreements with the target, instead of the real ones."""
+    """Make evaluations report these agreements with the target, one after the other."""
     values = iter(agreements)
 
     def measure(*_: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _measure(monkeypatch: pytest.MonkeyPatch, *agreements: float) -> None:
 
 
 def _finished_step(settings: TrainSettings) -> int:
-    """Return the number of steps after which the finished drafter was measured."""
+    """Return the number of optimizer steps of the finished drafter."""
     record = JakiroDrafter.from_pretrained(settings.run_folder / "drafter").config.record
     assert record is not None
     return int(record["training"]["step"])

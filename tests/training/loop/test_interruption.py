@@ -1,4 +1,4 @@
-"""Real processes that are killed, or find the disk full, lose only steps after a checkpoint."""
+"""Runs in processes that are killed or fill the disk lose only the steps after a checkpoint."""
 
 import json
 import random
@@ -25,7 +25,7 @@ from training.loop.interruption import Interruption
 
 pytestmark = pytest.mark.distributed
 
-# Checkpoints at odd steps, evaluations that keep the best drafter, and a few steps more.
+# Checkpoints and evaluations have different intervals; evaluations keep the best drafter.
 RUN: dict[str, Any] = {
     "steps": 8,
     "checkpoint": {"every": 3},
@@ -52,7 +52,7 @@ def whole(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSet
 
 @pytest.fixture(scope="module")
 def long(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """Return the settings of a finished, uninterrupted run of more steps."""
+    """Return the settings of a finished, uninterrupted run of 16 steps."""
     return finished_run(_workshop, tmp_path_factory, LONG)
 
 
@@ -66,7 +66,7 @@ def finished_run(
 
 
 def records(settings: TrainSettings) -> list[dict[str, Any]]:
-    """Return all records without their speed, and without repeated records.
+    """Return the recorded lines of a run, without their speeds and without repetitions.
 
     A run that is killed after its last evaluation repeats this evaluation.
     """
@@ -80,20 +80,20 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def assert_same(one: TrainSettings, other: TrainSettings) -> None:
-    """Compare records, drafters and best drafters bit by bit."""
+    """Check that records, drafters and best drafters are equal bit by bit."""
     assert records(one) == records(other)
     for name in ("drafter", "best"):
         assert weights(one.run_folder / name) == weights(other.run_folder / name)
 
 
 def reaches(settings: TrainSettings, line: int) -> Callable[[], bool]:
-    """Return a function that tests whether `line` lines are recorded."""
+    """Return a function that tests whether at least `line` lines are recorded."""
     path = settings.run_folder / "metrics.jsonl"
     return lambda: path.exists() and path.read_bytes().count(b"\n") >= line
 
 
 def writes(settings: TrainSettings, name: str, after: int) -> Callable[[], bool]:
-    """Return a function that tests whether a path exists after `after` recorded lines."""
+    """Return a function that tests whether `after` lines are recorded and a path exists."""
     is_reached = reaches(settings, after)
     return lambda: is_reached() and (settings.run_folder / name).exists()
 
@@ -166,7 +166,7 @@ def test_a_run_in_another_thread_receives_no_signals() -> None:
 def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
     workshop: Path, long: TrainSettings
 ) -> None:
-    """Kill ten runs at a random step, and ten while a checkpoint or a drafter is written."""
+    """Kill ten runs at random steps, and ten while a checkpoint or a drafter is written."""
     generator = random.Random(0)
     points: list[tuple[int, str | None]] = [(generator.randint(1, 18), None) for _ in range(10)]
     points += [(generator.randint(1, 14), name) for name in WRITTEN * 2]
@@ -214,7 +214,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_checkpoint(
     before = sorted((settings.run_folder / "checkpoints").rglob("*"))
     weight = next(path for path in before if path.name == "weight.safetensors")
     limit = weight.stat().st_size // 2
-    for what, every in (("", None), ("a checkpoint to ", 3)):  # records or drafter come first
+    # Without checkpoints, the records or the drafter cannot be written.
+    for what, every in (("", None), ("a checkpoint to ", 3)):
         changed = tiny_run(workshop, **RUN | {"checkpoint": {"every": every, "keep_best": False}})
         (limited,) = start_training(changed, workshop, file_limit=limit)
         assert limited.end() == 2, limited.errors
@@ -236,7 +237,7 @@ def test_checkpoints_and_drafters_are_safetensors_and_text_only(whole: TrainSett
             with safe_open(path, "pt") as opened:
                 assert list(opened.keys())
         else:
-            path.read_text(encoding="utf-8")  # raises for anything binary
+            path.read_text(encoding="utf-8")  # raises an error for binary files
 
 
 def test_the_best_drafter_has_the_highest_held_out_agreement(whole: TrainSettings) -> None:

@@ -1,4 +1,4 @@
-"""Muon: orthogonal updates, which are those of torch up to rounding."""
+"""Muon's updates are orthogonal, and equal torch's up to rounding."""
 
 import pytest
 import torch

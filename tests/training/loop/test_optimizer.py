@@ -81,7 +81,7 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     optimizer.step()
     for name, value in drafter.named_parameters():
         assert not torch.equal(value, before[name]), name
-    # An orthogonalised update has singular values near 1 whatever the gradient's scale.
+    # An orthogonalized update has singular values near 1 at any scale of the gradient.
     change = (drafter.experts.down - before["experts.down"]) / 0.02
     assert torch.linalg.svdvals(change).max() < 1.3
 

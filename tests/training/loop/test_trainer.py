@@ -88,7 +88,7 @@ def test_a_precision_that_the_device_does_not_have_is_refused(
 def test_an_overflow_in_fp16_is_a_skipped_step_and_the_scale_survives_an_interruption(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Torch computes in fp16 on any processor, but DeepSpeed only on those where fp16 is fast.
+    # Torch computes in fp16 on any processor; DeepSpeed accepts only those where fp16 is fast.
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
     changes: dict[str, Any] = {
         "engine": {"dtype": "fp16", "device": "cpu"},

@@ -93,7 +93,7 @@ def test_blocks_are_as_long_as_the_schedule_or_log_uniformly_longer() -> None:
     length, levels, count = 3 * LONGEST, 4, 2000
     starts = np.repeat(np.arange(count) * length, length)
     distance = (np.arange(len(starts)) - sample_blocks(starts, levels, (2,))).reshape(count, length)
-    periods = distance[:, 1:].max(axis=1)  # of whole blocks: three of the longest fit
+    periods = distance[:, 1:].max(axis=1)  # documents have room for whole blocks
     assert periods.min() == levels
     assert periods.max() <= LONGEST
     assert abs((periods == levels).mean() - NEAR_SHARE) < 0.03
@@ -107,14 +107,14 @@ def test_blocks_are_as_long_as_the_schedule_or_log_uniformly_longer() -> None:
 
 def test_blocks_begin_at_every_phase_and_follow_the_key_alone() -> None:
     starts = np.zeros(40, np.int64)
-    second = set()  # where the second block begins, for blocks of the schedule's length
+    second = set()  # beginnings of the second block, if blocks are as long as the schedule
     for seed in range(200):
         anchors = sample_blocks(starts, 5, (seed,))
         assert (anchors == sample_blocks(starts, 5, (seed,))).all()
         begins = np.flatnonzero(np.diff(anchors)) + 1
         if set(np.diff(begins).tolist()) == {5}:
             second.add(int(begins[0]))
-    assert second == {2, 3, 4, 5, 6}  # 1 would be a block of the first token alone: its anchor
+    assert second == {2, 3, 4, 5, 6}  # never 1: the first token is only an anchor
 
 
 def test_documents_of_a_sequence_have_different_phases() -> None:

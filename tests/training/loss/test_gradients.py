@@ -29,7 +29,7 @@ def assert_all_is_trained(settings: DrafterSettings) -> None:
     gradients = tiny.gradients(tiny.loss(_batch(settings)).total)
     for name, gradient in zip(names, gradients, strict=True):
         if name == "experts.router.weight" and settings.experts.num_experts == 1:
-            continue  # there is only one expert
+            continue  # the router has no choice
         assert gradient is not None, name
         assert gradient.isfinite().all(), name
         parts = gradient.flatten(0, 1 if name == "experts.level_down" else 0)
@@ -49,7 +49,7 @@ def test_every_parameter_gets_a_gradient_in_all_combinations(name: str) -> None:
 
 
 def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
-    """The slope of the output at distance 2 along a direction equals that of differences."""
+    """The slope of the output at distance 2 along a direction equals a finite difference."""
     tiny = tiny_training(tiny_settings(trunk=FUSED))
     batch = _batch(tiny.drafter.config.settings)
     view, drafter = tiny.view(batch).to(torch.float64), tiny.drafter.double()
@@ -73,5 +73,5 @@ def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
             for part, along in zip(parameters, direction, strict=True):
                 part.add_(along, alpha=step)
             values.append(projected())
-    # Heads are rotated by angles in float32.
+    # The tolerance allows for rotary angles in float32.
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Every term of the objective, and their sum, from the equations, position by position."""
+"""All terms of the objective, and the total, are computed by hand at each position."""
 
 import math
 from typing import NamedTuple
@@ -28,7 +28,7 @@ WEIGHTS = ObjectiveSettings(
 
 
 class _Level(NamedTuple):
-    """The prediction of a level of one position, and its goal."""
+    """The token loss, the prediction and the goal of a level at one position."""
 
     token: float
     blended: Tensor
@@ -91,7 +91,7 @@ def test_terms_and_total_are_those_of_the_equations(
 def _levels_at(
     sequence: int, i: int, output: ExpertsOutput, features: Tensor, heads: Heads
 ) -> list[_Level]:
-    """Return the levels whose goals lie in the same document."""
+    """Return the levels of position `i` whose goals are in the same document."""
     weights = output.log_weights[sequence, i].exp()
     documents = BATCH.documents[sequence]
     found = []
@@ -115,7 +115,7 @@ def _smooth_l1(got: Tensor, wanted: Tensor) -> float:
 
 
 def _info_nce(i: int, k: int, levels: dict[int, list[_Level]]) -> float:
-    """Return InfoNCE with negatives of the sequence whose target prefers another token."""
+    """Return InfoNCE; negatives are goals of the sequence with a different best token."""
     own = levels[i][k]
     others = [several[k] for several in levels.values() if k < len(several)]
     goals = [own, *(other for other in others if other.best != own.best)]

@@ -63,7 +63,7 @@ def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
 def test_prompts_carry_no_loss_and_do_not_count(tiny: TinyTraining) -> None:
     is_response = BATCH.is_response & (BATCH.positions >= 4)
     terms = tiny.loss(changed(BATCH, is_response=is_response))
-    # Position i guesses token i + 1, so the first three positions of a document have no loss.
+    # Position i predicts token i + 1, so the first three positions of a document have no loss.
     expected = 2 * sum(length - 4 for length in (10, 11, 5, 19, 24))
     assert terms.num_positions.item() == expected
     assert terms.level_count[1].item() == expected - 2 * 5

@@ -1,4 +1,4 @@
-"""A drafter that has learnt one document by heart drafts it without a mistake."""
+"""A drafter that is overfitted to one document drafts it without mistakes."""
 
 import pytest
 import torch
@@ -48,14 +48,14 @@ def anchors_of(settings: DrafterSettings, step: int) -> Tensor:
 
 
 def learn(tiny: TinyTraining, tokens: Tensor, steps: int, num_narrow: int) -> None:
-    """Train on one document until it is known, with a narrow view in the first steps."""
+    """Overfit to one document, with a narrow view in the first `num_narrow` steps."""
     if tiny.drafter.draft_ids is not None:
         rest = [token for token in range(61) if token not in tokens[0].tolist()]
         missing = len(tiny.drafter.draft_ids) - len(tokens[0].unique())
         ids = [*tokens[0].unique().tolist(), *rest[:missing]]
         tiny.drafter.draft_ids.copy_(torch.tensor(sorted(ids)))
     settings, reader = tiny.drafter.config.settings, tiny.reader(LENGTH)
-    # Distributions over tokens say little about the state that two tail layers read.
+    # Token losses say little about the state that tail layers read, so feature losses are added.
     weights = {"token": 1, "feature": settings.tail_layers, "contrast": 0, "balance": 0}
     terms = {f"{name}_weight": weight for name, weight in weights.items()}
     module = TrainingModule(tiny.drafter, ObjectiveSettings(**terms))
@@ -92,7 +92,7 @@ def assert_drafts_without_a_mistake(
     decoder = SpeculativeDecoder(model, tiny.drafter, tree=shape)
     output = decoder.generate(prompt[0].tolist(), max_new_tokens=LENGTH - PROMPT)
     assert output.sequences.tolist() == tokens.tolist()
-    # The first token is the prefill's; the last step may have drafted more tokens than were left.
+    # The prefill emits the first token; the last step may draft more tokens than are left.
     longest = shape.depth + 1
     emitted, steps = output.stats.emitted - 1, output.stats.target_forwards
     last = emitted % longest or longest
@@ -108,6 +108,6 @@ def test_one_document_is_learnt_by_heart(settings: DrafterSettings) -> None:
 @pytest.mark.parametrize("name", VARIETY)
 def test_every_kind_of_drafter_learns_one_document_by_heart(name: str) -> None:
     steps = 400 if name == "tail-2" else 200
-    # Drafted tokens alone are only a start: when decoding, self-attention sees all tokens.
+    # Narrow views are only for the first steps: in decoding, self-attention sees all tokens.
     num_narrow = steps // 2 if name == "curriculum" else 0
     assert_drafts_without_a_mistake(VARIETY[name], steps, num_narrow)

@@ -1,4 +1,4 @@
-"""The loss of a parallel level is taken under the posterior of the true next tokens."""
+"""Losses of parallel levels weight experts by their posterior given the true next tokens."""
 
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
@@ -25,7 +25,7 @@ def test_token_losses_of_parallel_levels_equal_a_brute_force_sum() -> None:
     wanted = target.logits(view.features[0]).softmax(-1)
     tokens = batch.token_ids[0]
     expected = torch.zeros(3)
-    for position in range(1, count):  # the first one has no anchor before it
+    for position in range(1, count):  # the first position has no anchor before it
         weights = output.log_weights[0, position].exp()
         for level in range(3):
             if position + level + 1 >= count:

@@ -1,4 +1,4 @@
-"""With tail layers the drafter regresses the input of these layers, not their output."""
+"""With tail layers, the feature loss is computed on their input, not on their output."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def feature_loss(tiny: TinyTraining, view: TargetView) -> float:
 
 
 def smooth_l1(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """Return the loss of each position by its definition, as the mean over the hidden size."""
+    """Return the smooth L1 loss of each position, as the mean over the hidden size."""
     distance = (predicted - wanted).abs()
     return torch.where(distance < 1, distance.square() / 2, distance - 0.5).mean(dim=-1)
 
@@ -45,7 +45,7 @@ def test_the_feature_loss_is_that_of_the_input_of_the_targets_last_layer(
     outputs = tiny.target.model(input_ids=BATCH.token_ids, output_hidden_states=True)
     wanted = outputs.hidden_states[2]  # index 0 is the embedding, and there are three layers
     expected = 0.0
-    # Without the tail: the drafter's own output.
+    # The drafter's own output, since no tail is given.
     for sample, output in enumerate(draft_all_positions(tiny.drafter, view, BATCH)):
         distance = torch.arange(LENGTH) - BATCH.anchors[:, sample]
         has_loss = (distance >= 1) & (torch.arange(LENGTH) < LENGTH - 1)

@@ -1,4 +1,4 @@
-"""A position of a packed sequence sees its past tokens, verified memory, and nothing else."""
+"""A position of a packed sequence sees its document's past tokens and verified memory only."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""No trunk sees unverified states when it drafts, nor anything of another document."""
+"""When drafting, no trunk sees unverified target states or another document."""
 
 from collections.abc import Callable
 from functools import cache
@@ -55,23 +55,23 @@ def with_tail_kv(view: TargetView, index: int) -> TargetView:
 
 
 def token_reaches(batch: Batch, index: int) -> Tensor:
-    """Return the positions from a token on, [samples, batch, length]."""
+    """Return a mask [samples, batch, length] of a document's positions from `index` on."""
     same = batch.documents == batch.documents[:, index, None]
     reached = same & (torch.arange(LENGTH) >= index)
     return reached.expand(batch.anchors.shape[1], -1, -1)
 
 
 def anchored_beyond(batch: Batch, index: int) -> Tensor:
-    """Return the positions whose anchor is not before an index, [samples, batch, length]."""
+    """Return a mask [samples, batch, length] of positions with an anchor at or after `index`."""
     same = batch.documents == batch.documents[:, index, None]
     return ((batch.anchors >= index) & same[:, None]).transpose(0, 1)
 
 
 def feature_reaches(batch: Batch, index: int) -> Tensor:
-    """Return the positions that see a feature of the target, or drafts that depend on it.
+    """Return a mask of the positions that see a feature of the target or drafts based on it.
 
     At distance k, position i sees features of the target up to its anchor i - k. If that index is
-    in another document, the anchor is the position itself, which has no loss.
+    in another document, the anchor is the position itself, which then has no loss.
     """
     same = batch.documents == batch.documents[:, index, None]
     distance = torch.arange(1, PASSES + 1)[:, None, None]
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[DrafterSettings, Callable[..., TargetView], Callable[...,
 
 @cache
 def _unchanged(settings: DrafterSettings) -> tuple[TinyTraining, Batch, TargetView, Tensor]:
-    """Return a drafter, a batch, the target's outputs, and what is drafted from them."""
+    """Return a drafter, a batch, the target's outputs, and the features drafted from them."""
     tiny = tiny_training(settings)
     batch = batch_for(settings, [10, 11], [24])
     view = tiny.view(batch)
@@ -110,7 +110,7 @@ def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
     settings, change, reaches = CASES[name]
     tiny, batch, view, before = _unchanged(settings)
     after = drafted(tiny, change(view, index), batch)
-    got = (before != after).flatten(start_dim=3).any(dim=-1)  # exactly: not a bit may differ
+    got = (before != after).flatten(start_dim=3).any(dim=-1)  # exact comparison
     has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
     assert torch.equal(got & has_loss, reaches(batch, index) & has_loss)
     assert (got & has_loss).any()
@@ -135,7 +135,7 @@ def test_without_the_first_position_the_first_token_of_each_document_reaches_no_
     after = drafted(tiny, with_tokens(view, start), batch)
     changed = (before != after).flatten(start_dim=3).any(dim=-1)
     has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
-    has_loss &= batch.positions[:, start, None] == 0  # in the sequences that have a document there
+    has_loss &= batch.positions[:, start, None] == 0  # sequences where a document begins there
     assert not (changed & has_loss).any()
     # The target's state at that position is still read.
     after = drafted(tiny, with_state(view, start), batch)
@@ -163,7 +163,7 @@ def test_a_rollout_reads_the_target_up_to_its_anchor_and_drafts_from_there(dista
 
 
 def test_the_tail_sees_the_targets_or_the_predicted_keys_and_values_never_both() -> None:
-    """Predicted states up to the anchor are not attended to, only those after it."""
+    """The tail attends to predicted states only after the anchor."""
     tiny = tiny_training(TAIL)
     batch = batch_for(TAIL, [LENGTH])
     view, tail = tiny.view(batch), tiny.reader(LENGTH).tail
@@ -181,7 +181,7 @@ def test_the_tail_sees_the_targets_or_the_predicted_keys_and_values_never_both()
 
 
 def assert_isolated(settings: DrafterSettings) -> None:
-    """Compare the drafts and losses of documents in one sequence with those of each alone."""
+    """Check that documents have the same drafts and losses in one sequence as alone."""
     tiny = tiny_training(settings)
     batch = batch_for(settings, [9, 7, 5])
     together = drafted(tiny, tiny.view(batch), batch)
@@ -190,7 +190,7 @@ def assert_isolated(settings: DrafterSettings) -> None:
         alone = cropped(batch, begin, begin + length)
         alone = Batch(**(vars(alone) | {"anchors": alone.anchors - begin}))
         got = together[:, :, begin : begin + length]
-        # Rounding grows from pass to pass of a rollout through a tail.
+        # Rounding errors grow with each pass of a rollout through a tail.
         close = {"rtol": 1e-4, "atol": 1e-4}
         torch.testing.assert_close(got, drafted(tiny, tiny.view(alone), alone), **close)
         inside = batch.documents == batch.documents[:, begin, None]
@@ -198,7 +198,7 @@ def assert_isolated(settings: DrafterSettings) -> None:
         assert_close(tiny.loss(only), tiny.loss(alone))
         parts.append(tiny.loss(alone, contrast_weight=0.0, balance_weight=0.0))
         begin += length
-    # Contrast and balance are taken over a sequence; all other terms add up.
+    # Contrast and balance are computed over whole sequences; all other terms add up.
     for name in ("token", "feature", "correct", "level_count", "num_positions"):
         summed = sum(getattr(part, name) for part in parts)
         torch.testing.assert_close(getattr(whole, name), summed, rtol=1e-4, atol=1e-4)
@@ -224,7 +224,7 @@ ISOLATED = {
 @pytest.mark.parametrize(
     "name",
     [
-        # The feedback of the one and the experts of the other are in the quick ones.
+        # Quick cases cover feedback and a mixture of experts separately.
         pytest.param(name, marks=pytest.mark.slow)
         if name in {"feedback, mixture", "hidden"}
         else name

@@ -34,12 +34,12 @@ from training.train import train
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 LENGTH = 192
-FACTOR = 2.0  # between the peak that is estimated and the one that is measured
+FACTOR = 2.0  # largest factor between the estimated and the measured peak, either way
 
 
 @contextmanager
 def trainer_of(settings: TrainSettings) -> Iterator[Trainer]:
-    """A trainer in this process."""
+    """Yield a trainer in this process."""
     with launch_environment("cpu"):
         inputs = prepare(settings)
         with join_processes("cpu") as processes:
@@ -68,13 +68,13 @@ def sampler_of(inputs: Prepared) -> Sampler:
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes behind tensors; shared memory is counted once."""
+    """Return the number of bytes of the tensors' storages; shared storages are counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def kept_by(engine: Any) -> tuple[int, int]:
-    """Bytes of an engine's parameters, and of its master weights and moments."""
+    """Return the bytes of an engine's parameters, and of its master weights and moments."""
     parameters = list(engine.module.parameters())
     own = [getattr(parameter, "ds_tensor", parameter) for parameter in parameters]
     optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
@@ -121,12 +121,12 @@ def test_zero_divides_states_gradients_and_parameters_among_the_processes(worksh
     whole = of(4, zero_stage=0)
     states, gradients, parameters = (of(4, zero_stage=stage) for stage in (1, 2, 3))
     count = whole.parameters // 4
-    assert states.optimizer == pytest.approx(12 * count / 4, abs=100)  # masters, two moments
+    assert states.optimizer == pytest.approx(12 * count / 4, abs=100)  # master weights, two moments
     assert states.gradients > gradients.gradients == pytest.approx(2 * 4 * count / 4, abs=100)
     assert states.parameters == pytest.approx(whole.parameters, abs=100)
     small = sum(
         part.numel() for part in drafter_on_meta(tiny_run(workshop), target).parameters()
-    )  # all parameters are so small that ZeRO 3 keeps them whole, too
+    )  # ZeRO 3 also keeps such small parameters whole in each process
     assert parameters.parameters == pytest.approx(4 * (count / 4 + small), abs=200)
 
 
@@ -148,7 +148,7 @@ def give_back_free_memory() -> None:
 
 
 def wide_run(folder: Path, **changes: Any) -> TrainSettings:
-    """A run whose activations outweigh the other memory of a process."""
+    """Return the settings of a run whose activations take most of the memory."""
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
     tiny_llama(vocab=4000, **sizes).save_pretrained(folder / "target")
     base: dict[str, Any] = {
@@ -159,7 +159,7 @@ def wide_run(folder: Path, **changes: Any) -> TrainSettings:
 
 
 def _peak_of(work: Callable[[], None]) -> int:
-    """The largest number of bytes that a piece of work needs at a time."""
+    """Return the peak number of bytes that `work` needs beyond those already in use."""
     device = torch.device("cpu")
     give_back_free_memory()
     with peak_memory(device) as before:
@@ -167,7 +167,7 @@ def _peak_of(work: Callable[[], None]) -> int:
     with peak_memory(device) as during:
         work()
     if before.bytes is None or during.bytes is None:
-        pytest.skip("this system does not report the peak memory")
+        pytest.skip("this system does not report peak memory")
     return during.bytes - before.bytes
 
 
@@ -196,7 +196,7 @@ def test_the_estimate_of_activations_is_close_to_the_measured_memory(
         module(reader.view(batch), batch, reader).total.backward()
 
     work()  # so that memory that is allocated only once is not counted
-    # Whatever else the process allocates meanwhile only adds to a measurement.
+    # Other allocations of the process can only increase a measurement, so the smallest counts.
     measured = min(_peak_of(work) for _ in range(3))
     simulated = simulate(settings, target_on_meta(settings.target))
     ratio = (simulated.target_states + simulated.activations) / measured
@@ -212,7 +212,7 @@ def test_operations_are_mostly_matrix_products(workshop: Path) -> None:
     assert two.target_flops == 2 * one.target_flops
     matrices = [p for p in target.decoder.parameters() if p.ndim == 2][1:]  # without the embeddings
     products = 2 * settings.data.sequence_length * sum(p.numel() for p in matrices)
-    assert products < one.target_flops < 2 * products  # attention's scores come on top
+    assert products < one.target_flops < 2 * products  # attention scores are extra
 
 
 def test_disk_holds_the_drafter_and_its_checkpoints(workshop: Path) -> None:
@@ -307,7 +307,7 @@ def test_sequences_beyond_the_targets_context_are_refused(workshop: Path) -> Non
 def test_the_drafter_for_an_8b_target_fits_on_gpus_of_80_gib(
     tmp_path: Path, name: str, num_processes: int
 ) -> None:
-    LlamaConfig(  # as the target's own config.json has it
+    LlamaConfig(  # the values of the target's own config.json
         vocab_size=128_256,
         hidden_size=4096,
         intermediate_size=14_336,

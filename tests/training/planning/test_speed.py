@@ -1,4 +1,4 @@
-"""A run is planned for a device of this machine, or for another device with given figures."""
+"""Runs are planned for a device of this machine, or elsewhere with a given amount of memory."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_a_machine_has_memory_and_speed(workshop: Path) -> None:
     assert product_rate(torch.device("cpu"), torch.float32) > 1e8
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is planned where there is no GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests planning on a machine without a GPU")
 def test_memory_of_a_device_elsewhere_is_that_of_a_gpu(workshop: Path) -> None:
     kinds = {
         device: plan_device(tiny_run(workshop, engine={"device": device}), 2**30)
@@ -40,6 +40,6 @@ def test_memory_of_a_device_elsewhere_is_that_of_a_gpu(workshop: Path) -> None:
 def test_buffers_are_those_of_the_device_that_is_planned_for(workshop: Path, stage: int) -> None:
     settings = tiny_run(workshop, engine={"zero_stage": stage})
     here, there = (estimate(settings, 1, kind).states for kind in ("cpu", "cuda"))
-    # DeepSpeed's default; a GPU has to hold them in full.
+    # DeepSpeed's buffers have 500 million elements by default; a GPU allocates all of them.
     assert there.buffers - here.buffers == 4 * (500_000_000 - estimate(settings, 1).parameters)
     assert (there.parameters, there.optimizer) == (here.parameters, here.optimizer)

@@ -1,4 +1,4 @@
-"""The program that measures the throughput of training, and the parts of a step."""
+"""The `throughput` command, and the parts of a step that it measures."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_parts_do_the_arithmetic_of_the_whole_again_and_again(settings: DrafterS
     parts = parts_of(tiny.drafter, reader, batch, tiny.objective)
     whole = flops_of(lambda: tiny.loss(batch).total.backward())
     for _ in range(2):
-        # The experts' features are mixed before they are fed back, which belongs to no part.
+        # No part includes the mixing of the experts' features before they are fed back.
         assert sum(map(flops_of, parts.values())) == pytest.approx(whole, rel=0.005)
 
 

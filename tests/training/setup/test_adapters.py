@@ -1,4 +1,4 @@
-"""Adapters: a merged, saved and decoding drafter computes what was trained beside its weights."""
+"""A drafter with merged adapters computes what training computed, also in decoding."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ from training.loss.drafting import draft_all_positions
 from training.setup.adapters import adaptable, add_adapters, merged
 from training.train import train
 
-# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+# PEFT uses a deprecated name of transformers: https://github.com/huggingface/peft
 BUILDS_A_PEFT_MODEL = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
@@ -43,13 +43,13 @@ def shuffled(model: nn.Module) -> None:
 
 
 def outputs(tiny: Any, drafter: JakiroDrafter, batch: Batch) -> list[Tensor]:
-    """Return the features and weights of all levels that training sees, per anchor sample."""
+    """Return features and log weights of each anchor sample, as training computes them."""
     reader = tiny.reader(batch.token_ids.shape[1])
     samples = list(draft_all_positions(drafter, reader.view(batch), batch, reader.tail))
     return [part for output in samples for part in (output.features, output.log_weights)]
 
 
-# At least one of each layer that can have adapters in `make test`.
+# Drafters in `make test`, which have at least one of each layer that can have adapters.
 QUICK = {
     *("E2-mixture-P2", "E2-sum-P1", "kv-subset-projected", "hidden-projected", "tail-1"),
     *("draft-vocabulary", "feedback-fused", "hybrid-mixture-P2"),
@@ -142,7 +142,7 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
         .generate("def", max_new_tokens=4)
         .text
     )
-    # As if the run had stopped after step 2.
+    # The folder is changed to look as if the run had stopped after step 2.
     whole = [line for line in read_metrics(settings.run_folder) if "loss" in line]
     for lost in ("drafter", "checkpoints/step-00000004"):
         shutil.rmtree(settings.run_folder / lost)

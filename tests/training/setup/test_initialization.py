@@ -1,4 +1,4 @@
-"""Attention that starts from a layer of the target computes what that layer computes."""
+"""Runs whose attention starts from a layer of the target, and layers that are refused."""
 
 import logging
 from pathlib import Path
@@ -21,7 +21,7 @@ from training.setup.target_layer import read_attention, rotation_of
 from training.studies.ablation.study import Study, StudySettings
 from training.train import train
 
-HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # as in the tiny targets
 SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)
 
 
@@ -101,7 +101,7 @@ def test_unused_parameters_and_another_base_are_warned_of(
 def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
     settings = tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": -1})
     states = []
-    for seed in (1, 2):  # whatever was there before
+    for seed in (1, 2):  # different weights before the initialization
         model = AutoModelForCausalLM.from_pretrained(workshop / "target").requires_grad_(False)
         target = TargetAdapter(model.eval())
         drafter = tiny_drafter(target, tiny_settings(), seed=seed)
@@ -164,7 +164,7 @@ def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:
     torch.testing.assert_close(trunk.cross_attention.query.weight, attention.q_proj.weight, **close)
     for part in (trunk.self_attention, trunk.cross_attention):
         torch.testing.assert_close(part.output.weight, attention.o_proj.weight, **close)
-        assert not torch.equal(part.output.weight, attention.o_proj.weight)  # it has learnt
+        assert not torch.equal(part.output.weight, attention.o_proj.weight)  # changed by training
     assert drafter.config.record["settings"]["initialize"]["attention_layer"] == -1
 
 

@@ -1,4 +1,4 @@
-"""A drafter that starts as the layer of the target that it replaces, before any step."""
+"""The fit with which a drafter starts as the layer of the target that it replaces."""
 
 import json
 import logging
@@ -69,7 +69,7 @@ def test_fused_states_are_fitted_beside_features_and_encoded_like_features() -> 
     by_features = torch.cat((read, ones, torch.zeros(len(read), 64)), dim=1)
     by_fused = torch.cat((read[:, :32], torch.zeros(len(read), 32), ones, fused), dim=1)
     rows = torch.cat((by_features, by_fused))
-    kinds = rows.square().sum(0).split((32, 32, 1, 64))  # tokens, features, the 1, fused states
+    kinds = rows.square().sum(0).split((32, 32, 1, 64))  # tokens, features, 1, fused states
     ridge = torch.cat([kind.mean().expand(len(kind)) for kind in kinds])
     solved = torch.linalg.solve(rows.T @ rows + (0.03 * ridge).diag(), rows.T @ inputs.repeat(2, 1))
     torch.testing.assert_close(fit.weight, solved[:64].T, atol=1e-4, rtol=1e-3)
@@ -95,7 +95,10 @@ def _fused(target: TargetAdapter, batch: Any, layers: tuple[int, ...]) -> torch.
 def _by_hand(
     target: TargetAdapter, drafter: Any, batches: list[Any], layer: int = -1
 ) -> list[torch.Tensor]:
-    """Return drafter inputs, a layer's input and output, and features by the model's forward."""
+    """Return the drafter's inputs, a layer's inputs and outputs, and the target's features.
+
+    Hidden states come from the model's own forward. Each document's first token is left out.
+    """
     parts: list[list[torch.Tensor]] = [[], [], [], []]
     for batch in batches:
         for token_ids, documents in zip(batch.token_ids, batch.documents, strict=True):
@@ -146,7 +149,7 @@ def test_feed_forward_parts_are_read_as_they_add_to_the_stream() -> None:
     )
 
 
-# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+# PEFT uses a deprecated name of transformers: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer(dtype: torch.dtype) -> None:
@@ -161,7 +164,7 @@ def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer(dtype: torch.
     assert linear.get_base_layer().bias is bias
 
 
-# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+# PEFT uses a deprecated name of transformers: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_of_the_target_are_part_of_the_layer() -> None:
     adapted = ["q_proj", "v_proj", "gate_proj", "down_proj"]
@@ -236,7 +239,7 @@ def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCapt
             {"drafter": "x", "attention_layer": "auto"},
             False,
         ),
-        ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # other heads
+        ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # different heads
     ],
 )
 def test_only_a_drafter_with_the_form_of_the_layer_is_fitted(

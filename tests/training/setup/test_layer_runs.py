@@ -1,4 +1,4 @@
-"""Runs whose drafter starts as a layer of the target: any family, processes, interruptions."""
+"""Runs whose drafter starts as a layer of the target: families, processes, interruptions."""
 
 import logging
 import shutil
@@ -26,7 +26,7 @@ from training.setup.preparation import prepare
 from training.target_states.writer import TargetStateWriter
 from training.train import train
 
-HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # of the tiny targets
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # as in the tiny targets
 STARTS = "the drafter starts as layer"
 
 
@@ -72,14 +72,14 @@ def _loss_at_the_start(target: TargetAdapter, folder: Path, fit_tokens: int) -> 
     return float(tiny.loss(unseen).total.detach())
 
 
-# One of each mechanism in `make test`; the others have several of them, or those of Llama.
+# Families in `make test`, one per mechanism; the slow ones combine several, or are like Llama.
 QUICK_FAMILIES = [
     "llama, wide heads",
     "qwen2",  # biases
     "gemma3",  # norms of heads, after attention and after the feed-forward part
     "olmo2",  # no norm before attention
-    "starcoder2",  # another feed-forward part
-    "cohere",  # both parts beside each other
+    "starcoder2",  # a different feed-forward part
+    "cohere",  # attention and feed-forward part in parallel
 ]
 SLOW_FAMILIES = [
     *("llama, tied", "ministral", "qwen3", "granite", "glm4", "gpt_oss"),

@@ -34,14 +34,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "mixtral": {"rms_norm_eps": 1e-6},
     "gemma": {},  # norms add 1 to their weight
-    "gemma2": {"query_pre_attn_scalar": 3, "attn_logit_softcapping": None},  # scores divided by it
-    "granite": {"attention_multiplier": 0.2},  # scores multiplied by it
-    "cohere": {"layer_norm_eps": 1e-6},  # pairs that are rotated stand side by side
+    # Attention scores are divided by the square root of the scalar.
+    "gemma2": {"query_pre_attn_scalar": 3, "attn_logit_softcapping": None},
+    "granite": {"attention_multiplier": 0.2},  # scores are multiplied by it
+    "cohere": {"layer_norm_eps": 1e-6},  # rotated pairs are adjacent
 }
 
 
 def _trunk_for(target: TargetAdapter, layer: int, base: float = 10_000.0) -> AttentionShape:
-    """Return the shape of a trunk with a layer's own heads."""
+    """Return the shape of a trunk with the heads of a layer."""
     shape = target.spec.head_shapes[layer]
     return AttentionShape(
         num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=base
@@ -83,13 +84,13 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     trunk = Trunk(hidden=32, **settings.model_dump())
     start_from(trunk, attention)
     stream = torch.randn(2, 9, 32)
-    stream -= stream.mean(dim=-1, keepdim=True)  # as layer norms do, unlike RMS norms
+    stream -= stream.mean(dim=-1, keepdim=True)  # so that RMS norms equal layer norms
     positions = torch.arange(5, 14)[None].expand(2, -1)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
     expected = stream + _own_attention(model, 1, stream, positions)
     got = trunk.self_attention(stream, positions, mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    # If memory is the stream itself, cross-attention is the same layer.
+    # If memory is the stream itself, cross-attention computes the same.
     kv = trunk.cross_attention.kv(stream, positions)
     got = trunk.cross_attention(stream, positions, kv, mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
@@ -145,7 +146,7 @@ def test_experts_leave_out_different_units() -> None:
     attention = read_attention(target, -1, target.spec.attention)
     start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
     units = drafter.experts.down.detach().norm(dim=-1) > 0
-    assert units.sum(dim=-1).tolist() == [42, 42]  # 7 of 8
+    assert units.sum(dim=-1).tolist() == [42, 42]  # 7/8 of 48
     first, second = drafter.experts.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
     assert not torch.equal(first, second)
 

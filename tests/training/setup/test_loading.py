@@ -1,4 +1,4 @@
-"""Properties of a target before its weights are loaded."""
+"""Loading of targets with adapters, and properties that are known without the weights."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from training.input_settings import TargetSettings
 from training.setup.loading import load_model, vocab_size_of
 
 
-# The warning comes from transformers' own code that loads adapters.
+# The warning comes from the code in transformers that loads adapters.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_have_the_config_of_their_base_model(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "base")

@@ -1,4 +1,4 @@
-"""A run that starts with another drafter's weights is a new run with these weights."""
+"""New runs that start with the weights of another drafter."""
 
 import logging
 import shutil
@@ -53,7 +53,7 @@ def test_a_run_starts_with_the_weights_and_the_tokens_of_another_drafter(
     after = JakiroDrafter.from_pretrained(folder).state_dict()
     torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
     assert [line["step"] for line in read_metrics(workshop / "warm") if "loss" in line] == [1]
-    # Another path of the drafter does not make another run, but other weights do.
+    # If the drafter is moved, the run remains the same; if its weights change, it does not.
     moved = shutil.move(start, workshop / "moved")
     assert train(warm(workshop, moved)) == folder
     other = JakiroDrafter.from_pretrained(moved)

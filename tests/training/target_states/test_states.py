@@ -1,4 +1,4 @@
-"""Shards return exactly the target's outputs, and a run learns the same from them."""
+"""Shards contain exactly the target's outputs, so runs learn the same from both."""
 
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -33,7 +33,7 @@ from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare
 from training.train import train
 
-# Kinds that read different states; experts and levels read nothing of the target.
+# Drafters that read different states; experts and levels read no target states.
 KINDS = (
     *("E2-mixture-P1", "kv-subset-projected", "kv-side-by-side", "hidden", "last-feature"),
     *("hidden-unordered", "tail-2-E1", "hybrid-tail-1", "draft-vocabulary", "feedback-sum-P1"),
@@ -41,7 +41,7 @@ KINDS = (
 )
 
 
-# One for each kind of state, and combinations of them.
+# One drafter for each kind of state, and for combinations of kinds.
 QUICK = (
     *("E2-mixture-P1", "kv-side-by-side", "hidden-unordered", "tail-2-E1", "feedback-fused"),
     "hybrid-sum-hidden-fused",
@@ -121,7 +121,7 @@ def test_states_of_targets_of_any_geometry_are_stored(
         assert_same(online, offline)
 
 
-# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+# PEFT uses a deprecated name of transformers: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_states_of_a_target_with_an_adapter_are_stored(workshop: Path) -> None:
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -170,7 +170,7 @@ def test_a_target_whose_states_are_on_disk_is_not_run_again(workshop: Path) -> N
     model = AutoModelForCausalLM.from_pretrained(workshop / "target")
     calls: list[nn.Module] = []
     model.model.layers[0].register_forward_hook(lambda layer, *_: calls.append(layer))
-    prepare(settings, model)  # runs the target once, as always
+    prepare(settings, model)  # always runs the target
     of_preparation = len(calls)
     train(settings, model=model)
     assert len(calls) == 2 * of_preparation

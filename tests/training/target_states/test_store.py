@@ -1,4 +1,4 @@
-"""A run refuses foreign and incomplete target states before it creates its folder."""
+"""Runs refuse incomplete target states and those of other runs before creating a folder."""
 
 import json
 import os
@@ -27,7 +27,7 @@ COMPLAINT = "do not belong to this run"
 
 @pytest.fixture
 def settings(workshop: Path) -> TrainSettings:
-    """Return the settings of a run whose target states are written."""
+    """Return the settings of a run whose target states have been written."""
     settings = offline_run(workshop, steps=2)
     write_target_states(settings)
     return settings
@@ -137,7 +137,7 @@ def test_a_drafter_that_reads_more_of_its_target_is_refused(
 def test_one_changed_weight_makes_another_target(settings: TrainSettings, workshop: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(workshop / "target")
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[40, 30] *= 1.001  # far from the first weights
+        model.model.layers[1].mlp.up_proj.weight[40, 30] *= 1.001  # not in drafters' fingerprints
     refuse(settings, COMPLAINT + r" \(target_weights differs\)", model)
 
 
@@ -155,7 +155,7 @@ def test_a_target_is_the_same_whether_it_is_given_or_loaded(
     assert fingerprint_of(given) == fingerprint_of(prepare(settings))
 
 
-# PEFT asks transformers by the old name: https://github.com/huggingface/peft
+# PEFT uses a deprecated name of transformers: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_its_weights_and_its_scale_make_another_target(
     settings: TrainSettings, workshop: Path

@@ -1,4 +1,4 @@
-"""Shards are announced, finished after an interruption, shared between writers, always whole."""
+"""Writing target states: planned size, interruptions, parallel writers, damaged shards."""
 
 import shutil
 import threading
@@ -18,7 +18,7 @@ from training.target_states.plan import TargetStatePlan
 from training.target_states.writer import TargetStateWriter
 
 SHARD_BYTES = 2**16
-BYTES = 4 * (32 + 3 * 32)  # fp32: the feature, and keys and values of three layers
+BYTES = 4 * (32 + 3 * 32)  # fp32: a feature, and keys and values of three layers
 
 
 class PowerCutError(Exception):
@@ -26,7 +26,7 @@ class PowerCutError(Exception):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files by name."""
+    """Return the content of all files in a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -58,7 +58,7 @@ def test_the_size_is_known_before_anything_is_written(workshop: Path) -> None:
     assert index.num_shards == plan.num_shards > 2
     files = list((workshop / "features").glob("*.safetensors"))
     written = sum(path.stat().st_size for path in files)
-    assert plan.num_bytes < written < 1.02 * plan.num_bytes  # headers
+    assert plan.num_bytes < written < 1.02 * plan.num_bytes  # shards have headers
 
 
 def test_states_in_half_precision_take_half_the_space(workshop: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers in the data become the target's own, even if the writing is interrupted."""
+"""Regeneration replaces the answers in the data with the target's, also after interruptions."""
 
 import json
 import resource
@@ -205,9 +205,7 @@ def test_a_file_of_another_target_or_of_other_data_is_refused(
     write(regenerator(target), data, out)
     other = tiny_llama(vocab=300, eos_token_id=0, max_position_embeddings=256)
     with torch.no_grad():
-        other.model.norm.weight[3] += (
-            1e-3  # a change that the fingerprint in drafters does not include
-        )
+        other.model.norm.weight[3] += 1e-3  # the fingerprints that drafters contain ignore norms
     with pytest.raises(ConfigError, match="target_weights differs"):
         write(regenerator(other), data, out)
     with pytest.raises(ConfigError, match="data differs"):

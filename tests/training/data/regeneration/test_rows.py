@@ -1,4 +1,4 @@
-"""A dialogue asks for each answer after the new answers before, and keeps everything else."""
+"""Regenerated records: questions contain the new answers so far, and other turns are kept."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def _answer(text: str, is_cut: bool = False) -> Answer:
 def _regenerated(
     fields: dict[str, Any], *answers: Answer, tokenizer: Any = TOKENIZER, prompt_tokens: int = 8
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Return the questions of a record's dialogue and, once all are answered, the new record."""
+    """Return the questions of a record's dialogue, and the new record with the given answers."""
     dialogue = dialogue_over(Record(fields, "data.jsonl:1"), tokenizer, prompt_tokens)
     questions = [next(dialogue)]
     for answer in answers[:-1]:

@@ -1,4 +1,4 @@
-"""Results of a study of documents with known effects."""
+"""The results of studies with known effects."""
 
 import math
 
@@ -191,7 +191,7 @@ def test_documents_that_cannot_be_compared_are_refused() -> None:
 
 
 def simulated(number: int, truth: float, **noise: float) -> Ratio:
-    """Return the ratio of two arms of a made-up study."""
+    """Return the tau ratio of two arms whose effects differ by `truth`, with noise."""
     random = np.random.default_rng(number)
     easiness = random.normal(0, 0.4, 20)
     arm, base = (made_up_rate(random, easiness, effect, **noise) for effect in (truth, 0.0))

@@ -1,4 +1,4 @@
-"""Arms change only what they may, are equally large, and every arm of the repository trains."""
+"""Arms change only permitted settings, are equally large, and can all be trained."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ TARGET = TargetRecord(
 
 @pytest.fixture
 def base(workshop: Path) -> Path:
-    """A base for two steps, with the heads of the target's layers."""
+    """Return a base config for two steps, with the heads of the target's layers."""
     path = workshop / "base.yaml"
     trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     drafter = {"trunk": trunk, "experts": {"intermediate_size": 256}}
@@ -48,8 +48,8 @@ def _delta(folder: Path, text: str, name: str = "delta") -> Path:
     return path
 
 
-# One of each mechanism trains in `make test`. Of the others, the sizes are tested below, and their
-# losses, anchors and starts in tests/training/loss and tests/training/setup.
+# Ablations that train in `make test`, one per mechanism. The sizes of all are tested below; the
+# losses, anchors and starts of the others in tests/training/loss and tests/training/setup.
 QUICK = {
     *("anchors-off", "curriculum", "memory-hidden"),
     *("tail-1", "token-loss-reverse-kl", "trunk-feedback"),

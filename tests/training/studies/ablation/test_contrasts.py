@@ -1,4 +1,4 @@
-"""Counts are those of the samples, and the 2 x 2 comparison claims no effect that is not there."""
+"""Counts of samples, and the 2 x 2 comparison of experts and contrastive loss."""
 
 import math
 
@@ -20,7 +20,7 @@ CELLS = Cells("both", "experts", "contrast", "neither")
 
 
 def _rate(tau: float) -> Rate:
-    """Return the rate of three seeds and five prompts without any noise."""
+    """Return the rate `tau` for three seeds and five prompts, without noise."""
     return Rate(np.full((3, 5), tau * 10), np.full((3, 5), 10.0))
 
 

@@ -1,4 +1,4 @@
-"""Estimates of a study are measured without leaving anything behind."""
+"""Estimates of a study's time and disk space leave no files behind."""
 
 from io import StringIO
 from pathlib import Path
@@ -19,7 +19,7 @@ from training.studies.ablation.estimate import ArmEstimate, estimate, render
 
 @pytest.fixture
 def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
-    """A base and two arms, with their inputs."""
+    """Return a base and two arms, with the inputs of the base."""
     base, delta, other = (workshop / f"{name}.yaml" for name in ("a", "experts-1", "parallel-0"))
     base.write_text(
         dump_settings(tiny_run(workshop, drafter={"experts": {"intermediate_size": 256}}))
@@ -32,7 +32,7 @@ def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
 
 
 def with_rates(monkeypatch: pytest.MonkeyPatch, step: float, rate: float) -> None:
-    """Make every machine equally fast."""
+    """Replace measured speeds: `step` seconds per step, and `rate` tokens per second."""
     monkeypatch.setattr(module, "seconds_per_step", lambda *_: step)
     monkeypatch.setattr(module, "decoding_rate", lambda _: rate)
 
@@ -94,7 +94,7 @@ def test_minutes_and_bytes_are_those_of_all_seeds(
     base, *_, without = estimate(sized, inputs, seeds=3, evaluation_tokens=1000)
     assert base.training_minutes == 3 * 10 * 6 / 60
     assert base.evaluation_minutes == without.evaluation_minutes == 3 * 1000 / 50 / 60
-    # A drafter, and two checkpoints of weights and moments: the last one and the next one.
+    # A drafter, and two checkpoints (the last and the next) of weights and two moments.
     assert base.disk_bytes == 3 * 4 * base.parameters * (1 + 2 * 3)
 
 

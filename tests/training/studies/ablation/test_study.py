@@ -1,4 +1,4 @@
-"""A study as a user runs it: one command, a table, and a folder that can be continued."""
+"""A study as a user runs it: one command, a table, and a folder in which it continues."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ SQUARE = ("experts-1", "contrast-loss-off", "experts-1-contrast-loss-off")
 
 @pytest.fixture
 def command(workshop: Path) -> list[str]:
-    """The words of a small study."""
+    """Return the command-line arguments of a small study."""
     settings = tiny_run(workshop, steps=4, drafter={"experts": {"intermediate_size": 64}})
     (workshop / "base.yaml").write_text(dump_settings(settings))
     return [
@@ -45,7 +45,7 @@ def test_a_study_trains_measures_and_continues_where_it_stopped(
     printed = capsys.readouterr()
     assert "experts-1: " in printed.err
     assert "instead of 64" in printed.err
-    assert "experts-1" in printed.out  # the terminal folds longer names
+    assert "experts-1" in printed.out  # the terminal wraps longer names
 
     results = StudyResults.model_validate_json((out / "results.json").read_text())
     assert results.seeds == seeds

@@ -1,4 +1,4 @@
-"""Every arm gets its own value of a setting, selected on dev prompts and trained once."""
+"""Sweeps train each value of a setting once, and select one for each arm on dev prompts."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ RATES = "optimizer.learning_rate=0.01,0.02,0.04"
 
 @pytest.fixture
 def command(workshop: Path) -> list[str]:
-    """The words of a small study with a sweep."""
+    """Return the command-line arguments of a small study with a sweep."""
     settings = tiny_run(workshop, steps=2, drafter={"experts": {"intermediate_size": 64}})
     (workshop / "base.yaml").write_text(dump_settings(settings))
     write_jsonl(workshop / "dev.jsonl", ({"prompt": text[:12]} for text in TEXTS[:3]))
@@ -39,7 +39,7 @@ def command(workshop: Path) -> list[str]:
 
 @pytest.fixture
 def sized(workshop: Path) -> Callable[..., SizedArm]:
-    """Makes an arm with changed settings."""
+    """Return a function that makes an arm with changed settings."""
 
     def make(name: str = "base", **changes: object) -> SizedArm:
         return SizedArm(Arm(name, tiny_run(workshop, **changes)), 1, 32)
