@@ -23,6 +23,7 @@ from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.packed_linear import PackedLinear, packed_copy
+from jakiro.utils.logs import get_logger
 
 ROWS = 4  # number of nodes that one drafter pass reads during timing
 # Number of repetitions; the first is a warm-up, in which the draft head also copies its rows.
@@ -32,6 +33,8 @@ REPEATS = 7
 LEAST_GAIN = 1.2
 
 _Name = TypeVar("_Name")
+
+_logger = get_logger(__name__)
 
 
 def with_forms(
@@ -77,6 +80,7 @@ def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
         target: the frozen target.
         model: the drafter, on its final device.
     """
+    _logger.info("measuring the fastest formats of the drafter's weights on this machine")
     heads = {form: _head_work(target, model, form) for form in head_forms(target)}
     packed = False
     if can_pack_layers(model):
