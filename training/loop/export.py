@@ -13,9 +13,9 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
-from training.distributed.checkpoint import RunState
 from training.distributed.failures import writing
 from training.distributed.processes import Processes
+from training.distributed.run_state import RunState
 from training.evaluation.evaluate import Score, score_of
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import Prepared

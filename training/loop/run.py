@@ -14,10 +14,11 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import anchor_rule
 from training.data.sampler import Sampler
-from training.distributed.checkpoint import Checkpoints, RunState
+from training.distributed.checkpoint import Checkpoints
 from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
+from training.distributed.run_state import RunState
 from training.evaluation.break_even import break_even
 from training.evaluation.evaluate import Evaluation, score_of
 from training.evaluation.metrics import MetricsLog, progress_bar

@@ -111,6 +111,17 @@ def test_a_run_whose_record_has_another_format_is_refused(
         train(settings)
 
 
+@pytest.mark.parametrize("content", [None, '{"settings": {"steps"', '{"settings": 3}', "[]"])
+def test_results_without_a_readable_record_are_refused(
+    trained_workshop: Path, content: str | None
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2, optimizer={"learning_rate": 0.5})
+    record = settings.run_folder / "run.json"
+    record.unlink() if content is None else record.write_text(content)
+    with pytest.raises(ConfigError, match=r"record of the run in .* is missing or damaged.*remedy"):
+        train(settings)
+
+
 def test_a_run_with_adapters_differs_in_its_settings_not_in_its_format(
     trained_workshop: Path,
 ) -> None:
