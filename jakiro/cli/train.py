@@ -7,6 +7,7 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
@@ -177,6 +178,11 @@ def _run(
         typer.echo(train_here(settings))
         return
     code = launch(command(settings, config, overrides, processes), settings)
+    if code not in (0, EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED):
+        say(
+            f"error: a process of the run failed or was killed (exit code {code}); remedy: see its "
+            "output above; the same command resumes the run from its last checkpoint"
+        )
     if code:
         raise typer.Exit(code)
     typer.echo(settings.run_folder.expanduser().absolute() / "drafter")

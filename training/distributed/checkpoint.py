@@ -287,9 +287,9 @@ class Checkpoints:
             except JakiroError as error:
                 damaged[folder] = error
                 continue
-            for later, error in damaged.items():
+            for later, damage in damaged.items():
                 self._set_aside(later)
-                _logger.warning(f"{error}; the run resumes from {folder} instead")
+                _logger.warning(f"{damage}; the run resumes from {folder} instead")
             return state
         if damaged:
             raise next(iter(damaged.values()))
