@@ -7,7 +7,7 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
-from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
@@ -103,6 +103,14 @@ def train(
     from training.distributed.launch import LaunchOptions
     from training.planning.speed import plan_device, present_device
 
+    if dry_run and learning_curve is not None:
+        raise ConfigError(
+            "a dry run estimates a single run, not a learning curve",
+            expected="either --dry-run or --learning-curve",
+            got="both",
+            remedy="leave out --learning-curve; each of its runs takes as many steps, and so about "
+            "as much time, as the run on all documents",
+        )
     words = [*(overrides or ())]
     if micro_batch_size is not None and micro_batch_size != "auto":
         words.append(f"batch.micro_batch_size={micro_batch_size}")
@@ -147,8 +155,10 @@ def _show_estimate(
     from rich.console import Console
 
     from jakiro.utils.pretrained import missing_gpu
+    from training.data.sources import find_sources
     from training.planning.estimate import estimate, render
 
+    find_sources(settings.data.paths)  # rejects paths that do not exist
     found = estimate(settings, processes.count(settings), device.kind)
     if not device.is_here:
         say(

@@ -165,8 +165,13 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": {"warmup_steps": 11}}, "warmup_steps no larger than steps"),
+        (
+            {"optimizer": {"warmup_steps": 11}},
+            r"warmup_steps \(11\) no larger than steps \(10\)",
+        ),
         ({"optimizer": {"warmup_steps": -1}}, r"'optimizer\.warmup_steps'.*or auto"),
+        ({"optimizer": {"betas": [2, 3]}}, r"'optimizer\.betas\.0'.*less than 1"),
+        ({"seed": 2**128}, "'seed'.*less than"),
         ({"epochs": 2}, "either steps or epochs, and null for the other one"),
         ({"steps": None, "epochs": 0}, "'epochs'"),
         ({"evaluation": {"every": 0}}, r"'evaluation\.every'.*auto, or null"),

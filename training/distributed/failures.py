@@ -169,11 +169,25 @@ def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
     Raises:
         ResourceError: writing failed.
     """
-    with processes.together():
-        try:
-            yield processes.is_first
-        except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
-            raise _cannot_write(what, folder, error) from error
+    with processes.together(), storing(what, folder):
+        yield processes.is_first
+
+
+@contextmanager
+def storing(what: str, folder: Path) -> Iterator[None]:
+    """Turn the errors of a failed write into an error that names the folder and the remedy.
+
+    Args:
+        what: name of the object that is written, for the error message.
+        folder: folder that is written to.
+
+    Raises:
+        ResourceError: writing failed.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
+        raise _cannot_write(what, folder, error) from error
 
 
 def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:

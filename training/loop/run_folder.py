@@ -18,6 +18,7 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import write_provenance
 from jakiro.utils.settings import flattened
 from training.config import TrainSettings
+from training.distributed.failures import storing
 from training.distributed.run_state import state_of
 from training.loop.model_card import model_card
 from training.setup.adapters import save_adapters
@@ -209,6 +210,7 @@ class RunFolder:
         Raises:
             ConfigError: the folder is not writable, is in use, or belongs to another run, or its
                 record has a different format from the one that this version writes.
+            ResourceError: the settings cannot be written.
         """
         ensure_writable_folder(self.path)
         try:
@@ -346,8 +348,9 @@ class RunFolder:
                 f"{self.path} belonged to an earlier run, which had other settings and left no "
                 f"checkpoint; this run takes over the folder ({name} was {before}, is now {now})"
             )
-        write_provenance(self.path, settings)
-        write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
+        with storing("the settings of the run", self.path):
+            write_provenance(self.path, settings)
+            write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _is_continued(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
         """Return whether this run adds steps to the recorded run, which has a checkpoint."""

@@ -62,6 +62,20 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert sorted(config.parent.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "data.paths=[nope.jsonl]"], "there is no file or folder nope.jsonl"),
+        (["--learning-curve", "0.5,1"], "leave out --learning-curve"),
+    ],
+)
+def test_a_dry_run_of_what_cannot_run_is_refused(
+    config: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), "--dry-run", *words) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--processes", "--nodes"])
 def test_a_run_without_processes_or_machines_is_refused(
     config: Path, option: str, capsys: pytest.CaptureFixture[str]
