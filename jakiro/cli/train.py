@@ -1,5 +1,6 @@
 """The command `jakiro train`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,8 +67,8 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only estimate memory, disk space and time; needs no weights, and no data unless "
-            "epochs is set.",
+            help="Only estimate memory, disk space and time; needs no weights, and reads no data "
+            "unless epochs is set.",
         ),
     ] = False,
     device_memory: Annotated[
@@ -133,6 +134,8 @@ def train(
             _learn(settings, learning_curve, config, words, launch_options)
     else:
         _run(settings, config, words, launch_options)
+        for command in _next_commands(settings):
+            say(f"next: {command}")
 
 
 def _fitting(
@@ -158,7 +161,8 @@ def _show_estimate(
     from training.data.sources import find_sources
     from training.planning.estimate import estimate, render
 
-    find_sources(settings.data.paths)  # rejects paths that do not exist
+    if device.is_here:  # otherwise the data may be in the other machine, too
+        find_sources(settings.data.paths)  # rejects paths that do not exist
     found = estimate(settings, processes.count(settings), device.kind)
     if not device.is_here:
         say(
@@ -196,6 +200,18 @@ def _run(
     if code:
         raise typer.Exit(code)
     typer.echo(settings.run_folder.expanduser().absolute() / "drafter")
+
+
+def _next_commands(settings: "TrainSettings") -> tuple[str, str]:
+    """Return commands that use the finished drafter, and measure it."""
+    drafter = settings.run_folder.expanduser() / "drafter"
+    prompts = settings.evaluation.prompts or "PROMPTS.jsonl"
+    bench = ["jakiro", "bench", "--target", settings.target.name_or_path]
+    bench += ["--method", "transformers", "--method", f"drafter={drafter}"]
+    return (
+        shlex.join(["jakiro", "chat", str(drafter)]),
+        shlex.join([*bench, "--prompts", str(prompts)]),
+    )
 
 
 def _learn(

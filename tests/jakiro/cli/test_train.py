@@ -123,9 +123,16 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", str(config), "--micro-batch-size", "auto") == 0
-    folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    printed = capsys.readouterr()
+    folder = Path(printed.out.strip().splitlines()[-1])
     record = JakiroDrafter.from_pretrained(folder).config.record
     assert record["settings"]["batch"]["micro_batch_size"] == 4
+    chat, bench = printed.err.splitlines()[-2:]
+    assert chat == f"next: jakiro chat {folder}"
+    assert bench == (
+        f"next: jakiro bench --target {config.parent / 'target'} --method transformers --method "
+        f"drafter={folder} --prompts PROMPTS.jsonl"
+    )
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
 
 
